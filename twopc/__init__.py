@@ -38,6 +38,7 @@ from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
 from twopc.log.entries import Entry
 from twopc.log.store import LogStore, open_store
+from twopc.open_transactions import OpenTransactions
 from twopc.participant import Participant, Vote
 from twopc.phases import Phase
 from twopc.plugins import create_sink, register_observer, unregister_observer
@@ -67,6 +68,7 @@ __all__ = [
     "InDoubt",
     "LogMismatch",
     "LogStore",
+    "OpenTransactions",
     "OperatorRequired",
     "OutcomeUnknown",
     "Participant",

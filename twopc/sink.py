@@ -6,9 +6,10 @@ nothing. Only the coordinator decides, by one append to the commit log.
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
 ``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
 ``complete``, ``datasets``, ``abort`` and ``recover``; and to write a lost transaction again, it does as a participant
-does. ``check`` runs before there is a query. What every sink inherits, its name in a log and the checks around these
-calls, is in ``_bound_sink.py``. A sink is pickled on its way to the participants, so what can't be pickled
-(connections, files) belongs in a ``Transaction`` or is made where it is used.
+does. ``check`` runs before there is a query, and ``open_transactions`` in another process while it runs. What every
+sink inherits, its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is pickled on its
+way to the participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is made where it
+is used.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from twopc._bound_sink import BoundSink
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset
 from twopc.errors import RecordRefused
+from twopc.open_transactions import OpenTransactions
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 
@@ -207,6 +209,15 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
             TwoPhaseCommitError: no further check is possible.
         """
         return ()
+
+    def open_transactions(self) -> OpenTransactions:
+        """Count what ``recover`` lists, with what the target system reports about its age. For ``twopc serve-metrics``,
+        in a process of its own, while the query runs. Changes nothing.
+
+        Raises:
+            TwoPhaseCommitError: the target system does not answer.
+        """
+        return OpenTransactions(sum(1 for _ in self.recover()))
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
         """Name what transactions of a decided batch write to, for lineage. On the coordinator, which logs an error and

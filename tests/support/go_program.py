@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from twopc_kafka_broker.cache import cache_folder, publish
@@ -22,11 +22,13 @@ class GoProgram:
         package: the Go package to install.
         version: the version of its module.
         go: the oldest version of Go that builds it.
+        tags: build tags, separated by commas.
     """
 
     package: str
     version: str
     go: str
+    tags: str = field(default="", kw_only=True)
 
     @property
     def name(self) -> str:
@@ -46,7 +48,7 @@ class GoProgram:
             return f"{self.name} is built by Go: install Go {self.go} or later (https://go.dev/dl) and run this again"
 
         def build(folder: Path) -> None:
-            command = [go, "install", f"{self.package}@{self.version}"]
+            command = [go, "install", "-tags", self.tags, f"{self.package}@{self.version}"]
             subprocess.run(command, env={**os.environ, "GOBIN": str(folder)}, check=True)
 
         publish(self.path.parent, build)

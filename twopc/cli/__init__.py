@@ -5,6 +5,10 @@ target systems before there is a query.
 module          what it does
 ==============  ===========================================================================
 commands        the commands, one module each
+readings        reads logs again and again, each on a thread of its own
+sink_readings   the same with the open transactions of sinks
+event_readings  the same with the events of queries
+exporter        serves what they hold as metrics of Prometheus
 sinks_file      creates the sinks from the operator's file
 query_module    loads the sinks of a query from its own program
 verdicts        decides what becomes of each transaction; no I/O

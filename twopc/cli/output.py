@@ -42,7 +42,7 @@ class Report:
             message += " -- this is a defect of twopc or of a plugin, please report it"
         if self.opened and self.code is not ExitCode.OPERATOR_REQUIRED:
             message += " The log was opened before, which fenced older drivers; running the command again is safe."
-        self.document["error"] = {"kind": _kind(error), "message": redact(message)}
+        self.document["error"] = {"kind": kind_of(error), "message": redact(message)}
 
     def show(self, as_json: bool, draw: Callable[[Console, Document], None]) -> None:
         """Print the results to standard output, and an error to standard error as well."""
@@ -56,7 +56,7 @@ class Report:
         sys.stdout.flush()
 
 
-def _kind(error: BaseException) -> str:
+def kind_of(error: BaseException) -> str:
     """Return the error's class in the catalog, or the name of a class that is not in it."""
     if isinstance(error, TwoPhaseCommitError) and not isinstance(error, NoAnswer):
         return error.kind

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import notices
-from twopc.log.entries import Entry, parse
+from twopc.log.entries import Decision, Entry, parse
 from twopc.log.notices import Notice
 from twopc.log.store import LogStore, entry_name, store_of
 
@@ -18,11 +18,12 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The kept entries, oldest first. The last one is the whole state of the log. ``notice`` is what its coordinator
-    has been waiting for."""
+    """The kept entries, oldest first, and their size in bytes. The last one is the whole state of the log. ``notice``
+    is what its coordinator has been waiting for."""
 
     store: LogStore
     entries: tuple[Entry, ...]
+    bytes: int
     notice: Notice | None = None
 
     @property
@@ -44,52 +45,117 @@ class History:
         return next(e.written_at for e in self.entries if any(d.batch_id == batch_id for d in e.unresolved))
 
 
+class NoLog(ConfigurationError):
+    """The place has no entry: no query has begun a log there, or the place is not the log's."""
+
+
 def read_history(log: str | os.PathLike[str] | LogStore) -> History:
-    """Read every entry of the log at a path or URL, or in a store.
+    """Read every entry of the log at a path or URL, or in a store. Raises like ``FollowedLog.read``."""
+    return FollowedLog(log).read()
 
-    Raises:
-        ConfigurationError: the place has no log, or can't be read.
-        CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
+
+class FollowedLog:
+    """A log that is read again and again.
+
+    Entries never change. So while the newest entry of the last reading is what it was, all entries before it are, too,
+    and only those after it are read.
+
+    Attributes:
+        store: the log's store.
     """
-    store = store_of(log)
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            return _read(store)
-        except (FileNotFoundError, CorruptLog) as error:
-            if attempt == ATTEMPTS:
-                if isinstance(error, CorruptLog):
-                    raise
+
+    def __init__(self, log: str | os.PathLike[str] | LogStore) -> None:
+        self.store = store_of(log)
+        self._known: dict[int, _Kept] = {}
+
+    def read(self) -> History:
+        """Return what the log has now. Decisions of entries that were read before lack their transactions, except the
+        newest entry's.
+
+        Raises:
+            NoLog: the place has no log.
+            ConfigurationError: the log can't be read.
+            CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
+        """
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                return self._read()
+            except (FileNotFoundError, CorruptLog) as error:
+                self._known = {}
+                if attempt == ATTEMPTS:
+                    if isinstance(error, CorruptLog):
+                        raise
+                    raise ConfigurationError(
+                        f"the commit log at {self.store.url} changes while it is read. Try again."
+                    ) from error
+            except OSError as error:
+                reason = f"{type(error).__name__}: {error.strerror or error}"
                 raise ConfigurationError(
-                    f"the commit log at {store.url} changes while it is read. Try again."
+                    f"the commit log at {self.store.url} can't be read ({reason})."
+                    " Name the place that the query was given as 'log', and run this as a user who may read it."
+                    " Nothing was changed."
                 ) from error
-        except OSError as error:
-            raise ConfigurationError(
-                f"the commit log at {store.url} can't be read ({type(error).__name__}: {error.strerror or error})."
-                " Name the place that the query was given as 'log', and run this as a user who may read it."
-                " Nothing was changed."
-            ) from error
-    raise AssertionError("unreachable")
+        raise AssertionError("unreachable")
 
+    def _read(self) -> History:
+        kept = self._kept()
+        for before, slot in itertools.pairwise(kept):
+            wrong = _misfit(before, kept[before].entry, slot, kept[slot].entry)
+            if wrong:
+                raise CorruptLog(
+                    f"{self._where(slot)} does not follow the entry before: {wrong}. Nothing was changed. Another"
+                    " program than a coordinator wrote to this place, or removed a part of it: restore it from a"
+                    " backup. The query needs only the newest entry, so it can be started."
+                )
+        newest = max(kept)
+        self._known = {slot: each if slot == newest else each.without_transactions() for slot, each in kept.items()}
+        entries = tuple(each.entry for each in kept.values())
+        notice = notices.read(self.store, entries[-1])
+        return History(self.store, entries, sum(each.bytes for each in kept.values()), notice)
 
-def _read(store: LogStore) -> History:
-    slots = store.slots()
-    if not slots:
-        raise ConfigurationError(
-            f"there is no commit log at {store.url}: no such place, or no entry in it. Name the place that the query"
-            " was given as 'log'. Nothing was created."
-        )
-    where = {slot: f"{store.url.rstrip('/')}/{entry_name(slot)}" for slot in slots}
-    entries = {slot: parse(store.read(slot), where[slot]) for slot in slots}
-    for before, slot in itertools.pairwise(slots):
-        wrong = _misfit(before, entries[before], slot, entries[slot])
-        if wrong:
-            raise CorruptLog(
-                f"{where[slot]} does not follow the entry before: {wrong}. Nothing was changed. Another program than"
-                " a coordinator wrote to this place, or removed a part of it: restore it from a backup. The query"
-                " needs only the newest entry, so it can be started."
+    def _kept(self) -> dict[int, _Kept]:
+        """Return the kept entries, oldest first. Raises FileNotFoundError if even the newest is gone."""
+        slots = self.store.slots()
+        if not slots:
+            self._known = {}
+            raise NoLog(
+                f"there is no commit log at {self.store.url}: no such place, or no entry in it. Name the place that the"
+                " query was given as 'log'. Nothing was created."
             )
-    kept = tuple(entries.values())
-    return History(store, kept, notices.read(store, kept[-1]))
+        known = self._known if self._is_the_same_log(slots) else {}
+        kept: dict[int, _Kept] = {}
+        for slot in reversed(slots):
+            try:
+                kept[slot] = known.get(slot) or self._at(slot)
+            except FileNotFoundError:
+                if not kept:
+                    raise
+                break  # pruned since it was listed, as all before it
+        return dict(sorted(kept.items()))
+
+    def _is_the_same_log(self, slots: list[int]) -> bool:
+        last = max(self._known, default=None)
+        if last not in slots:
+            return False
+        return self._at(last).entry.entry_id == self._known[last].entry.entry_id
+
+    def _at(self, slot: int) -> _Kept:
+        data = self.store.read(slot)
+        return _Kept(parse(data, self._where(slot)), len(data))
+
+    def _where(self, slot: int) -> str:
+        return f"{self.store.url.rstrip('/')}/{entry_name(slot)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    entry: Entry
+    bytes: int
+
+    def without_transactions(self) -> _Kept:
+        """Return the entry without what takes most of its memory."""
+        unresolved = tuple(Decision(decision.round, {}) for decision in self.entry.unresolved)
+        return _Kept(replace(self.entry, unresolved=unresolved, abandoned=(), reads=None), self.bytes)
 
 
 def _misfit(slot_before: int, before: Entry, slot: int, entry: Entry) -> str | None:

@@ -29,6 +29,9 @@ from twopc.errors import (
 
 EPOCH_BUMPING_END_TXN = 5
 
+NO_TIMEOUT_MS = 2**31 - 1
+"""The timeout of a transaction that has none (KIP-939)."""
+
 
 class WriteAnswer(Enum):
     """What a writer does about an error code. A writer's requests begin a transaction and add partitions, records and
@@ -291,12 +294,15 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """A transaction as its coordinator describes it, with the partitions that have no marker yet."""
+    """A transaction as its coordinator describes it, with the partitions that have no marker yet, when it began, in
+    milliseconds since the epoch (-1 if none is ongoing), and the age at which it times out."""
 
     state: str
     producer_id: int
     producer_epoch: int
     partitions: Mapping[str, Sequence[int]] = field(default_factory=dict, compare=False)
+    began_ms: int = field(default=-1, compare=False)
+    timeout_ms: int = field(default=NO_TIMEOUT_MS, compare=False)
 
     @property
     def may_go_on(self) -> bool:

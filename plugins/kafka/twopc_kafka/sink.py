@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,13 @@ from twopc.errors import (
     TransactionLost,
 )
 from twopc.leases import Lease
+from twopc.open_transactions import OpenTransactions
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_kafka import checks, hanging, topics
 from twopc_kafka.answers import (
+    NO_TIMEOUT_MS,
     EndTxnAnswer,
     NotCommitted,
     Outcome,
@@ -525,6 +528,26 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         if self._hanging.take_nothing_hung() and not open_:
             return open_
         return [*open_, *self._hanging.found(self._control, self._of_producers)]
+
+    def open_transactions(self) -> OpenTransactions:
+        """Count the transactions that their coordinators have open. One that is open in a partition alone holds back
+        readers there."""
+        listed = self._owned(self._control.list_ongoing(self.transactional_ids.scope))
+        ongoing = [state for _, state in listed if state.state == "Ongoing" and state.began_ms >= 0]
+        written_to: dict[str, set[int]] = defaultdict(set)
+        for state in ongoing:
+            for topic, numbers in state.partitions.items():
+                if not topic.startswith("__"):  # in which groups keep their offsets, and nobody reads records
+                    written_to[topic].update(numbers)
+        held_back = self._leaders.held_back(written_to, self._options.topic)
+        oldest = min(ongoing, key=lambda state: state.began_ms, default=None)
+        timeout_ms = oldest.timeout_ms if oldest else NO_TIMEOUT_MS
+        return OpenTransactions(
+            len(ongoing),
+            max(0.0, time.time() - oldest.began_ms / 1000) if oldest else 0.0,
+            timeout_ms / 1000 if timeout_ms < NO_TIMEOUT_MS else None,
+            {f"{topic}-{number}": offset for (topic, number), offset in held_back.items()},
+        )
 
     def _of_producers(self, producer_ids: Sequence[int]) -> Iterable[tuple[str, TransactionState]]:
         return self._owned(self._control.list_of_producers(self.transactional_ids.scope, producer_ids))

@@ -23,6 +23,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
+from twopc.open_transactions import OpenTransactions
 from twopc.prepared import marker_missing, require_prepared, undone_if_refused
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
@@ -256,9 +257,17 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             connection.tpc_rollback(name)
 
     def recover(self) -> Iterable[Committable]:
+        return [Committable(name, {}) for name in self._prepared()]
+
+    def open_transactions(self) -> OpenTransactions:
+        ages_s = self._prepared().values()
+        return OpenTransactions(len(ages_s), max(ages_s, default=0.0))
+
+    def _prepared(self) -> dict[str, float]:
+        """Return this log's prepared transactions → their ages in seconds."""
         with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
             found = tables.prepared(connection, self.transactional_ids.scope)
-        return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
+        return {name: age_s for name, age_s in found.items() if self.transactional_ids.owns_exact(name)}
 
     def close(self) -> None:
         release(self._options.conninfo)

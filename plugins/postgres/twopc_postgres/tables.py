@@ -205,10 +205,14 @@ def _of_python(column: pa.Array, name: str) -> list[Any]:
 # The server. -------------------------------------------------------------------------------------------------
 
 
-def prepared(connection: Connection, scope: str) -> list[str]:
-    """Return the names of the transactions prepared in this database that start with ``scope``."""
-    ask = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)"
-    return [gid for (gid,) in connection.execute(ask, (scope,))]
+def prepared(connection: Connection, scope: str) -> dict[str, float]:
+    """Return the names of the transactions prepared in this database that start with ``scope`` → how many seconds ago
+    they were prepared."""
+    ask = (
+        "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 FROM pg_prepared_xacts"
+        " WHERE database = current_database() AND starts_with(gid, %s)"
+    )
+    return dict(connection.execute(ask, (scope,)).fetchall())
 
 
 def room_for_prepared(connection: Connection) -> int:

@@ -5,6 +5,7 @@ module          what it has
 ==============  ===========================================================================
 status          ``twopc status``: what a log has decided, and what is in doubt
 report          ``twopc report``: the same and its history, as a page
+serve_metrics   ``twopc serve-metrics``: the same of any number of logs, for Prometheus
 doctor          ``twopc doctor``: checks before the first batch
 backends        ``twopc backends``: the installed backends
 transactions    ``twopc transactions``: open transactions with the log's verdicts
@@ -29,6 +30,7 @@ from twopc.cli.commands.checkpoint import checkpoint
 from twopc.cli.commands.doctor import doctor
 from twopc.cli.commands.report import report
 from twopc.cli.commands.resolve import resolve
+from twopc.cli.commands.serve_metrics import serve_metrics
 from twopc.cli.commands.status import status
 from twopc.cli.commands.transactions import transactions
 
@@ -45,7 +47,7 @@ def cli() -> None:
     """
 
 
-for command in (status, report, backends, doctor, transactions, resolve, abandon, checkpoint):
+for command in (status, report, serve_metrics, backends, doctor, transactions, resolve, abandon, checkpoint):
     cli.add_command(command)
 
 

@@ -15,12 +15,12 @@ from rich.text import Text
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
-from twopc.cli.output import Document, Report, batch_number, facts, standard_output, table
+from twopc.cli.output import Document, Report, batch_number, facts, kind_of, standard_output, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import TwoPhaseCommitError
 from twopc.exit_codes import ExitCode
 from twopc.log.entries import Decision
-from twopc.log.history import History, read_history
+from twopc.log.history import FollowedLog, History
 
 WATCH_S = 1.0
 """Between two reads of a log, which has at most 33 entries."""
@@ -36,9 +36,10 @@ def status(log: str, watch: bool, as_json: bool) -> None:
         raise click.UsageError("--watch draws on a terminal: call status again and again instead")
 
     def run(report: Report, _: Redaction) -> None:
-        add_status(read_history(log), report)
+        followed = FollowedLog(log)
+        add_status(followed.read(), report)
         if watch:
-            _watch(report, lambda: add_status(read_history(log), report))
+            _watch(report, lambda: add_status(followed.read(), report))
 
     show(log, as_json, _draw, run)
 
@@ -148,4 +149,4 @@ def _watch(report: Report, look: Callable[[], None]) -> None:
                 look()
                 wrong = ""
             except (TwoPhaseCommitError, OSError) as error:
-                wrong = Text(f"Not up to date: {type(error).__name__}: {error}", style="bold")
+                wrong = Text(f"Not up to date: {kind_of(error)}: {error}", style="bold")

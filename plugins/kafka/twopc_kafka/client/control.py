@@ -508,6 +508,8 @@ def state_of(described: Any) -> TransactionState:
         described.producer_id,
         described.producer_epoch,
         {topic.topic: list(topic.partitions) for topic in described.topics},
+        described.transaction_start_time_ms,
+        described.transaction_timeout_ms,
     )
 
 

@@ -119,6 +119,12 @@ class Leaders:
         """
         return self._control.run(self._open_transactions, partitions, topic)
 
+    def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
+        """Return each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
+        committed readers → the last stable offset, which is where. Partitions that can't be asked, or that this
+        principal may not READ or DESCRIBE, are left out."""
+        return self._control.run(self._held_back, partitions, topic)
+
     def away(self, topic: str) -> Mapping[TopicPartition, Away]:
         """Return the partitions of ``topic`` that have no leader."""
         return self._control.run(self._away, topic)
@@ -183,7 +189,7 @@ class Leaders:
     async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
         away = _leaderless(led_by)
         asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
-        behind = await self._behind(asked, away)
+        behind = {partition: asked[partition] for partition in await self._behind(asked, away)}
         open_ = [
             OpenInPartition(
                 topic,
@@ -201,8 +207,9 @@ class Leaders:
 
     async def _behind(
         self, led_by: Mapping[TopicPartition, Leader], away: dict[TopicPartition, Away]
-    ) -> dict[TopicPartition, Leader]:
-        """Return the partitions whose last stable offset is behind the log end offset, i.e. with an open transaction.
+    ) -> dict[TopicPartition, int]:
+        """Return the partitions whose last stable offset is behind the log end offset, i.e. with an open transaction →
+        the last stable offset.
 
         Both offsets are requested at the same time, and may be read in either order: if they are equal, no transaction
         was open when the last stable offset was read.
@@ -218,7 +225,12 @@ class Leaders:
             }
             for requests in asked
         ]
-        return {partition: led_by[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
+        return {partition: readable[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
+
+    async def _held_back(self, partitions: Partitions, topic: str | None) -> dict[TopicPartition, int]:
+        led_by = await self._led_by(partitions, topic)
+        away = _leaderless(led_by)
+        return await self._behind({each: leader for each, leader in led_by.items() if each not in away}, away)
 
     async def _topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
         most = await self._of_most(topics, _id_if_sure)

@@ -1,0 +1,115 @@
+"""``twopc serve-metrics``: what logs hold, as metrics for Prometheus."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from twopc.cli.commands.running import show
+from twopc.cli.event_readings import WatchedEvents
+from twopc.cli.output import Report, say
+from twopc.cli.readings import WatchedLog
+from twopc.cli.sink_readings import WatchedSink
+from twopc.cli.sinks_file import Redaction, read_sinks
+from twopc.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from twopc.cli.exporter import Exporter
+
+PORT = 9465
+"""Beside 9464, where docs/monitoring.md has a driver serve its own."""
+
+INTERVAL_S = 15.0
+"""Prometheus scrapes every minute by default, and mostly every 15 s."""
+
+
+@click.command("serve-metrics")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@click.option(
+    "--sinks",
+    "sinks_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The sinks of the query of a single LOG: also serve what they have open, and for how long.",
+)
+@click.option(
+    "--events",
+    multiple=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A file of events, such as of format('twopc'): also serve what PrometheusObserver does. May be repeated.",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=PORT,
+    show_default=True,
+    metavar="PORT",
+    help="The port to listen on; 0: a free one.",
+)
+@click.option(
+    "--interval-s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=INTERVAL_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait between two readings of a log.",
+)
+def serve_metrics(
+    logs: tuple[str, ...],
+    sinks_file: Path | None,
+    events: tuple[Path, ...],
+    host: str,
+    port: int,
+    interval_s: float,
+) -> None:
+    """Serve metrics of any number of logs to Prometheus. Changes nothing."""
+
+    def run(_: Report, redact: Redaction) -> None:
+        watched_logs = _logs(logs)
+        sinks = _sinks(sinks_file, watched_logs, redact) if sinks_file else []
+        exporter = _exporter()
+        observer = exporter.observe()
+        watched_events = [WatchedEvents(path, observer) for path in dict.fromkeys(events)]
+        served_at = exporter.serve(host, port, watched_logs, sinks)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # by default, a container's first process ignores it
+        say(f"serving http://{host}:{served_at}/metrics: {len(watched_logs)} logs, read every {interval_s:g} s")
+        for each in (*watched_logs, *sinks, *watched_events):
+            each.follow(interval_s, lambda line: say(redact(line)))
+        threading.Event().wait()
+
+    show(None, False, lambda *_: None, run)
+
+
+def _logs(given: Sequence[str]) -> list[WatchedLog]:
+    """Raises ConfigurationError if one can't be a log, or if two are the same."""
+    watched = [WatchedLog(url) for url in dict.fromkeys(given)]
+    name, times = Counter(log.name for log in watched).most_common(1)[0]
+    if times > 1:
+        raise ConfigurationError(f"{times} LOGs are the same place, {name}: name each log once")
+    return watched
+
+
+def _sinks(path: Path, logs: Sequence[WatchedLog], redact: Redaction) -> list[WatchedSink]:
+    """Raises ConfigurationError if it can't be known whose sinks they are, or like ``read_sinks``."""
+    if len(logs) > 1:
+        raise ConfigurationError(f"--sinks has the sinks of one query, and {len(logs)} LOGs are given: give one LOG")
+    return [WatchedSink(name, sink, logs[0]) for name, sink in read_sinks(path, redact).items()]
+
+
+def _exporter() -> Exporter:
+    try:
+        from twopc.cli.exporter import Exporter
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"serve-metrics needs {error.name}: pip install 'twopc-core[cli,prometheus]'"
+        ) from error
+    return Exporter()
