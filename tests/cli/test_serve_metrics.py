@@ -79,7 +79,7 @@ class CountingLog(MemoryLog):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> CountingLog:
     found = CountingLog()
-    monkeypatch.setattr(history, "open_store", lambda url: found)
+    monkeypatch.setattr(history, "store_of", lambda url: found)
     return found
 
 
@@ -411,7 +411,7 @@ def test_a_store_that_does_not_answer_holds_up_neither_a_scrape_nor_another_log(
     answers = threading.Event()
     store.before_read = answers.wait
     stuck = WatchedLog("memory", clock)
-    monkeypatch.setattr(history, "open_store", lambda url: other)
+    monkeypatch.setattr(history, "store_of", lambda url: other)
     quick = WatchedLog("other", clock)
     for log in (stuck, quick):
         log.follow(0.01, lambda line: None)

@@ -40,7 +40,7 @@ class HeldSink(MemorySink):
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     found = MemoryLog()
-    monkeypatch.setattr(history, "open_store", lambda url: found)
+    monkeypatch.setattr(history, "store_of", lambda url: found)
     return found
 
 
