@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
@@ -23,6 +24,7 @@ from tests.support.pages import DOCS
 from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import free_port
 from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, Participant, Round, TwoPhaseCommitSink
+from twopc.errors import ConfigurationError
 from twopc.observers import _outbox, openlineage
 from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _Completed, _TwopcBatchRunFacet
 from twopc.testing import MemorySink, MemoryTarget
@@ -327,6 +329,19 @@ def test_a_run_of_an_earlier_incarnation_has_no_length(
     lineage.close()
     start, end = receiver.events
     assert start["eventTime"] == end["eventTime"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OPENLINEAGE__TRANSPORT__TYPE", "pigeon"), ("OPENLINEAGE_URL", "writer:hunter2@r.example")],
+)
+def test_a_client_that_can_not_be_made_is_a_wrong_configuration_and_no_secret_is_told(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {variable: value})  # the client adds variables of its own
+    with pytest.raises(ConfigurationError, match="Correct the variables OPENLINEAGE_") as raised:
+        OpenLineageObserver("shop")
+    assert "hunter2" not in str(raised.value)
 
 
 # The receiver. ----------------------------------------------------------------------------------------------------

@@ -111,6 +111,26 @@ def test_an_item_after_the_close_is_dropped(receiver: Receiver) -> None:
     assert box.dropped == 1
 
 
+@pytest.mark.parametrize(
+    ("told", "logged"),
+    [
+        ("401 for url: http://w:hunter2@r.example/api?code=hunter2", "401 for url: http://r.example/api?"),
+        ("401 for url: http://w:p@hunter2@r.example/api", "401 for url: http://r.example/api"),
+        ("with url: /api?code=hunter2 (Caused by it)", "with url: /api? (Caused by it)"),
+    ],
+)
+def test_a_failure_is_logged_without_the_secrets_of_a_url(
+    told: str, logged: str, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = outbox(receiver, may_pass=False)
+    receiver.error = OSError(told)
+    receiver.may.set()
+    box.put(0)
+    box.close(WAIT_S)
+    assert logged in caplog.text
+    assert "hunter2" not in caplog.text
+
+
 def until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():

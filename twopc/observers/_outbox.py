@@ -23,8 +23,8 @@ often again, it is dropped."""
 THREAD = "twopc-outbox"
 """The name of each thread that sends."""
 
-_USER = re.compile(r"//[^/@\s]*@")
-"""In a URL: a user and a password, which an error may quote."""
+_SECRET = re.compile(r"(?<=//)[^/\s]*@|(?<=\?)[^\s'\")]+")
+"""In a URL, which an error may quote: a user and a password, and parameters, such as a key of Azure Functions."""
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Outbox(Generic[ItemT]):
     def _failed(self, one: _Waiting[ItemT], error: Exception, is_last_try: bool) -> None:
         """Put an item back, or drop it. Waits with the lock released."""
         if not self._is_failing:
-            text = _USER.sub("//", f"{type(error).__name__}: {error}")
+            text = _SECRET.sub("", f"{type(error).__name__}: {error}")
             logger.warning("an event can't be sent, which is not logged again until one is: %s", text)
             self._is_failing = True
         one.failures += 1

@@ -33,6 +33,7 @@ from openlineage.client.facet_v2 import (
 
 from twopc.checkpoint.offsets import by_source, is_entry, topics_of
 from twopc.datasets import Dataset, of_topic
+from twopc.errors import ConfigurationError
 from twopc.events import BatchCommitted, BatchPart, Event, PhaseEntered
 from twopc.hookspecs import hookimpl
 from twopc.observers._outbox import THREAD, Outbox
@@ -127,6 +128,9 @@ class OpenLineageObserver:
             leaves the inputs out: Spark's offsets have the topics, but no brokers.
         client: it is closed with the observer. None for one that reads ``OPENLINEAGE_URL``, ``openlineage.yml`` and so
             on by itself.
+
+    Raises:
+        ConfigurationError: the client can't be made from its own configuration.
     """
 
     def __init__(
@@ -140,7 +144,7 @@ class OpenLineageObserver:
         self._namespace = namespace or os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
         self._job_name = job_name
         self._source_brokers = source_brokers
-        self._client = OpenLineageClient() if client is None else client
+        self._client = _configured_client() if client is None else client
         # It warns of each request that it repeats, for as long as the receiver is away.
         logging.getLogger("urllib3.connectionpool").addFilter(_is_of_another_thread)
         self._parent = _parent_of_environment()
@@ -203,6 +207,17 @@ class OpenLineageObserver:
         topics = sorted({topic for offset in offsets for topic in topics_of(offset)})
         found = [of_topic(self._source_brokers, topic) for topic in topics]
         return [InputDataset(each.namespace, each.name) for each in found]
+
+
+def _configured_client() -> OpenLineageClient:
+    try:
+        return OpenLineageClient()
+    except Exception as error:  # noqa: BLE001  # a transport may raise anything, and quote a URL with a password
+        text = "" if "@" in str(error) else f": {error}"
+        raise ConfigurationError(
+            f"OpenLineage's client can't be made from its configuration ({type(error).__name__}{text}). Correct the"
+            " variables OPENLINEAGE_* or the file openlineage.yml; OPENLINEAGE_DISABLED=true sends nothing."
+        ) from None
 
 
 def _run_id(batch: BatchCommitted) -> str:
