@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -203,6 +204,8 @@ def test_a_forked_process_sends_its_own_items_and_not_those_of_its_parent(receiv
     box._changed.acquire()  # as another thread may have at the fork
     if (child := os.fork()) == 0:  # what fails there is its exit code, and pytest must not go on in it
         try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(WAIT_S))  # it may wait for the lock forever
             receiver.may.set()
             box.put(2)
             box.close(WAIT_S)
