@@ -155,14 +155,14 @@ class BoundSink(ABC):
     def part_of_batch(self, committables: Sequence[Committable], recovered: bool) -> BatchPart:
         """Return what ``committables`` of a decided batch have written, for observers. Raises nothing: no observer may
         decide the fate of a batch. ``recovered``: the batch may have been written with another schema."""
-        name = self.transactional_ids.sink
+        name, datasets = self.transactional_ids.sink, None
         try:
-            found = self.datasets(committables)
+            if (found := self.datasets(committables)) is not None:
+                datasets = tuple(Dataset(each.namespace, each.name) for each in found)
         except Exception:
             logger.exception("sink %r could not name what it writes to", name)
-            found = None
         records = sum(committable.records or 0 for committable in committables)
-        return BatchPart(name, records, None if found is None else tuple(found), None if recovered else self._validated)
+        return BatchPart(name, records, datasets, None if recovered else self._validated)
 
     def __getstate__(self) -> dict[str, object]:
         # Only the coordinator knows what is pending; participants have no use for it.

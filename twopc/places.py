@@ -29,7 +29,7 @@ _OF_CONTAINERS = ("abfs", "abfss", "az")
 
 _AZURE_HOST = re.compile(r"\.(dfs|blob)\.")
 
-_SIGNED = re.compile(r"[?&]sig=")
+SIGNED = re.compile(r"[?&]sig=")
 """In a URL with a shared access signature."""
 
 _ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs", "abfss": "abfs", "az": "abfs"}
@@ -114,7 +114,7 @@ def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
 def holds_password(protocol: str, rest: str) -> bool:
     """Whether the URL contains a password or a signature. A secret key of S3 may contain slashes; a port is no
     password."""
-    if _SIGNED.search(rest):
+    if SIGNED.search(rest):
         return True
     authority, _, path = (rest.lstrip("/") if protocol in _OF_BUCKETS else rest).partition("/")
     user, at, _ = authority.rpartition("@")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import attr
 import psycopg
@@ -22,8 +24,9 @@ from tests.support.pages import DOCS
 from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import free_port
 from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, Participant, Round, TwoPhaseCommitSink
-from twopc.observers import _outbox
-from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _TwopcBatchRunFacet
+from twopc.errors import ConfigurationError
+from twopc.observers import _outbox, openlineage
+from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _Completed, _TwopcBatchRunFacet
 from twopc.testing import MemorySink, MemoryTarget
 
 OF_SPARK = {"sources": [{"orders": {"0": 100, "1": 70}}, {"logOffset": 3}], "metadata": {"conf": {}}, "version": "v1"}
@@ -118,9 +121,10 @@ def test_an_event_has_all_that_is_known_of_a_batch_of_two_sinks(
     with both.start() as coordinator:
         both.run(coordinator, 0, reads=OF_SPARK)
     lineage.close()
-    [event] = receiver.events
+    start, event = receiver.events
     print(json.dumps(event, indent=2))  # noqa: T201  # shown by pytest -s: an example
-    assert event["eventType"] == "COMPLETE"
+    assert [start["eventType"], event["eventType"]] == ["START", "COMPLETE"]
+    assert start["eventTime"] <= event["eventTime"]
     assert event["producer"] == PRODUCER
     assert event["job"]["namespace"] == "shop"
     assert event["job"]["name"] == "orders"
@@ -137,7 +141,14 @@ def test_an_event_has_all_that_is_known_of_a_batch_of_two_sinks(
         assert [(field["name"], field["type"]) for field in fields] == [("id", "int64"), ("day", "string")]
     facets = [facet, *lake["facets"].values(), *lake["outputFacets"].values()]
     assert {each["_producer"] for each in facets} == {PRODUCER}
-    assert postgres_server.password not in json.dumps(event)
+    assert event["run"]["facets"]["processing_engine"]["name"] == "twopc"
+    assert event["job"]["facets"]["jobType"]["processingType"] == "BATCH"
+    assert start["run"]["runId"] == event["run"]["runId"]
+    assert (start["job"], start["inputs"]) == (event["job"], event["inputs"])
+    assert [each["facets"] for each in start["outputs"]] == [each["facets"] for each in event["outputs"]]
+    assert not [each for each in start["outputs"] if each.get("outputFacets")]  # else what sums counts them twice
+    assert "twopc_batch" not in start["run"]["facets"]
+    assert postgres_server.password not in json.dumps(receiver.events)
 
 
 def test_the_facet_of_a_batch_keeps_to_its_published_schema(
@@ -152,7 +163,7 @@ def test_the_facet_of_a_batch_keeps_to_its_published_schema(
     query.run(coordinator, 0, reads=[1, {"a": "b"}])
     query.run(coordinator, 1)
     lineage.close()
-    with_reads, without = (event["run"]["facets"]["twopc_batch"] for event in receiver.events)
+    with_reads, without = (event["run"]["facets"]["twopc_batch"] for event in receiver.of_type("COMPLETE"))
     assert with_reads["reads"] == [1, {"a": "b"}]
     assert "reads" not in without
     for facet in with_reads, without:
@@ -194,7 +205,9 @@ def test_offsets_of_a_loop_without_spark_name_their_topics_too(
 def outputs_of(*parts: BatchPart) -> list[dict[str, Any]]:
     """The outputs of the event for a batch with these parts, by namespace and name."""
     lineage = OpenLineageObserver("shop", client=OpenLineageClient(config={"transport": {"type": "noop"}}))
-    event = lineage._run_event(datetime.now(timezone.utc), BatchCommitted(0, parts, None, False, "log", "orders"))
+    now = datetime.now(timezone.utc)
+    completed = _Completed(now, now, BatchCommitted(0, parts, None, False, "log", "orders"), "null")
+    _, event = lineage._run_events(completed)
     return [attr.asdict(output) for output in event.outputs or ()]
 
 
@@ -241,9 +254,9 @@ def test_a_batch_has_the_same_run_id_whoever_reports_it(
     query.run(last := query.start(), 0)  # as Spark repeats it
     query.run(last, 1)
     lineage.close()
-    facets = [event["run"]["facets"]["twopc_batch"] for event in receiver.events]
+    facets = [event["run"]["facets"]["twopc_batch"] for event in receiver.of_type("COMPLETE")]
     assert [(facet["batchId"], facet["recovered"]) for facet in facets] == [(0, True), (0, True), (1, False)]
-    again, once_more, other = (event["run"]["runId"] for event in receiver.events)
+    again, once_more, other = (event["run"]["runId"] for event in receiver.of_type("COMPLETE"))
     assert again == once_more != other
 
 
@@ -255,7 +268,80 @@ def test_another_log_of_a_query_of_the_same_name_has_other_run_ids(
     (tmp_path / "log").rename(tmp_path / "old")
     query.run(query.start(), 0)
     lineage.close()
-    assert len({event["run"]["runId"] for event in receiver.events}) == 2
+    assert len({event["run"]["runId"] for event in receiver.of_type("COMPLETE")}) == 2
+
+
+@pytest.mark.parametrize("namespace", ["airflow", "airflow/prod"])
+def test_a_run_has_the_parent_that_the_environment_names(
+    namespace: str, query: Query, observer: Observer, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = str(uuid4())
+    monkeypatch.setenv("OPENLINEAGE_PARENT_ID", f"{namespace}/orders.start/{parent}")
+    lineage = observer()
+    query.run(query.start(), 0)
+    lineage.close()
+    for event in receiver.events:
+        facet = event["run"]["facets"]["parent"]
+        assert facet["run"]["runId"] == parent
+        assert (facet["job"]["namespace"], facet["job"]["name"]) == (namespace, "orders.start")
+
+
+@pytest.mark.parametrize("given", ["orders", "airflow/orders/1", "orders/46b81057-f16b-41fc-ae31-60ce316b720c", "//"])
+def test_a_parent_that_can_not_be_read_is_logged_and_left_out(
+    given: str,
+    query: Query,
+    observer: Observer,
+    receiver: LineageReceiver,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("OPENLINEAGE_PARENT_ID", given)
+    lineage = observer()
+    query.run(query.start(), 0)
+    lineage.close()
+    assert not [event for event in receiver.events if "parent" in event["run"]["facets"]]
+    assert f"OPENLINEAGE_PARENT_ID is '{given}', not namespace/job/run" in caplog.text
+
+
+def test_a_run_lasts_from_the_first_phase_of_its_batch_to_its_end(
+    query: Query, observer: Observer, receiver: LineageReceiver
+) -> None:
+    lineage = observer()
+    coordinator = query.start()
+    query.run(coordinator, 0)
+    before = datetime.now(timezone.utc)
+    query.run(coordinator, 1)
+    after = datetime.now(timezone.utc)
+    lineage.close()
+    start, end = (datetime.fromisoformat(event["eventTime"]) for event in receiver.events[2:])
+    assert before - timedelta(milliseconds=1) <= start <= end <= after
+
+
+def test_a_run_of_an_earlier_incarnation_has_no_length(
+    query: Query, observer: Observer, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lineage = observer()
+    first = query.start()
+    monkeypatch.setattr(query.sinks["archive"], "commit", lambda _: killed())
+    with pytest.raises(Killed):
+        query.run(first, 0)
+    query.start().recover()
+    lineage.close()
+    start, end = receiver.events
+    assert start["eventTime"] == end["eventTime"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("OPENLINEAGE__TRANSPORT__TYPE", "pigeon"), ("OPENLINEAGE_URL", "writer:hunter2@r.example")],
+)
+def test_a_client_that_can_not_be_made_is_a_wrong_configuration_and_no_secret_is_told(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {variable: value})  # the client adds variables of its own
+    with pytest.raises(ConfigurationError, match="Correct the variables OPENLINEAGE_") as raised:
+        OpenLineageObserver("shop")
+    assert "hunter2" not in str(raised.value)
 
 
 # The receiver. ----------------------------------------------------------------------------------------------------
@@ -288,7 +374,7 @@ def test_events_wait_for_a_receiver_that_is_away_and_come_in_order(
     assert caplog.text.count("an event can't be sent") == 1
     receiver.status = 200
     lineage.close()
-    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.events] == [0, 1, 2]
+    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.of_type("COMPLETE")] == [0, 1, 2]
     assert lineage.dropped == 0
 
 
@@ -328,7 +414,22 @@ def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_sent(
     receiver.status = 200
     query.run(coordinator, 1)
     lineage.close()
-    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.events] == [1]
+    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.of_type("COMPLETE")] == [1]
+
+
+def test_what_waits_is_bounded_in_bytes_whatever_a_batch_reads(
+    observer: Observer, receiver: LineageReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openlineage, "CAPACITY", 2**21)
+    receiver.status = 500
+    lineage = observer()
+    reads: Any = {"orders": {str(partition): 10**9 for partition in range(10_000)}}
+    for batch_id in range(20):
+        lineage.twopc_event(BatchCommitted(batch_id, (), reads, False, "log", "orders"), datetime.now(timezone.utc))
+    waiting = [*lineage._outbox._waiting]
+    assert lineage.dropped > 0
+    assert all(each.item.batch.reads is None for each in waiting)  # it takes six times as much as its text
+    assert sum(len(each.item.reads) for each in waiting) < 2**21
 
 
 def test_the_key_of_the_client_s_configuration_reaches_the_receiver(
@@ -338,7 +439,7 @@ def test_the_key_of_the_client_s_configuration_reaches_the_receiver(
     lineage = observer()
     query.run(query.start(), 0)
     lineage.close()
-    assert receiver.tokens == ["Bearer hunter3"]
+    assert receiver.tokens == ["Bearer hunter3"] * 2
     assert "hunter3" not in json.dumps(receiver.events)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -107,3 +110,110 @@ def test_an_item_after_the_close_is_dropped(receiver: Receiver) -> None:
     box.close(0)
     box.put(0)
     assert box.dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "logged"),
+    [
+        ("401 for url: http://w:hunter2@r.example/api?code=hunter2", "401 for url: http://r.example/api?"),
+        ("401 for url: http://w:p@hunter2@r.example/api", "401 for url: http://r.example/api"),
+        ("with url: /api?code=hunter2 (Caused by it)", "with url: /api? (Caused by it)"),
+    ],
+)
+def test_a_failure_is_logged_without_the_secrets_of_a_url(
+    told: str, logged: str, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = outbox(receiver, may_pass=False)
+    receiver.error = OSError(told)
+    receiver.may.set()
+    box.put(0)
+    box.close(WAIT_S)
+    assert logged in caplog.text
+    assert "hunter2" not in caplog.text
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_an_item_that_keeps_failing_while_others_are_taken_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_outbox, "RETRY_S", 0)
+    taken: list[int] = []
+
+    def take(item: int) -> None:
+        if item == 0:
+            raise OSError("500 for this one alone")
+        taken.append(item)
+
+    box: Outbox[int] = Outbox(take, 10, lambda _: True)
+    for item in range(4):
+        box.put(item)
+    until(lambda: box.dropped)
+    box.close(WAIT_S)
+    assert taken == [1, 2, 3]
+    assert box.dropped == 1
+
+
+def test_no_item_is_dropped_and_they_keep_their_order_while_the_receiver_is_away_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_outbox, "RETRY_S", 0)
+    is_away, tries, taken = True, 0, list[int]()
+
+    def take(item: int) -> None:
+        nonlocal tries
+        tries += 1
+        if is_away:
+            raise OSError("away")
+        taken.append(item)
+
+    box: Outbox[int] = Outbox(take, 10, lambda _: True)
+    for item in range(6):
+        box.put(item)
+    until(lambda: tries > 20 * _outbox.TRIES)
+    is_away = False
+    until(lambda: len(taken) == 6)
+    assert [sorted(taken[:2]), taken[2:]] == [[0, 1], [2, 3, 4, 5]]  # the first two have let each other pass
+    assert box.dropped == 0
+    box.close(WAIT_S)
+
+
+def test_the_sizes_of_the_items_that_wait_are_bounded(receiver: Receiver) -> None:
+    box = outbox(receiver, capacity=100)
+    box.put(0, 90)
+    assert receiver.reached.acquire(timeout=WAIT_S)
+    box.put(1, 60)
+    box.put(2, 30)
+    box.put(3, 30)
+    assert box.dropped == 1
+    box.put(4, 300)  # waits alone, rather than never
+    assert box.dropped == 3
+    receiver.may.set()
+    box.close(WAIT_S)
+    assert receiver.taken == [0, 4]
+
+
+def test_a_forked_process_sends_its_own_items_and_not_those_of_its_parent(receiver: Receiver) -> None:
+    box = outbox(receiver, capacity=10)
+    box.put(0)
+    assert receiver.reached.acquire(timeout=WAIT_S)
+    box.put(1)
+    box._changed.acquire()  # as another thread may have at the fork
+    if (child := os.fork()) == 0:  # what fails there is its exit code, and pytest must not go on in it
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(WAIT_S))  # it may wait for the lock forever
+            receiver.may.set()
+            box.put(2)
+            box.close(WAIT_S)
+            os._exit(0 if receiver.taken == [2] else 1)
+        finally:
+            os._exit(2)
+    box._changed.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    receiver.may.set()
+    box.close(WAIT_S)
+    assert receiver.taken == [0, 1]

@@ -48,6 +48,10 @@ class LineageReceiver:
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
+    def of_type(self, event_type: str) -> list[dict[str, Any]]:
+        """Return the events of a type, such as ``COMPLETE``."""
+        return [event for event in self.events if event["eventType"] == event_type]
+
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self._server.server_port}"

@@ -123,10 +123,20 @@ def test_a_batch_that_was_rolled_back_is_not_reported(query: Query, events: list
     assert events == []
 
 
+def raising() -> Iterator[Dataset]:
+    yield Dataset("memory", "one")
+    raise OSError("the catalog is away")
+
+
+@pytest.mark.parametrize("datasets", [lambda *_: 1 / 0, lambda *_: raising(), lambda *_: 1, lambda *_: [("a", "b")]])
 def test_a_sink_that_can_not_name_what_it_writes_to_fails_no_batch(
-    query: Query, events: list[BatchCommitted], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    datasets: object,
+    query: Query,
+    events: list[BatchCommitted],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(Sink, "datasets", lambda *_: 1 / 0)
+    monkeypatch.setattr(Sink, "datasets", datasets)
     query.run(query.start(), 0)
     assert [part.datasets for part in events[0].parts] == [None, None]
     assert "sink 'a' could not name what it writes to" in caplog.text

@@ -64,6 +64,34 @@ SINKS: list[tuple[str, dict[str, Any], Dataset]] = [
     ),
     ("sql", {"url": "sqlite:////data/shop.db", "table": "orders"}, Dataset("sqlite:/data/shop.db", "orders")),
     (
+        "sql",
+        {"url": f"postgresql+psycopg://w:{SECRET}@/shop?host=db.example:5433&host=db2.example", "table": "orders"},
+        Dataset("postgres://db.example:5433", "shop.public.orders"),
+    ),
+    (
+        "sql",
+        {"url": f"postgresql+psycopg://w:{SECRET}@/shop?host=/run/postgresql&port=5433", "table": "orders"},
+        Dataset("postgres://localhost:5433", "shop.public.orders"),
+    ),
+    (
+        "sql",
+        {"url": "sqlite:///file:/data/shop.db?uri=true", "table": "orders"},
+        Dataset("sqlite:/data/shop.db", "orders"),
+    ),
+    (
+        "files",
+        {"path": "az://lake/orders", "storage_options": {"account_name": "shop", "account_key": SECRET}},
+        Dataset("abfss://lake@shop.dfs.core.windows.net", "orders"),
+    ),
+    (
+        "files",
+        {
+            "path": "abfs://lake/orders",
+            "storage_options": {"connection_string": f"AccountKey={SECRET};AccountName=shop;EndpointSuffix=x"},
+        },
+        Dataset("abfss://lake@shop.dfs.core.windows.net", "orders"),
+    ),
+    (
         "pravega",
         {"controller": "tcp://ctl.example:9090", "stream": "sales/orders", "username": "u", "password": SECRET},
         Dataset("pravega://ctl.example:9090", "sales/orders"),
@@ -75,7 +103,7 @@ SINKS: list[tuple[str, dict[str, Any], Dataset]] = [
 def test_a_sink_names_what_it_writes_to_without_its_credentials(
     backend: str, options: dict[str, Any], dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PGHOST", "PGPORT", "PGDATABASE", "PGSERVICE"):
+    for name in ("PGHOST", "PGPORT", "PGDATABASE", "PGSERVICE", "AZURE_STORAGE_CONNECTION_STRING"):
         monkeypatch.delenv(name, raising=False)
     found = twopc.create_sink(backend, options).datasets([])
     assert found is not None
@@ -116,6 +144,7 @@ def test_an_iceberg_table_is_not_known_before_the_catalog_was_asked() -> None:
     [
         ("postgres", {"conninfo": "service=shop", "table": "orders"}),
         ("mysql", {"url": "mysql:///shop?read_default_file=/etc/my.cnf", "table": "orders"}),
+        ("sql", {"url": "postgresql+psycopg:///shop?service=shop", "table": "orders"}),
     ],
 )
 def test_a_server_that_only_the_client_library_finds_is_not_known(backend: str, options: dict[str, Any]) -> None:
@@ -135,12 +164,25 @@ def test_a_server_that_only_the_client_library_finds_is_not_known(backend: str, 
             "abfs://lake@shop.dfs.core.windows.net/orders",
             Dataset("abfss://lake@shop.dfs.core.windows.net", "orders"),
         ),
+        (
+            f"abfs://lake@shop.blob.core.windows.net/orders?sv=2024&sig={SECRET}",
+            Dataset("abfss://lake@shop.dfs.core.windows.net", "orders"),
+        ),
+        (f"https://shop.example/orders?sv=2024&sig={SECRET}", Dataset("https://shop.example", "/orders")),
         (f"s3://AKIA:{SECRET}/x@lake/orders", Dataset("s3://lake", "orders")),
         (f"hdfs://writer:{SECRET}@name.example/data", Dataset("hdfs://name.example", "/data")),
     ],
 )
 def test_a_folder_is_named_by_its_store_and_its_path(url: str, dataset: Dataset) -> None:
     assert of_folder(url) == dataset
+
+
+def test_the_account_of_a_container_may_be_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_CONNECTION_STRING", raising=False)
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    assert of_folder("az://lake/orders") == Dataset("abfss://lake", "orders")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "shop")
+    assert of_folder("az://lake/orders") == Dataset("abfss://lake@shop.dfs.core.windows.net", "orders")
 
 
 def test_a_topic_is_named_by_the_first_server_of_its_cluster() -> None:

@@ -1,19 +1,21 @@
-"""Lineage for OpenLineage, through its client (extra ``openlineage``): a run event per batch, with what it has read and
-written. docs/monitoring.md describes an event.
+"""Lineage for OpenLineage, through its client (extra ``openlineage``): a run per batch, with what it has read and
+written. docs/monitoring.md describes its events.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 import attr
 from openlineage.client import OpenLineageClient
@@ -22,35 +24,58 @@ from openlineage.client.facet_v2 import (
     DatasetFacet,
     OutputDatasetFacet,
     RunFacet,
+    job_type_job,
     output_statistics_output_dataset,
+    parent_run,
+    processing_engine_run,
     schema_dataset,
 )
 
 from twopc.checkpoint.offsets import by_source, is_entry, topics_of
 from twopc.datasets import Dataset, of_topic
-from twopc.events import BatchCommitted, BatchPart, Event
+from twopc.errors import ConfigurationError
+from twopc.events import BatchCommitted, BatchPart, Event, PhaseEntered
 from twopc.hookspecs import hookimpl
 from twopc.observers._outbox import THREAD, Outbox
+from twopc.phases import Phase
 from twopc.transaction import JsonValue
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+logger = logging.getLogger(__name__)
+
 PROJECT = "https://pypi.org/project/twopc-core/"
 
-PRODUCER = f"{PROJECT}{version('twopc-core')}/"
+_VERSION = version("twopc-core")
+
+PRODUCER = f"{PROJECT}{_VERSION}/"
 
 _BATCH_FACET = "twopc_batch"
 _BATCH_FACET_SCHEMA = "urn:twopc:openlineage:1-0-0:TwopcBatchRunFacet"
 """The ``$id`` of docs/openlineage/TwopcBatchRunFacet.json."""
 
+# DataHub refuses the events of producers that it does not know, unless the engine or the kind of job is named.
+_ENGINE: RunFacet = processing_engine_run.ProcessingEngineRunFacet(_VERSION, "twopc", _VERSION, producer=PRODUCER)
+
+# By OpenLineage's run cycle, runs that have an end are those of BATCH jobs. Receivers must not rely on the end of a
+# STREAMING job, which is one run for as long as the query lives.
+_JOB_TYPE = job_type_job.JobTypeJobFacet("BATCH", "TWOPC", "JOB", producer=PRODUCER)
+
 _Field = schema_dataset.SchemaDatasetFacetFields
 _Statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
 
-CAPACITY = 1_000
-"""How many events wait while the receiver is away: those of hours at a batch per ten seconds, in a few MB."""
+CAPACITY = 32 * 2**20
+"""How much waits while the receiver is away, in bytes. Offsets of 10,000 partitions are 180 kB, a hundredth of that."""
+
+_BESIDE_OFFSETS = CAPACITY // 1_000
+"""More than the rest of a batch takes, in bytes. So at most a thousand batches wait: those of hours, at one per ten
+seconds."""
 
 CLOSE_TIMEOUT_S = 10.0
+
+_PARENT = "OPENLINEAGE_PARENT_ID"
+"""The variable with which a scheduler, such as Airflow, tells a job of the run that started it."""
 
 _LATER = (408, 429)  # no request in time, too many of them
 _SERVER_ERROR = 500
@@ -72,11 +97,28 @@ class _TwopcBatchRunFacet(RunFacet):
         return _BATCH_FACET_SCHEMA
 
 
+@dataclass(frozen=True, slots=True)
+class _Completed:
+    """A completed batch that waits to be sent.
+
+    Attributes:
+        began: when its phase one began; when it was completed, if that was another incarnation's.
+        at: when it was completed.
+        batch: without ``reads``, which would take six times as much memory as their text.
+        reads: as JSON.
+    """
+
+    began: datetime
+    at: datetime
+    batch: BatchCommitted
+    reads: str
+
+
 class OpenLineageObserver:
-    """Sends a run event for each batch, when all sinks have completed it.
+    """Sends the start and the end of a run for each batch, when all sinks have completed it.
 
     Sending has a thread of its own, and its failures are logged once: no batch waits for a receiver or fails by it.
-    While the receiver is away, up to ``CAPACITY`` events wait, of which the oldest are dropped.
+    While the receiver is away, up to ``CAPACITY`` bytes wait, of which the oldest batches are dropped.
 
     Args:
         namespace: that of the jobs. None for the environment variable ``OPENLINEAGE_NAMESPACE``, else ``default``.
@@ -86,6 +128,9 @@ class OpenLineageObserver:
             leaves the inputs out: Spark's offsets have the topics, but no brokers.
         client: it is closed with the observer. None for one that reads ``OPENLINEAGE_URL``, ``openlineage.yml`` and so
             on by itself.
+
+    Raises:
+        ConfigurationError: the client can't be made from its own configuration.
     """
 
     def __init__(
@@ -99,21 +144,28 @@ class OpenLineageObserver:
         self._namespace = namespace or os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
         self._job_name = job_name
         self._source_brokers = source_brokers
-        self._client = OpenLineageClient() if client is None else client
+        self._client = _configured_client() if client is None else client
         # It warns of each request that it repeats, for as long as the receiver is away.
         logging.getLogger("urllib3.connectionpool").addFilter(_is_of_another_thread)
-        self._outbox = Outbox[tuple[datetime, BatchCommitted]](self._send, CAPACITY, _may_pass)
+        self._parent = _parent_of_environment()
+        self._began: dict[str, tuple[int, datetime]] = {}  # owner → the batch that it has begun, and when
+        self._outbox = Outbox[_Completed](self._send, CAPACITY, _may_pass)
         atexit.register(self.close)
 
     @property
     def dropped(self) -> int:
-        """How many events were not sent and never will be."""
+        """How many batches were not sent and never will be."""
         return self._outbox.dropped
 
     @hookimpl
     def twopc_event(self, event: Event, at: datetime) -> None:
-        if isinstance(event, BatchCommitted):
-            self._outbox.put((at, event))
+        if isinstance(event, PhaseEntered) and event.phase is Phase.PRE_COMMITTING and event.batch_id is not None:
+            self._began[event.owner] = event.batch_id, at
+        elif isinstance(event, BatchCommitted):
+            batch_id, began = self._began.pop(event.owner, (None, at))
+            began = began if batch_id == event.batch_id and not event.recovered else at
+            completed = _Completed(min(began, at), at, replace(event, reads=None), json.dumps(event.reads))
+            self._outbox.put(completed, len(completed.reads) + _BESIDE_OFFSETS)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Send the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later events
@@ -123,30 +175,30 @@ class OpenLineageObserver:
         self._outbox.close(timeout_s)
         self._client.close(max(0.0, deadline - time.monotonic()))  # some transports have queues of their own
 
-    def _send(self, item: tuple[datetime, BatchCommitted]) -> None:
-        self._client.emit(self._run_event(*item))
+    def _send(self, completed: _Completed) -> None:
+        for event in self._run_events(completed):
+            self._client.emit(event)
 
-    def _run_event(self, at: datetime, batch: BatchCommitted) -> RunEvent:
-        """Return what is sent for a batch that was completed ``at`` that time."""
-        sources = by_source(batch.reads) if isinstance(batch.reads, dict) and is_entry(batch.reads) else {}
-        facet = _TwopcBatchRunFacet(
-            owner=batch.owner,
-            logId=batch.log_id,
-            batchId=batch.batch_id,
-            recovered=batch.recovered,
-            records={part.sink: part.records for part in batch.parts},
-            reads=sources or batch.reads,
-            producer=PRODUCER,
-        )
-        return RunEvent(
+    def _run_events(self, completed: _Completed) -> Iterator[RunEvent]:
+        """Return the events of a batch's run. Each run needs both, and each of them the datasets. What is counted is
+        sent once."""
+        batch, reads = completed.batch, json.loads(completed.reads)
+        sources = by_source(reads) if isinstance(reads, dict) and is_entry(reads) else {}
+        run_id, run_facets = _run_id(batch), {"processing_engine": _ENGINE, **self._parent}
+        end = RunEvent(
             eventType=RunState.COMPLETE,
-            eventTime=at.isoformat(timespec="milliseconds"),
-            run=Run(_run_id(batch), facets={_BATCH_FACET: facet}),
-            job=Job(self._namespace, self._job_name or batch.owner),
-            inputs=self._inputs([*sources.values()] or [batch.reads]),
+            eventTime=completed.at.isoformat(timespec="milliseconds"),
+            run=Run(run_id, facets={**run_facets, _BATCH_FACET: _batch_facet(batch, sources or reads)}),
+            job=Job(self._namespace, self._job_name or batch.owner, facets={"jobType": _JOB_TYPE}),
+            inputs=self._inputs([*sources.values()] or [reads]),
             outputs=_outputs(batch),
             producer=PRODUCER,
         )
+        began = completed.began.isoformat(timespec="milliseconds")
+        outputs = [attr.evolve(each, outputFacets={}) for each in end.outputs or ()]
+        start = Run(run_id, facets=run_facets)
+        yield attr.evolve(end, eventType=RunState.START, eventTime=began, run=start, outputs=outputs)
+        yield end
 
     def _inputs(self, offsets: Iterable[JsonValue]) -> list[InputDataset]:
         if self._source_brokers is None:
@@ -156,9 +208,32 @@ class OpenLineageObserver:
         return [InputDataset(each.namespace, each.name) for each in found]
 
 
+def _configured_client() -> OpenLineageClient:
+    try:
+        return OpenLineageClient()
+    except Exception as error:  # noqa: BLE001  # a transport may raise anything, and quote a URL with a password
+        text = "" if "@" in str(error) else f": {error}"
+        raise ConfigurationError(
+            f"OpenLineage's client can't be made from its configuration ({type(error).__name__}{text}). Correct the"
+            " variables OPENLINEAGE_* or the file openlineage.yml; OPENLINEAGE_DISABLED=true sends nothing."
+        ) from None
+
+
 def _run_id(batch: BatchCommitted) -> str:
     """Return the id of a batch's run: the same whenever the batch is reported, by whichever process."""
     return str(uuid5(NAMESPACE_URL, f"{PROJECT}{batch.owner}/{batch.log_id}/{batch.batch_id}"))
+
+
+def _batch_facet(batch: BatchCommitted, reads: JsonValue) -> _TwopcBatchRunFacet:
+    return _TwopcBatchRunFacet(
+        owner=batch.owner,
+        logId=batch.log_id,
+        batchId=batch.batch_id,
+        recovered=batch.recovered,
+        records={part.sink: part.records for part in batch.parts},
+        reads=reads,
+        producer=PRODUCER,
+    )
 
 
 def _outputs(batch: BatchCommitted) -> list[OutputDataset]:
@@ -204,3 +279,20 @@ def _may_pass(error: Exception) -> bool:
 
 def _is_of_another_thread(record: logging.LogRecord) -> bool:
     return record.threadName != THREAD
+
+
+def _parent_of_environment() -> dict[str, RunFacet]:
+    """Return the facet of the run that ``OPENLINEAGE_PARENT_ID`` names as ``namespace/job/run``, if it names one."""
+    given = os.environ.get(_PARENT, "")
+    if not given:
+        return {}
+    job, _, run_id = given.rpartition("/")
+    namespace, _, name = job.rpartition("/")
+    try:
+        run = parent_run.Run(str(UUID(run_id)))
+        if not namespace or not name:
+            raise ValueError("no job")
+    except ValueError:
+        logger.warning("%s is %r, not namespace/job/run with a UUID: runs have no parent", _PARENT, given)
+        return {}
+    return {"parent": parent_run.ParentRunFacet(run, parent_run.Job(namespace, name), producer=PRODUCER)}

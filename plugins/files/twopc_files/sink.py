@@ -338,7 +338,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 log.complete(batch_id, files)
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
-        return [of_folder(self._store.url)]
+        return [of_folder(self._store.url, getattr(self._store, "storage_options", {}))]  # a disk has none
 
     def recover(self) -> Iterable[Committable]:
         """Return the pending files whose names are of this sink's pool, and no other file.

@@ -102,17 +102,33 @@ class SqlOptions:
         return ".".join(filter(None, (self.schema, self.table)))
 
     @property
-    def dataset(self) -> Dataset:
-        """The table in its database. A table of PostgreSQL without a schema counts as one of ``public``."""
+    def dataset(self) -> Dataset | None:
+        """The table in its database, on the first server of several. A table of PostgreSQL without a schema counts as
+        one of ``public``. None if a service file or an option file names the server."""
         url, backend = self.url, self.url.get_backend_name()
-        host, database = url.host or "localhost", url.database or url.username or ""
+        database = url.database or url.username or ""
+        if not url.host and {"service", "read_default_file"} & url.query.keys():
+            return None
         match backend:
             case "postgresql":
-                return of_table("postgres", host, url.port or 5432, database, self.schema or "public", self.table)
+                host, port = self._server
+                return of_table("postgres", host, port or 5432, database, self.schema or "public", self.table)
             case "mysql":
+                host = url.host or "localhost"
                 return of_table("mysql", host, url.port or 3306, self.schema or database, self.table)
             case _:  # a file
-                return Dataset(f"{backend}:{Path(database).absolute()}", self.qualified)
+                return Dataset(f"{backend}:{Path(database.removeprefix('file:')).absolute()}", self.qualified)
+
+    @property
+    def _server(self) -> tuple[str, int | str | None]:
+        """Host and port of a URL of PostgreSQL, which may have them as parameters: ``?host=one:5433&host=two``."""
+        if self.url.host:
+            return self.url.host, self.url.port
+        given = self.url.normalized_query
+        host, _, port = next(iter(given.get("host", ())), "").partition(":")
+        return host if host and not host.startswith("/") else "localhost", port or next(
+            iter(given.get("port", ())), None
+        )
 
     def __str__(self) -> str:
         """Return the table and its database, for messages."""

@@ -320,8 +320,9 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
             for sink, committables in due.items():
                 sink._commit(connection, batch_id, committables)  # noqa: SLF001  # its own class
 
-    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
-        return [self._options.dataset]
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
+        dataset = self._options.dataset
+        return None if dataset is None else [dataset]
 
     def abort(self, committable: Committable) -> None:
         name = self.transactional_ids.exact(committable.transaction_id)

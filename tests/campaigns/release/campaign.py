@@ -80,9 +80,10 @@ class Check:
         tag = surface.last_tag()
         if tag is None:
             print("        there is no tag of a version yet: compared with the committed file")
+            yield from surface.require_tags()
         changes = surface.since(tag)
         self.found["surface"] = asdict(changes)
-        return surface.faults(changes, tag, self._version)
+        yield from surface.faults(changes, tag, self._version)
 
     @property
     def _version(self) -> str:

@@ -12,7 +12,10 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.support.distributions import PACKAGES, SOURCES, metadata_of, sdist_of, wheel_of
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.support.distributions import PACKAGES, SOURCES, call, metadata_of, sdist_of, wheel_of
 from tests.support.pages import ROOT
 
 LICENSE = "Apache-2.0"
@@ -22,12 +25,15 @@ CLASSIFIERS = frozenset(
 )
 """What every distribution has. The license is no classifier: an expression has replaced it (PEP 639)."""
 
+PYTHON = ">=3.10"
+
 _SUFFIXES = {".py", ".pyc", ".typed", ".html", ".proto"}
 
 
 def faults(folder: Path) -> Iterator[str]:
     """All of the below, for every distribution in ``folder``."""
     yield from of_index(folder)
+    yield from of_sources()
     versions = {metadata_of(name, folder)["Version"] for name in SOURCES}
     if len(versions) > 1:
         yield f"the distributions have the versions {sorted(versions)}, and are released under one"
@@ -35,6 +41,14 @@ def faults(folder: Path) -> Iterator[str]:
         yield from of_wheel(name, folder)
         yield from of_sdist(name, folder)
         yield from of_metadata(name, folder)
+        yield from of_requirements(name, folder)
+
+
+def of_sources() -> Iterator[str]:
+    """Files that are built in and that no commit has. Raises CommandFailed."""
+    packages = [SOURCES[name] / PACKAGES[name] for name in SOURCES]
+    for file in call("git", "ls-files", "--others", "--exclude-standard", "--", *packages).splitlines():
+        yield f"{file} is not in git, and is built in"
 
 
 def of_index(folder: Path) -> Iterator[str]:
@@ -90,6 +104,8 @@ def of_metadata(name: str, folder: Path) -> Iterator[str]:
     metadata = metadata_of(name, folder)
     if metadata["License-Expression"] != LICENSE or metadata.get_all("License-File") != ["LICENSE"]:
         yield f"{name}: the metadata does not name {LICENSE} and its file LICENSE"
+    if metadata["Requires-Python"] != PYTHON:
+        yield f"{name}: the metadata asks for Python {metadata['Requires-Python']}, not {PYTHON}"
     classifiers = {*metadata.get_all("Classifier", [])}
     for missing in sorted(CLASSIFIERS - classifiers):
         yield f"{name}: the classifier {missing!r} is missing"
@@ -100,6 +116,20 @@ def of_metadata(name: str, folder: Path) -> Iterator[str]:
     readme = (SOURCES[name] / "README.md").read_text(encoding="utf-8")
     if metadata["Description-Content-Type"] != "text/markdown" or metadata.get_payload() != readme:
         yield f"{name}: the description is not the README as Markdown"
+
+
+def of_requirements(name: str, folder: Path) -> Iterator[str]:
+    """Every requirement has a least version, and one of ours has exactly the minor version of this distribution."""
+    metadata = metadata_of(name, folder)
+    major, minor, *_ = Version(metadata["Version"]).release
+    for needed in map(Requirement, metadata.get_all("Requires-Dist", [])):
+        if needed.name == metadata["Name"]:  # its own extras
+            continue
+        if needed.name.replace("-", "_") in SOURCES:
+            if {*str(needed.specifier).split(",")} != {f">={major}.{minor}", f"<{major}.{minor + 1}"}:
+                yield f"{name}: {needed} does not ask for the minor version {major}.{minor} alone"
+        elif not any(each.operator in (">=", "==", "~=") for each in needed.specifier):
+            yield f"{name}: {needed} has no least version"
 
 
 def differences(built: Path, again: Path) -> Iterator[str]:

@@ -13,9 +13,14 @@ from tests.support.distributions import PACKAGES, CommandFailed, call, locked, w
 _IMPORTED = """
 import importlib, importlib.metadata, json, pathlib, sys
 try:
-    package = importlib.import_module(sys.argv[1])
+    package = importlib.import_module(sys.argv[2])
 except Exception as error:
-    sys.exit(f"{sys.argv[1]} can't be imported: {error!r}")
+    sys.exit(f"{sys.argv[2]} can't be imported: {error!r}")
+for entry_point in importlib.metadata.distribution(sys.argv[1]).entry_points:
+    try:
+        entry_point.load()
+    except Exception as error:
+        sys.exit(f"its entry point {entry_point.name!r} in {entry_point.group!r} can't be loaded: {error!r}")
 if not pathlib.Path(package.__file__).is_relative_to(sys.prefix):
     sys.exit(f"{package.__file__} is not from the wheel")
 named = (each for each in importlib.metadata.distributions() if each.name.startswith("twopc"))
@@ -48,7 +53,7 @@ class Installer:
         """What is wrong with a distribution that is installed alone."""
         try:
             environment = self._installed(name)
-            found = json.loads(self._python(environment, "-c", _IMPORTED, PACKAGES[name]))
+            found = json.loads(self._python(environment, "-c", _IMPORTED, name, PACKAGES[name]))
             self._pip("check", environment)
             if name == "twopc_core":
                 yield from self._command_faults(environment)

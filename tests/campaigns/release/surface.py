@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from packaging.version import Version
 
 from tests.support.distributions import CommandFailed, call
+from tests.support.pages import ROOT
 from tests.unit import public_surface
 
 PINNED = "tests/unit/public_surface.txt"
@@ -39,6 +41,12 @@ def last_tag() -> str | None:
         return call("git", "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*").strip()
     except CommandFailed:
         return None
+
+
+def require_tags(folder: Path = ROOT) -> Iterator[str]:
+    """Say so if the clone in ``folder`` may lack tags, as CI's clones do: no release would be compared with another."""
+    if call("git", "rev-parse", "--is-shallow-repository", folder=folder).strip() == "true":
+        yield "this clone is shallow and has no tag of a version: run 'git fetch --unshallow --tags'"
 
 
 def since(tag: str | None) -> Changes:

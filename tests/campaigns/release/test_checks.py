@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.campaigns.release import campaign, contents
+from tests.campaigns.release import campaign, contents, installing
 from tests.campaigns.release.licenses import NAMED, Licensed, faults, is_permissive
-from tests.campaigns.release.surface import Changes, compared
+from tests.campaigns.release.surface import Changes, compared, require_tags
 from tests.campaigns.release.surface import faults as surface_faults
-from tests.support.distributions import CommandFailed, build, wheel_of
+from tests.support.distributions import PACKAGES, SOURCES, CommandFailed, build, call, wheel_of
 from tests.support.environments import uv
 
 # Licenses. --------------------------------------------------------------------------------------------------------
@@ -119,6 +122,18 @@ def test_a_version_before_the_last_tag_is_wrong() -> None:
     assert [*surface_faults(NOTHING, "v1.2.3", "1.2.2")] == ["the version is 1.2.2, and 1.2.3 is released already"]
 
 
+def test_a_clone_that_may_lack_tags_is_wrong(tmp_path: Path) -> None:
+    whole, shallow = tmp_path / "whole", tmp_path / "shallow"
+    call("git", "init", "--quiet", whole)
+    commit = ("-c", "user.name=x", "-c", "user.email=x@example", "commit", "--quiet", "--allow-empty", "--message=x")
+    for _ in range(2):
+        call("git", *commit, folder=whole)
+    call("git", "clone", "--quiet", "--depth", "1", whole.as_uri(), shallow)
+    assert [*require_tags(whole)] == []
+    [fault] = require_tags(shallow)
+    assert fault.startswith("this clone is shallow")
+
+
 # Files. -----------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +159,7 @@ def changed(built: Path, folder: Path, leave_out: str, more: dict[str, str]) -> 
 
 
 def test_a_correct_wheel_has_no_fault(built: Path) -> None:
-    checks = (contents.of_wheel, contents.of_metadata, contents.of_sdist)
+    checks = (contents.of_wheel, contents.of_metadata, contents.of_requirements, contents.of_sdist)
     assert [fault for check in checks for fault in check("twopc_sql", built)] == []
 
 
@@ -169,6 +184,57 @@ def test_metadata_without_license_classifiers_and_readme_is_described(built: Pat
     found = " ".join(contents.of_metadata("twopc_sql", changed(built, tmp_path, "", bare)))
     for fault in ("does not name Apache-2.0", "'Typing :: Typed' is missing", "status", "superseded", "not the README"):
         assert fault in found
+
+
+def requiring(built: Path, folder: Path, *requirements: str) -> Path:
+    """A folder with the wheel of ``twopc_sql`` 0.1.0 and these requirements."""
+    lines = [
+        "Metadata-Version: 2.4",
+        "Name: twopc-sql",
+        "Version: 0.1.0",
+        *(f"Requires-Dist: {r}" for r in requirements),
+    ]
+    return changed(built, folder, "", {"METADATA": "\n".join(lines)})
+
+
+@pytest.mark.parametrize(
+    ("requirement", "fault"),
+    [
+        ("pyarrow", "pyarrow has no least version"),
+        ("pyarrow<30", "pyarrow<30 has no least version"),
+        ("pyarrow!=19; extra == 'x'", "has no least version"),
+        ("twopc-core>=0.1", "does not ask for the minor version 0.1 alone"),
+        ("twopc-core<0.3,>=0.2", "does not ask for the minor version 0.1 alone"),
+    ],
+)
+def test_a_requirement_without_bounds_is_described(built: Path, tmp_path: Path, requirement: str, fault: str) -> None:
+    fine = ("twopc-core<0.2,>=0.1", "twopc-sql[all]", "numpy>=1.26", "deltalake==1.6.6; extra == 'delta'")
+    [found] = contents.of_requirements("twopc_sql", requiring(built, tmp_path, *fine, requirement))
+    assert found.endswith(fault)
+
+
+def test_metadata_for_other_versions_of_python_is_described(built: Path, tmp_path: Path) -> None:
+    found = [*contents.of_metadata("twopc_sql", requiring(built, tmp_path))]
+    assert "twopc_sql: the metadata asks for Python None, not >=3.10" in found
+
+
+def test_a_file_that_no_commit_has_is_described() -> None:
+    package = SOURCES["twopc_core"] / PACKAGES["twopc_core"]
+    with tempfile.NamedTemporaryFile(dir=package, prefix="scratch_", suffix=".py") as scratch:
+        found = [*contents.of_sources()]
+    assert f"twopc/{Path(scratch.name).name} is not in git, and is built in" in found
+
+
+def test_an_entry_point_that_does_not_load_is_described(tmp_path: Path) -> None:
+    info = tmp_path / "fake-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.4\nName: fake\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[twopc]\nsql = fake.gone\n")
+    (tmp_path / "fake.py").write_text("")
+    look = [sys.executable, "-c", installing._IMPORTED, "fake", "fake"]
+    looked = subprocess.run(look, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
+    assert looked.returncode == 1
+    assert "its entry point 'sql' in 'twopc' can't be loaded: ModuleNotFoundError" in looked.stderr
 
 
 # The campaign. ----------------------------------------------------------------------------------------------------
