@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -16,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.browser import browser
 from twopc.log.entries import Decision, abandoned, decided, opened, serialise
 from twopc.log.store import open_store
 from twopc.observers.json_lines import JsonLinesObserver
@@ -86,14 +86,8 @@ def forge(log: Path) -> None:
 
 @pytest.fixture
 def browser_page() -> Iterator[Page]:
-    browser_on_path = ["chromium", "chromium-browser", "google-chrome", "chrome"]
-    found = next(filter(None, map(shutil.which, browser_on_path)), None)
-    if found is None:
-        pytest.skip(f"no browser on this machine: none of {', '.join(browser_on_path)} is on the PATH")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright, playwright.chromium.launch(executable_path=found) as browser:
-        yield browser.new_page()
+    with browser() as started:
+        yield started.new_page()
 
 
 def test_the_page_has_every_batch_and_every_start_with_the_times_of_the_phases(
@@ -124,7 +118,7 @@ def test_without_events_the_page_tells_what_the_log_has(shop: Any, tmp_path: Pat
     done = look("report", shop.log, "-o", tmp_path / "page.html")
     page = Elements(tmp_path / "page.html")
     assert (done.code, done.out) == (1, f"{tmp_path / 'page.html'}: 3 moments, 1 in doubt\n")
-    assert "In doubt: decided, and not known to be committed" in page.text
+    assert "Transactions that are decided, and not known to be committed" in page.text
     assert page.of_class("batch") == 2
 
 

@@ -20,7 +20,7 @@ REFRESH_S = 5
 """Between two loads of the page: an operator can look, and a log of a remote store is not read all the time."""
 
 READ_EVERY_S = 1.0
-"""The log is read at most as often, however many browsers look."""
+"""The log is read at most as often, however many browsers look, and reading takes at most a third of the time."""
 
 
 class LivePage:
@@ -41,14 +41,15 @@ class LivePage:
         self._contents: Contents | None = None
         self._error: Exception | None = None
         self._pages: dict[bool, str] = {}
-        self._read_at_s = -math.inf
+        self._next_read_s = -math.inf
 
     def show(self, is_paused: bool) -> tuple[bool, str]:
         """Return whether the page is up to date, and the page."""
         with self._lock:
-            if self._clock() - self._read_at_s >= READ_EVERY_S:
+            if (started_s := self._clock()) >= self._next_read_s:
                 self._renew()
-                self._read_at_s = self._clock()
+                ended_s = self._clock()
+                self._next_read_s = ended_s + max(READ_EVERY_S, 2 * (ended_s - started_s))
             if is_paused not in self._pages:
                 live = Live(None if is_paused else REFRESH_S, shown(self._error) if self._error else "")
                 self._pages[is_paused] = render(self._contents, live)

@@ -109,6 +109,9 @@ def render(contents: Contents | None, live: Live | None = None) -> str:
         lstrip_blocks=True,
     )
     environment.filters["grouped"] = lambda number: f"{number:,}".replace(",", "\N{NO-BREAK SPACE}")
+    environment.filters["counted"] = lambda number, one, more="": (
+        f"{number:,} {one if number == 1 else more or one + 's'}"
+    )
     environment.filters["clock"] = lambda at: at.replace("T", " ").removesuffix("+00:00")
     environment.filters["span"] = lambda s: str(timedelta(seconds=round(s)))
     environment.tests["batch"] = lambda moment: isinstance(moment, Batch)

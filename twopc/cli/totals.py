@@ -10,8 +10,8 @@ from twopc.cli.timeline import Batch, Failed, Mark, Moment, Written
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of all known moments. What the log has pruned and no events file has is not in them, such as the records of a batch
-    whose driver was killed during its commits.
+    """Of all known moments. What the log has pruned and no events file has is not in them, such as the records of a
+    batch whose driver was killed during its commits.
 
     Attributes:
         batches: decided batches, each once.

@@ -71,20 +71,20 @@ def trend(title: str, points: Sequence[tuple[float, float]], axis: TimeAxis, uni
     places: dict[tuple[int, int], float] = {}
     for at_s, value in sorted(points):
         x = axis.place(at_s)
-        column = (axis.part(at_s), int(x * COLUMNS / 100))
+        column = (axis.run(at_s), int(x * COLUMNS / 100))
         columns.setdefault(column, []).append(value)
         places.setdefault(column, x)
-    by_part: dict[int, list[tuple[float, list[float]]]] = {}
+    by_run: dict[int, list[tuple[float, list[float]]]] = {}
     for column, found in columns.items():
-        by_part.setdefault(column[0], []).append((places[column], found))
+        by_run.setdefault(column[0], []).append((places[column], found))
     return Trend(
         title,
-        line="".join(_path((x, height(statistics.median(found))) for x, found in part) for part in by_part.values()),
+        line="".join(_path((x, height(statistics.median(found))) for x, found in run) for run in by_run.values()),
         band="".join(
             _path(
-                [*((x, height(max(found))) for x, found in part), *((x, height(min(found))) for x, found in part[::-1])]
+                [*((x, height(max(found))) for x, found in run), *((x, height(min(found))) for x, found in run[::-1])]
             )
-            for part in by_part.values()
+            for run in by_run.values()
         ),
         levels=levels,
         is_logarithmic=is_logarithmic,

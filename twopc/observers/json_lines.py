@@ -16,6 +16,8 @@ from twopc.phases import Phase
 _A_CENTURY_MS = 3.2e12
 """No phase takes as long, and what is larger may be too large to calculate with."""
 
+_PHASES = frozenset(phase.value for phase in Phase)
+
 _LARGEST_COUNT = 2**63 - 1  # Spark counts its batches so, and a sum of such counts is still a float
 
 
@@ -132,6 +134,6 @@ def _is_count(value: object) -> bool:
 
 
 def _are_times(phases_ms: dict[str, Any]) -> bool:
-    return phases_ms.keys() <= {phase.value for phase in Phase} and all(
+    return phases_ms.keys() <= _PHASES and all(
         isinstance(ms, (int, float)) and 0 <= ms < _A_CENTURY_MS for ms in phases_ms.values()
     )
