@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qsl
 
 from twopc.cli.page import Contents, Live, render
 from twopc.errors import ConfigurationError
@@ -40,23 +41,23 @@ class LivePage:
         self._lock = threading.Lock()
         self._contents: Contents | None = None
         self._error: Exception | None = None
-        self._pages: dict[bool, str] = {}
+        self._page: tuple[Live, str] | None = None
         self._next_read_s = -math.inf
 
-    def show(self, is_paused: bool) -> tuple[bool, str]:
-        """Return whether the page is up to date, and the page."""
+    def show(self, view: str, is_paused: bool) -> tuple[bool, str]:
+        """Return whether the page is up to date, and the page. ``view``: see ``Live``."""
         with self._lock:
             if (started_s := self._clock()) >= self._next_read_s:
                 self._renew()
                 ended_s = self._clock()
                 self._next_read_s = ended_s + max(READ_EVERY_S, 2 * (ended_s - started_s))
-            if is_paused not in self._pages:
-                live = Live(None if is_paused else REFRESH_S, shown(self._error) if self._error else "")
-                self._pages[is_paused] = render(self._contents, live)
-            return self._error is None, self._pages[is_paused]
+            live = Live(None if is_paused else REFRESH_S, view, shown(self._error) if self._error else "")
+            if self._page is None or self._page[0] != live:
+                self._page = (live, render(self._contents, live))
+            return self._error is None, self._page[1]
 
     def _renew(self) -> None:
-        self._pages.clear()
+        self._page = None
         try:
             self._contents, self._error = self._read(), None
         except Exception as error:  # noqa: BLE001  # shown to the operator, and the next request reads again
@@ -101,7 +102,8 @@ def _handler(page: LivePage) -> type[BaseHTTPRequestHandler]:
             elif path != "/":
                 self._answer(404, "text/plain", "The only page is /.\n")
             else:
-                is_up_to_date, text = page.show(query == "pause")
+                asked = dict(parse_qsl(query, keep_blank_values=True))
+                is_up_to_date, text = page.show(asked.get("show", ""), "pause" in asked)
                 self._answer(200 if is_up_to_date else 503, "text/html", text)
 
         def _answer(self, status: int, kind: str, text: str) -> None:

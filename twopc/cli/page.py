@@ -1,7 +1,8 @@
 """The page of ``twopc report``: one HTML file, which loads nothing and runs nothing.
 
-Its drawings are SVG, and its filters are form controls that CSS looks at. So it has no script, and its policy allows
-none: it can be attached to a ticket, and a name in a log can't become code.
+Its drawings are SVG, and its filters are links to fragments, at which CSS looks (``:target``). So it has no script, and
+its policy allows none: it can be attached to a ticket, and a name in a log can't become code. A page that is served has
+its filter in the query of its address instead, as browsers forget the fragment when a page loads itself again.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any
+from urllib.parse import urlencode
 
 import jinja2
 
@@ -25,7 +27,7 @@ from twopc.phases import Phase
 SHOWN = 500
 """The newest moments in the table, and transactions in one table: a browser scrolls through them at once."""
 
-RANGES = 40
+RANGES = 100
 """Ranges of batch numbers to choose from, at most."""
 
 WIDTH = 1000
@@ -69,10 +71,22 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a page that is served has besides: when it is loaded again, or None, and why it is not up to date."""
+    """What a page that is served has besides.
+
+    Attributes:
+        refresh_s: when it is loaded again, or None if it is paused.
+        view: the class of the rows to show, or empty for all.
+        error: why it is not up to date.
+    """
 
     refresh_s: int | None
+    view: str = ""
     error: str = ""
+
+    def query(self, view: str, pause: bool | None = None) -> str:
+        """Return the query of another view's address."""
+        paused = self.refresh_s is None if pause is None else pause
+        return urlencode({"show": view, **({"pause": ""} if paused else {})})
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +159,7 @@ def _shown(contents: Contents) -> dict[str, Any]:
         "rows": rows[::-1],
         "marks": {mark: marked(shown, mark) for mark in Mark},
         "ranges": ranges,
+        "views": [*(mark.name.lower() for mark in Mark), *map(_range_name, ranges)],
         "axis": (axis := _axis(shown)),
         "lanes": _lanes(rows, axis) if axis else {},
         "trend_axis": (trend_axis := _axis(moments)),
@@ -177,13 +192,17 @@ def _ranges(batch_ids: Sequence[int]) -> list[range]:
     return [range(start * size, (start + 1) * size) for start in dict.fromkeys(number // size for number in numbers)]
 
 
+def _range_name(numbers: range) -> str:
+    return f"range-{numbers.start}"
+
+
 def _rows(shown: Sequence[Moment], ranges: Sequence[range], scale_ms: float) -> Iterator[Row]:
     """Yield a row per moment. That of a decided batch is named for the batch, so that a link can name it."""
     named: set[str] = set()
     for place, moment in enumerate(shown):
         name, classes = f"moment-{place}", [mark.name.lower() for mark in sorted(moment.marks)]
         if not isinstance(moment, Note):
-            classes += [f"range-{n}" for n, numbers in enumerate(ranges) if moment.batch_id in numbers]
+            classes += [_range_name(numbers) for numbers in ranges if moment.batch_id in numbers]
         if isinstance(moment, Batch) and moment.state != CAME_AGAIN and f"batch-{moment.batch_id}" not in named:
             name = f"batch-{moment.batch_id}"
         named.add(name)
