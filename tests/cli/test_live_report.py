@@ -61,12 +61,13 @@ def query(tmp_path: Path) -> twopc.Coordinator:
 @pytest.fixture
 def server(tmp_path: Path, query: twopc.Coordinator) -> Iterator[Server]:
     started = Server(tmp_path / "log")
-    yield started
-    if started.process.poll() is None:
-        started.process.kill()
-    started.process.wait()
-    assert started.process.stderr
-    started.process.stderr.close()
+    try:
+        yield started
+    finally:
+        started.process.terminate()
+        started.process.wait()
+        assert started.process.stderr
+        started.process.stderr.close()
 
 
 def test_it_serves_what_the_log_has_by_then(server: Server, query: twopc.Coordinator, wait: Any) -> None:

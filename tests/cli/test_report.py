@@ -290,6 +290,7 @@ def test_the_file_or_the_server_must_be_chosen(tmp_path: Path, look: Any) -> Non
     assert look("report", tmp_path / "log").code == 2
     assert look("report", tmp_path / "log", "--serve", "-o", tmp_path / "page.html").code == 2
     assert look("report", tmp_path / "log", "--serve", "--json").code == 2
+    assert look("report", tmp_path / "log", "-o", tmp_path / "page.html", "--port", 1).code == 2
 
 
 @pytest.mark.parametrize("wrong", ["events", "output"])

@@ -30,7 +30,8 @@ def test_a_failed_run_is_a_line_of_its_own(run: Any, observe: Any, tmp_path: Pat
 
 def test_a_line_of_a_later_release_is_left_out_and_one_that_can_not_be_read_is_none(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    failed = {"batch_id": 7, "error": "E", "message": "m", "phases_ms": {}, "owner": "orders", "failed_at": "2026"}
+    failed: dict[str, Any] = {"failed_at": "2026", "batch_id": 7, "error": "E", "message": "m", "phases_ms": {}}
+    failed["owner"] = "orders"
     wrong = [failed | {"batch_id": True}, failed | {"message": None}, failed | {"phases_ms": []}, failed | {"more": 1}]
     lines = [{"retried_at": "2026", "what": "a call"}, failed, *wrong, 7]
     path.write_text("\n".join(map(json.dumps, lines)) + '\n{"failed_at": "20\n', encoding="utf-8")

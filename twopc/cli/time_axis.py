@@ -44,6 +44,10 @@ _CUTS = 30.0
 _CUT = 3.0
 
 
+_SHORTEST_S = 1e-6
+"""Shorter times are those of no batch, and too short to divide by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tick:
     """A place on the axis, in percent of its width, with its time of day and its date in UTC. Ticks that are ``major``
@@ -90,7 +94,7 @@ class TimeAxis:
         self._runs_s = [start_s for start_s, _ in _joined(every, usual_s)]
         cut = min(_CUT, _CUTS / max(len(pieces) - 1, 1))
         drawn_s = sum(end_s - start_s for start_s, end_s in pieces)
-        self._per_s = (100 - cut * (len(pieces) - 1)) / drawn_s if drawn_s else 0.0
+        self._per_s = (100 - cut * (len(pieces) - 1)) / drawn_s if drawn_s > _SHORTEST_S else 0.0
         parts, cuts, x = [], [], 0.0
         for (start_s, end_s), after in itertools.zip_longest(pieces, pieces[1:]):
             parts.append(_Part(start_s, end_s, x))

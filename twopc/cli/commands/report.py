@@ -42,10 +42,8 @@ PORT = 8765
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
-    default=PORT,
-    show_default=True,
     metavar="N",
-    help="Where --serve listens; 0 is any free port.",
+    help=f"Where --serve listens; {PORT} by default. 0 is any free port.",
 )
 @click.option(
     "--events",
@@ -54,19 +52,23 @@ PORT = 8765
     help="The file of the query's JsonLinesObserver: times of phases, and batches that the log no longer keeps.",
 )
 @parameters.as_json
-def report(log: str, output: Path | None, is_served: bool, port: int, events: Path | None, as_json: bool) -> None:
+def report(
+    log: str, output: Path | None, is_served: bool, port: int | None, events: Path | None, as_json: bool
+) -> None:
     """Show the history of a log on a page: batches, crashes, trends, what is in doubt. Reads only the log and FILE.
 
     Needs -o FILE or --serve.
     """
     if (output is not None) == is_served:
         raise click.UsageError("name the file of the page with -o, or serve the page with --serve")
+    if port is not None and not is_served:
+        raise click.UsageError("--port is for --serve")
     if is_served and as_json:
         raise click.UsageError("--serve prints no JSON: write the page with -o, or call status again and again")
 
     def run(report: Report, _: Redaction) -> None:
         if output is None:
-            _serve(log, events, port, report)
+            _serve(log, events, PORT if port is None else port, report)
         else:
             _write(output, render(_contents(log, events, report)))
             report.document["page"] = str(output)
