@@ -20,6 +20,9 @@ from mkdocs.structure.pages import Page
 
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "plugins/*/README.md")
 
+PLACES = {"docs/index.md": "index.html", "README.md": "README/index.html"}
+"""The first page of the site is not that of the repository, which is about the code as well."""
+
 _TARGET = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
 """The target of a relative link in Markdown."""
 
@@ -33,7 +36,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = [page for pattern in PAGES for page in sorted(repository.glob(pattern))]
     paths = dict.fromkeys([*(page.relative_to(repository).as_posix() for page in pages), *_linked(repository, pages)])
     of_theme = [file for file in files if file.src_dir != config.docs_dir]
-    return Files([*of_theme, *(File.generated(config, path, abs_src_path=str(repository / path)) for path in paths)])
+    styles = [path for path in config.extra_css if (repository / path).is_file()]
+    found = [File.generated(config, path, abs_src_path=str(repository / path)) for path in [*paths, *styles]]
+    for file in found:
+        file.dest_uri = PLACES.get(file.src_uri, file.dest_uri)
+    return Files([*of_theme, *found])
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001  # MkDocs'

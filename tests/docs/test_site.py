@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import inspect
 import re
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +17,8 @@ import griffe
 import pytest
 
 from tests.campaigns.simulation.mutants import MUTANTS
-from tests.support.pages import ROOT
+from tests.support.browser import browser
+from tests.support.pages import DOCS, ROOT, site_script
 from twopc import errors, events
 from twopc.cli.commands import cli
 from twopc.options import names
@@ -60,6 +64,62 @@ def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.glob("**/*.html"))
     assert len(pages) > 10
     assert [page for page in pages if _LOADED.search(page.read_text(encoding="utf-8"))] == []
+
+
+def test_the_first_page_has_every_backend_with_its_state(site: Path) -> None:
+    page = (site / "index.html").read_text(encoding="utf-8")
+    landing, choice = site_script("landing"), (DOCS / "choose-a-backend.md").read_text(encoding="utf-8")
+    states = landing.rows(choice, "State of each backend")
+    names = [re.findall(r"\[(.+?)\]\(\.\./(plugins/[\w-]+)/README.md\)", row[0])[0] for row in states]
+    assert {place for _, place in names} == {
+        readme.parent.relative_to(ROOT).as_posix()
+        for readme in ROOT.glob("plugins/*/README.md")
+        if readme.parent.name != "kafka-broker"
+    }
+    for (name, place), (_, state, run_on, _) in zip(names, states, strict=True):
+        assert state in ("stable", "experimental")
+        assert f'<a href="{place}/">{name}</a></strong> <span class="state {state}">{state}</span>' in page
+        assert run_on in page
+
+
+def test_each_state_is_of_a_backend_in_the_matrix() -> None:
+    choice = (DOCS / "choose-a-backend.md").read_text(encoding="utf-8")
+    columns = {name for part, name in site_script("support").COLUMNS.items() if part != "guide"}
+    states = site_script("landing").rows(choice, "State of each backend")
+    assert {re.findall(r"\w+", row[0])[0] for row in states} == columns
+
+
+def test_the_picture_on_the_first_page_has_each_crash_of_the_guarantees(site: Path) -> None:
+    page = (site / "index.html").read_text(encoding="utf-8")
+    crashes = site_script("landing").rows(
+        (DOCS / "guarantees.md").read_text(encoding="utf-8"), "What happens in a crash"
+    )
+    for picture in re.findall(r'<svg class="(?:wide|narrow)".*?</svg>', page, re.DOTALL):
+        text = " ".join(re.sub(r"<[^>]+>", " ", picture).split())
+        for died, _, restarted in crashes:
+            assert f"The driver dies {died}: {restarted}." in text
+    assert page.count("The driver dies while") == 2
+
+
+def test_a_search_finds_a_page_without_a_network_and_the_first_page_fits_a_telephone(site: Path) -> None:
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser() as started:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        page = started.new_page()
+        requests: list[str] = []
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(address)
+        page.get_by_role("textbox", name="Search").fill("in doubt")
+        page.locator(".md-search-result__link").first.wait_for()
+        page.locator(".md-search-result__link").first.click()
+        page.wait_for_url("**?h=*")
+        page.set_viewport_size({"width": 390, "height": 844})
+        page.goto(address)
+        width = page.evaluate("document.documentElement.scrollWidth")
+        server.shutdown()
+    assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []
+    assert width == 390
 
 
 def test_a_page_of_a_plugin_and_a_page_of_docs_lead_to_each_other(site: Path) -> None:

@@ -33,7 +33,7 @@ from twopc.events import (
     TransactionReplayed,
 )
 from twopc.observers import _rotating_file
-from twopc.observers.json_lines import EventReader, JsonLinesObserver, read_lines
+from twopc.observers.json_lines import EventReader, JsonLinesObserver, Line, read_lines
 from twopc.phases import Phase
 
 AT = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
@@ -233,7 +233,7 @@ def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(pat
 def test_a_report_reads_the_older_file_first(path: Path) -> None:
     write(path, *map(batch, range(6)), max_bytes=1000)
     assert path.with_name("events.jsonl.1").exists()
-    found = [line.batch.batch_id for line in read_lines(path, "orders") if line]
+    found = [line.batch.batch_id for line in read_lines(path) if isinstance(line, Line)]
     assert found == sorted(found)
     assert found[-1] == 5
     assert len(found) > len(path.read_bytes().splitlines())

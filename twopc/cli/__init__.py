@@ -17,7 +17,11 @@ checkpoint      compares a checkpoint with its log, and repairs it
 waiting         bounds the time of calls to target systems
 output          prints a command's document
 timeline        puts a history in order; no I/O
+totals          adds a history up; no I/O
+time_axis       places times on an axis whose long gaps are cut; no I/O
+trend           draws how a quantity changed; no I/O
 page            draws the history as HTML
+live            serves that page
 ==============  ===========================================================================
 """
 

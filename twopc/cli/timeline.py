@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import TypeAlias
 
 from twopc.log.entries import Decision, Entry
 from twopc.log.history import History
-from twopc.observers.json_lines import Line
+from twopc.observers.json_lines import FailedRun, Line
+
+CAME_AGAIN = "came again: decided before"
+
+
+class Mark(str, Enum):
+    """What an operator looks for in a history."""
+
+    IN_DOUBT = "in doubt"
+    CRASH = "crashes"
+    RECOVERY = "recoveries"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What one batch wrote to one sink. Bytes are those of the records as Arrow holds them in memory."""
+    """What was written to one sink. Bytes are those of the records as Arrow holds them in memory."""
 
     sink: str
     records: int
@@ -47,6 +60,38 @@ class Batch:
     def took_ms(self) -> float:
         return sum(self.phases_ms.values())
 
+    @property
+    def records(self) -> int:
+        return sum(of_sink.records for of_sink in self.written)
+
+    @property
+    def marks(self) -> frozenset[Mark]:
+        marks = {
+            Mark.IN_DOUBT: self.state == "in doubt",
+            Mark.RECOVERY: self.recovered or self.state == CAME_AGAIN,
+            Mark.FAILED: self.state == "given up in part",
+        }
+        return frozenset(mark for mark, has in marks.items() if has)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A run of a batch that failed, in the last of its phases."""
+
+    at: str
+    batch_id: int
+    error: str
+    message: str
+    phases_ms: Mapping[str, float]
+
+    @property
+    def took_ms(self) -> float:
+        return sum(self.phases_ms.values())
+
+    @property
+    def marks(self) -> frozenset[Mark]:
+        return frozenset({Mark.FAILED})
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
@@ -55,26 +100,62 @@ class Note:
     at: str
     kind: str
     text: str
+    marks: frozenset[Mark] = frozenset()
 
 
-Moment: TypeAlias = "Batch | Note"
+Moment: TypeAlias = "Batch | Failed | Note"
 
 
-def timeline(history: History, lines: Iterable[Line]) -> list[Moment]:
+def timeline(history: History, lines: Iterable[Line | FailedRun]) -> list[Moment]:
     """Return every known moment, oldest first. ``lines`` has the metrics of the query's batches, oldest first."""
     known = list(lines)
-    newest = {line.batch.batch_id: line for line in known if not line.batch.already_decided}
-    moments: list[Moment] = []
+    newest = {
+        line.batch.batch_id: place
+        for place, line in enumerate(known)
+        if isinstance(line, Line) and not line.batch.already_decided
+    }
+    in_log: list[tuple[int | None, Moment]] = []
     for before, entry in itertools.pairwise((None, *history.entries)):
         assert entry is not None  # only the first has none before it
         if entry.kind == "decide" and entry.unresolved:
             decision = entry.unresolved[-1]
-            moments.append(_decided(history.tail, entry, decision, newest.pop(decision.batch_id, None)))
+            place = newest.pop(decision.batch_id, None)
+            line = known[place] if place is not None else None
+            assert not isinstance(line, FailedRun)  # newest has none
+            in_log.append((place, _decided(history.tail, entry, decision, line)))
         else:
-            moments.append(Note(entry.written_at, entry.kind, _described(before, entry)))
-    in_log = {moment.batch_id for moment in moments if isinstance(moment, Batch)}
-    moments += [_of_metrics(line) for line in known if line.batch.already_decided or line.batch.batch_id not in in_log]
-    return sorted(moments, key=lambda moment: moment.at)
+            in_log.append((None, _note(before, entry)))
+    decided = {moment.batch_id for _, moment in in_log if isinstance(moment, Batch)}
+    others = [
+        (place, _of_line(line))
+        for place, line in enumerate(known)
+        if isinstance(line, FailedRun) or line.batch.already_decided or line.batch.batch_id not in decided
+    ]
+    return _merged(in_log, others)
+
+
+def _merged(in_log: Sequence[tuple[int | None, Moment]], others: Sequence[tuple[int, Moment]]) -> list[Moment]:
+    """Put moments of the file among those of the log, each by its line or None. Both orders are kept, as a clock may
+    be set back. Only where neither decides, the clock does."""
+    merged: list[Moment] = []
+    rest = deque(others)
+    lines = [line for line, _ in in_log]
+    for (line, moment), next_line in zip(in_log, _next_known(lines), strict=True):
+        while rest and (
+            (line is not None and rest[0][0] < line)
+            or ((next_line is None or rest[0][0] < next_line) and rest[0][1].at < moment.at)
+        ):
+            merged.append(rest.popleft()[1])
+        merged.append(moment)
+    return [*merged, *(moment for _, moment in rest)]
+
+
+def _next_known(lines: Sequence[int | None]) -> list[int | None]:
+    """Return for each place the first line there or later."""
+    known: deque[int | None] = deque()
+    for line in reversed(lines):
+        known.appendleft(line if line is not None or not known else known[0])
+    return [*known]
 
 
 def _decided(tail: Entry, entry: Entry, decision: Decision, line: Line | None) -> Batch:
@@ -98,13 +179,15 @@ def _decided(tail: Entry, entry: Entry, decision: Decision, line: Line | None) -
     )
 
 
-def _of_metrics(line: Line) -> Batch:
-    """A batch that the log no longer has, or that came again."""
+def _of_line(line: Line | FailedRun) -> Batch | Failed:
+    """A failed run, or a batch that the log no longer has or that came again."""
+    if isinstance(line, FailedRun):
+        return Failed(line.failed_at, line.batch_id, line.error, line.message, line.phases_ms)
     batch = line.batch
     return Batch(
         at=line.finished_at,
         batch_id=batch.batch_id,
-        state="came again: decided before" if batch.already_decided else "committed",
+        state=CAME_AGAIN if batch.already_decided else "committed",
         incarnation=None,
         written=tuple(
             Written(sink, batch.records[sink], batch.bytes[sink], count) for sink, count in batch.transactions.items()
@@ -115,24 +198,41 @@ def _of_metrics(line: Line) -> Batch:
     )
 
 
-def _described(before: Entry | None, entry: Entry) -> str:
+def _note(before: Entry | None, entry: Entry) -> Note:
     """An entry other than a decision, in words."""
     match entry.kind:
         case "open":
-            ended = ", after a clean stop" if before and before.kind == "close" else ""
-            if before and before.kind != "close":
-                ended = ", and the one before did not stop cleanly"
-            doubt = ", ".join(str(decision.batch_id) for decision in entry.unresolved)
-            return f"incarnation {entry.incarnation} opened{ended}" + (f"; in doubt was batch {doubt}" if doubt else "")
+            return _opened(before, entry)
         case "amend":
             same = before.unresolved if before else ()
             batches = ", ".join(str(d.batch_id) for d in entry.unresolved if d not in same)
-            return f"batch {batches}: rolled back by its target system, and written again from replay copies"
+            text = f"batch {batches}: rolled back by its target system, and written again"
+            return Note(entry.written_at, entry.kind, text, frozenset({Mark.RECOVERY}))
         case "abandon" if entry.abandoned:
             lost = entry.abandoned[-1]
             count = sum(map(len, lost.given_up.committables.values()))
-            return f"batch {lost.given_up.batch_id}: {count} transactions given up by {lost.by}"
+            text = f"batch {lost.given_up.batch_id}: {count} transactions given up by {lost.by}"
+            return Note(entry.written_at, entry.kind, text, frozenset({Mark.FAILED}))
+        case "complete":
+            return Note(entry.written_at, entry.kind, f"incarnation {entry.incarnation} rested: nothing is in doubt")
         case "close":
-            return f"incarnation {entry.incarnation} stopped cleanly"
+            return Note(entry.written_at, entry.kind, f"incarnation {entry.incarnation} stopped cleanly")
         case kind:
-            return f"an entry of kind {kind} that names no transactions, as no coordinator writes it"
+            text = f"an entry of kind {kind} that names no transactions, as no coordinator writes it"
+            return Note(entry.written_at, kind, text)
+
+
+def _opened(before: Entry | None, entry: Entry) -> Note:
+    """A process that ends writes ``complete`` if it still can, and ``close`` if its coordinator was closed."""
+    marks = set()
+    ended = ""
+    if before and before.kind in ("close", "complete"):
+        ended = ", after a clean stop" if before.kind == "close" else ", after a rest"
+    elif before:
+        ended = ", and the one before did not stop cleanly"
+        marks.add(Mark.CRASH)
+    doubt = ", ".join(str(decision.batch_id) for decision in entry.unresolved)
+    if doubt:
+        marks.add(Mark.RECOVERY)
+    text = f"incarnation {entry.incarnation} opened{ended}" + (f"; in doubt was batch {doubt}" if doubt else "")
+    return Note(entry.written_at, entry.kind, text, frozenset(marks))

@@ -126,10 +126,13 @@ def _part_values(part: BatchPart) -> Values:
 
 
 def decoded(line: bytes) -> list[Recorded] | None:
-    """Return the events of a line; None if it can't be read, such as a truncated one."""
+    """Return the events of a line, none if they are of another kind; None if it can't be read, as if truncated."""
     try:
         values = json.loads(line)
-        [key] = [key for key in values if key in _READERS]
+        known = [*(values.keys() & _READERS.keys())]
+        if not known:
+            return []
+        [key] = known
         at = datetime.fromisoformat(values.pop(key)).astimezone(timezone.utc)
         return [Recorded(at, event) for event in _READERS[key](values)]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
