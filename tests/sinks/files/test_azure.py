@@ -11,7 +11,7 @@ import pytest
 
 from tests.sinks.files.conftest import Place
 from tests.support.azurite_server import AzuriteServer, repeat
-from tests.support.http_proxy import Answer, HttpProxy, Lost, azure_error
+from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import (
     ConfigurationError,
@@ -507,6 +507,18 @@ def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_ba
     monkeypatch.setattr("twopc.durable_files._ASIDE_LIVES_S", -1)
     azure.fs.pipe_file(azure.path("_manifest/.left.probe"), b"")
     azure.sink(batch_logs="manifest").open()
+    assert azure.files() == []
+
+
+@pytest.mark.parametrize("logs", ["spark", "manifest"])
+def test_a_server_that_ignores_the_condition_keeps_no_log_of_complete_batches(
+    logs: str, azure: Place, azurite: AzuriteServer, proxy: HttpProxy
+) -> None:
+    signature = f"SharedAccessSignature={azurite.signature('rwdlac')}"  # a key signs the condition
+    place = Place(azure.url, {"connection_string": azurite.connection_string(proxy.url, signature)})
+    proxy.disturb_all("PUT", Changed(without_headers=frozenset({"if-none-match"})))
+    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*overwrites"):
+        place.sink(batch_logs=logs).open()
     assert azure.files() == []
 
 
