@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from azure.storage.blob._shared.constants import READ_TIMEOUT
 
 from tests.sinks.files.conftest import Place
 from tests.support.azurite_server import AzuriteServer, repeat
@@ -508,6 +511,23 @@ def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_ba
     azure.fs.pipe_file(azure.path("_manifest/.left.probe"), b"")
     azure.sink(batch_logs="manifest").open()
     assert azure.files() == []
+
+
+def test_a_server_that_accepts_and_stays_silent_is_waited_for_as_the_options_say(
+    azure: Place, azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat(monkeypatch, is_repeated=False)
+    committable = azure.pre_commit()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        place = Place(azure.url, {"connection_string": azurite.connection_string(url), "read_timeout": 1})
+        began_s = time.monotonic()
+        for ask in (place.sink().open, partial(place.sink().commit, committable)):
+            with pytest.raises(Retriable):
+                ask()
+        assert time.monotonic() - began_s < READ_TIMEOUT
+    azure.sink().commit(committable)
+    assert azure.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize("logs", ["spark", "manifest"])
