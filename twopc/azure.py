@@ -52,7 +52,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
     async def _call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a method of Azure's client of the blob at ``path``, such as ``container/folder/name``."""
         with self._translating():
-            return await getattr(self._blob(path), method)(*arguments, **keywords)
+            return await getattr(self._blob(path), method)(*arguments, **self._timeout_kwargs, **keywords)
 
     call = asyn.sync_wrapper(_call)
 
@@ -117,7 +117,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         prefix = f"{folder}/".lstrip("/")
         client = self.service_client.get_container_client(container)
         with self._translating():
-            async for found in getattr(client, method)(name_starts_with=prefix, **keywords):
+            async for found in getattr(client, method)(name_starts_with=prefix, **self._timeout_kwargs, **keywords):
                 if found.name != prefix:  # some programs make a blob for the folder itself
                     yield found
 

@@ -255,7 +255,8 @@ class ObjectFolder:
 
     def read(self, name: str) -> bytes:
         """Return the whole object. Raises FileNotFoundError."""
-        data: bytes = self.fs.cat_file(self._object(name))
+        with _answers_of_s3():
+            data: bytes = self.fs.cat_file(self._object(name))
         return data
 
     def put_if_absent(self, name: str, data: bytes) -> None:
@@ -533,7 +534,8 @@ def _hidden(suffix: str) -> str:
 def names_in(fs: Any, folder: str) -> list[str]:
     """Return the names in a folder of an fsspec file system that keeps no listings; none where there is no folder."""
     try:
-        paths = fs.ls(folder, detail=False)
+        with _answers_of_s3():
+            paths = fs.ls(folder, detail=False)
     except OSError as error:
         if _is_absent(error):
             return []
@@ -609,6 +611,18 @@ def _permanent_refusals() -> Iterator[None]:
 def _is_absent(error: OSError) -> bool:
     """Whether there is no such file, folder, bucket or container. Only ``twopc.azure`` distinguishes the last one."""
     return isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV
+
+
+@contextlib.contextmanager
+def _answers_of_s3() -> Iterator[None]:
+    """Around a GET request. S3 gives its code in the body of a 404; without one, the answer is a gateway's, and says
+    nothing about what S3 has."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if _s3_code(error) == "404":
+            raise OSError(errno.EIO, "a 404 that is not of S3, such as a gateway's") from error
+        raise
 
 
 def _s3_code(error: OSError) -> str | None:

@@ -217,8 +217,10 @@ def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
 def _failure(answer: requests.Response) -> tuple[int, str] | None:
     """Return the errno and the text of an answer that is not a success."""
     if answer.status_code < 400:
-        length = answer.headers.get("Content-Length", str(len(answer.content)))
-        is_whole = "Content-Encoding" in answer.headers or length == str(len(answer.content))
+        # Python takes headers that were cut off for all headers, and the answer for one without contents.
+        length = answer.headers.get("Content-Length", "a length that it does not have")
+        is_whole = "Transfer-Encoding" in answer.headers or length == str(len(answer.content))
+        is_whole |= "Content-Encoding" in answer.headers and "Content-Length" in answer.headers
         return None if is_whole else (errno.ECONNRESET, f"{len(answer.content)} bytes of {length}")
     try:
         remote = answer.json()["RemoteException"]

@@ -9,6 +9,8 @@
 - ``data-source``: a query into Kafka by ``format("twopc")``. Every fault left in the folder ``faults`` kills the driver
   and its process group.
 - ``exiting``: a query into files, by ``foreach_batch`` or ``format("twopc")``, that ends with an exit code.
+- ``files``: a query into files, with its log wherever ``log`` says, by ``foreach_batch`` or ``format("twopc")``. Faults
+  as above.
 - ``cluster``: two executors, each a process of its own. Three runs share one session, because executors take long to
   start. What was seen is written to ``seen.json``.
 """
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 BACKENDS = Path(__file__).with_name("backends")
 """Backends with faults, for the processes that find them by entry point."""
+
+FILES = "faulty-files"
 
 HELD_S = 60
 
@@ -214,6 +218,23 @@ def run_exiting(job: dict[str, Any]) -> None:
         until_stopped(writer.option("checkpointLocation", str(folder / "checkpoint")).start())
 
 
+def run_files(job: dict[str, Any]) -> None:
+    folder = Path(job["folder"])
+    for fault in folder.glob("faults/*"):
+        fault.write_text(f"kill {os.getpgrp()}")
+    spark = session(settings={"spark.executorEnv.PYTHONPATH": str(BACKENDS)})
+    source = spark.readStream.schema("value STRING").option("maxFilesPerTrigger", 1)
+    writer = source.json(str(folder / "source")).repartition(2).writeStream
+    options = {"path": job["path"], "format": "json", "faults": str(folder / "faults")}
+    if job["way"] == "foreach_batch":
+        sys.path.insert(0, str(BACKENDS))
+        writer = writer.foreachBatch(foreach_batch({"archive": twopc.create_sink(FILES, options)}, log=job["log"]))
+    else:
+        spark.dataSource.register(TwoPhaseCommitDataSource)
+        writer = writer.format("twopc").options(sink=FILES, log=job["log"], **options)
+    write_all(writer, folder / "checkpoint")
+
+
 # Two executors. ----------------------------------------------------------------------------------------------------
 
 
@@ -288,6 +309,7 @@ SCENES = {
     "routed": run_routed,
     "data-source": run_data_source,
     "exiting": run_exiting,
+    "files": run_files,
     "cluster": run_cluster,
 }
 

@@ -16,7 +16,7 @@ import fsspec
 import pytest
 
 import twopc
-from tests.support.hdfs_server import HOME, USER, HdfsServer
+from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated
 from tests.support.racing_writers import race
 from twopc import Committable, Round
@@ -26,7 +26,7 @@ from twopc.log.entries import Decision
 from twopc.log.store import LogStore, entry_name
 from twopc.testing import LogStoreContract
 
-pytestmark = pytest.mark.long  # a cluster takes seconds to start, and each kill as well
+pytestmark = [pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)]  # a cluster takes seconds to start
 
 FIRST = Decision(Round(1, 0), {"sink": (Committable("t0", {}, 1),)})
 

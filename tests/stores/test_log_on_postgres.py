@@ -694,6 +694,32 @@ def test_a_refused_statement_is_no_unknown_outcome(error: type[psycopg.Error], a
     assert (type(refused), advice in str(refused)) == (ConfigurationError, True)
 
 
+RAISES = (
+    "CREATE FUNCTION {}_f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not today''; END';"
+    " CREATE TRIGGER t BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION {}_f()"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("ALTER TABLE {} ADD CHECK (slot < 1)", "violates check constraint"),
+        ("ALTER TABLE {} ADD CONSTRAINT small CHECK (length(entry) < 1) NOT VALID", 'check constraint "small"'),
+        ("ALTER TABLE {} ADD COLUMN extra int NOT NULL DEFAULT 0; ALTER TABLE {} ALTER extra DROP DEFAULT", "not-null"),
+        ("ALTER TABLE {} ALTER slot TYPE numeric(2, 2) USING slot / 100", "numeric field overflow"),
+        (RAISES, "not today"),
+    ],
+)
+def test_a_rule_that_somebody_gives_to_the_table_refuses_a_decision_and_leaves_none_in_doubt(
+    change: str, reason: str, place: Place
+) -> None:
+    log = CommitLog.open(place.store(), "query")
+    place.ask(change)
+    with pytest.raises(ConfigurationError, match=f"refuses the commit log.*{reason}.*This request changed nothing"):
+        log.decide(FIRST)
+    assert place.ask("SELECT count(*) FROM {}") == [(1,)]
+
+
 def test_a_table_that_is_dropped_while_the_query_runs_stops_it(place: Place) -> None:
     log = CommitLog.open(place.store(), "query")
     place.ask("DROP TABLE {}")

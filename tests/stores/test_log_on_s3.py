@@ -144,6 +144,22 @@ def test_a_decision_that_cannot_be_read_back_is_in_doubt_and_found_by_the_next_c
     assert CommitLog.open(open_store(bucket), "query").tail.decided == 0
 
 
+@pytest.mark.parametrize("body", [b"", b"default backend - 404"])
+def test_a_404_of_a_gateway_is_taken_neither_for_an_empty_log_nor_for_a_newer_coordinator(
+    body: bytes, bucket: Bucket
+) -> None:
+    log = CommitLog.open(open_store(bucket), "query")
+    bucket.proxy.disturb_all("GET", Answer(404, body))
+    with pytest.raises(Retriable, match="a 404 that is not of S3"):
+        log.verify()
+    with pytest.raises(Retriable, match="a 404 that is not of S3"):
+        read_tail(open_store(bucket))
+    with pytest.raises(InDoubt, match="a 404 that is not of S3"):
+        log.decide(FIRST)
+    bucket.proxy.heal()
+    assert CommitLog.open(open_store(bucket), "query").tail.decided == 0
+
+
 def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced(bucket: Bucket) -> None:
     log = CommitLog.open(open_store(bucket), "query")
     bucket.proxy.disturb_next("PUT", Lost.REQUEST, entry_name(1))

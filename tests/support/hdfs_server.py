@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 VERSION = "3.5.0"
 START_TIMEOUT_S = 120.0
+TEST_AT_MOST_S = 600
+"""The limit of a test that may start both processes, on a machine with much other work: each may take a while, and each
+request of a client may wait for a minute."""
 
 USER = "orders"
 """A user without special rights, who has a home folder."""
@@ -164,13 +167,20 @@ class HdfsServer:
         try:
             self.ask("PUT", HOME, "MKDIRS")
             self.ask("PUT", HOME, "SETOWNER", owner=USER)
-            named = self.ask("PUT", "/started", "CREATE", overwrite="true", noredirect="true")
-            # The NameNode still names a DataNode that was killed, and one that starts may keep a request waiting.
-            to_data_node = urllib.request.Request(named["Location"], data=b"x", method="PUT")  # noqa: S310  # always http
-            with urllib.request.urlopen(to_data_node, timeout=10):  # noqa: S310  # always http
-                return True
+            # The NameNode still names a DataNode that was killed, and one that starts may keep a request waiting. As
+            # the user of the tests: a DataNode has a connection to the NameNode for each user, and one that is dead
+            # since the NameNode was killed fails the first request on it.
+            self._ask_data_node("PUT", "CREATE", b"x", overwrite="true")
+            return self._ask_data_node("GET", "OPEN") == b"x"
         except OSError:  # its safe mode included
             return False
+
+    def _ask_data_node(self, method: str, operation: str, data: bytes | None = None, **parameters: str) -> bytes:
+        named = self.ask(method, f"{HOME}/.started", operation, USER, noredirect="true", **parameters)
+        request = urllib.request.Request(named["Location"], data=data, method=method)  # noqa: S310  # always http
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  # always http
+            contents: bytes = answer.read()
+            return contents
 
     def ask(self, method: str, path: str, operation: str, user: str = SUPERUSER, **parameters: str) -> Any:
         """Return what the NameNode answers to an operation of WebHDFS."""

@@ -112,7 +112,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def _read(self, length: str, base: int = 10) -> bytes:
-        return self.rfile.read(int(length, base))
+        data = self.rfile.read(int(length, base))
+        if len(data) < int(length, base):
+            raise ConnectionError("the client was gone before the end of its request")
+        return data
 
     def _chunks(self) -> bytes:
         """Read a body that comes in chunks, without trailers."""

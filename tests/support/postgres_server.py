@@ -51,6 +51,10 @@ class PostgresServer(ServerProcess):
         return f"postgresql://postgres@/postgres/{log}?host={self._folder}"
 
     @property
+    def socket(self) -> str:
+        return str(self._folder / ".s.PGSQL.5432")
+
+    @property
     def log(self) -> Path:
         return self._folder / "log"
 

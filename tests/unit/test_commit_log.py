@@ -625,3 +625,51 @@ def test_of_two_processes_that_go_on_with_an_incarnation_one_decides(store: LogS
     one.decide(decision(0))
     with pytest.raises(Fenced):
         other.decide(decision(0))
+
+
+# Stores that contradict themselves. -------------------------------------------------------------------------------
+
+
+@dataclass
+class Gateway:
+    """Something between a client and the store, which answers 404 in the store's place while it is broken."""
+
+    behind: LogStore
+    is_broken: bool = False
+    loses_a_reply: bool = False
+    url: str = "gateway://log"
+
+    def slots(self) -> list[int]:
+        return [] if self.is_broken else self.behind.slots()
+
+    def read(self, slot: int) -> bytes:
+        if self.is_broken:
+            raise FileNotFoundError(slot)
+        return self.behind.read(slot)
+
+    def put_if_absent(self, slot: int, data: bytes) -> None:
+        self.behind.put_if_absent(slot, data)
+        if self.loses_a_reply:
+            self.loses_a_reply = False
+            raise TimeoutError("no reply")
+
+    def delete(self, slot: int) -> None:
+        self.behind.delete(slot)
+
+    def post(self, data: bytes) -> None:
+        self.behind.post(data)
+
+    def posted(self) -> bytes:
+        return self.behind.posted()
+
+
+@pytest.mark.parametrize("loses_a_reply", [False, True])
+def test_a_decision_that_the_store_confirms_and_does_not_show_is_in_doubt_and_stays(
+    loses_a_reply: bool, memory: LogStore
+) -> None:
+    gateway = Gateway(memory)
+    log = CommitLog.open(gateway, "query")
+    gateway.is_broken, gateway.loses_a_reply = True, loses_a_reply
+    with pytest.raises(InDoubt, match="shows neither it nor a newer one"):
+        log.decide(decision(0))
+    assert CommitLog.open(memory, "query").tail.decided == 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import socket
+import threading
 import traceback
 from typing import Any
 
@@ -57,6 +59,27 @@ def test_an_answer_that_was_cut_off_is_no_success() -> None:
     assert _failure(answer(200, b"whole", Content_Length="5")) is None
     assert _failure(answer(200, b"zipped", Content_Length="3", Content_Encoding="gzip")) is None
     assert _failure(answer(200, b"hal", Content_Length="5")) == (errno.ECONNRESET, "3 bytes of 5")
+
+
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nContent-Length: 5\r\n\r\nwhole"
+
+
+@pytest.mark.parametrize("length", range(len(ANSWER)))
+def test_an_answer_that_was_cut_off_anywhere_is_none(length: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as client:
+                client.recv(65536)
+                client.sendall(ANSWER[:length])
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        fs = WebHdfs("127.0.0.1", port=listener.getsockname()[1], skip_instance_cache=True)
+        with pytest.raises(OSError, match=r"no answer|bytes of") as cut:
+            fs._call("RENAME", "put", "/a", destination="/b")
+        thread.join()
+    assert cut.value.errno == errno.ECONNRESET
 
 
 def test_a_url_names_its_name_node() -> None:

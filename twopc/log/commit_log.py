@@ -241,12 +241,14 @@ def _withdraw(store: LogStore, slot: int) -> bool:
         InDoubt: it may still be there, and the next start may take it for the tail.
     """
     try:
-        is_newest = store.slots()[-1:] == [slot]
-        if is_newest:
+        newest = max(store.slots(), default=-1)
+        if newest == slot:
             store.delete(slot)
     except Exception as error:
         raise _in_doubt(store, slot, error) from error
-    return is_newest
+    if newest < slot:
+        raise _in_doubt(store, slot, _NOT_SHOWN)
+    return newest == slot
 
 
 def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
@@ -266,6 +268,7 @@ def _put(store: LogStore, slot: int, entry: Entry) -> Entry:
     except FileExistsError:
         if own := _at(store, slot, *tried):  # the first may have been written after all
             return own
+        _require_taken(store, slot)
         raise _fenced(store, slot, entry) from None
     except _UnknownOutcome as unknown:
         raise _in_doubt(store, slot, unknown.__cause__) from unknown.__cause__
@@ -283,6 +286,26 @@ def _put_once(store: LogStore, slot: int, entry: Entry) -> Entry:
     except Exception as error:
         raise _UnknownOutcome from error
     return entry
+
+
+_NOT_SHOWN = FileNotFoundError("the store confirmed an entry, and shows neither it nor a newer one")
+"""A gateway may answer 404 in the place of the store."""
+
+
+def _require_taken(store: LogStore, slot: int) -> None:
+    """Make sure that an entry that is not this process's own is, or was, in a slot which the store calls taken.
+
+    Raises:
+        InDoubt: the store shows none.
+    """
+    try:
+        is_taken = store.slots()[-1:] >= [slot] or bool(store.read(slot))
+    except FileNotFoundError:
+        is_taken = False
+    except Exception as error:
+        raise _in_doubt(store, slot, error) from error
+    if not is_taken:
+        raise _in_doubt(store, slot, _NOT_SHOWN)
 
 
 def _at(store: LogStore, slot: int, *entries: Entry) -> Entry | None:

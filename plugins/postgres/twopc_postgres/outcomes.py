@@ -92,7 +92,7 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
             " password file or a service file"
         )
     sqlstate = error.sqlstate or ""
-    if sqlstate[:2] in _LOG_REFUSALS or sqlstate in _LOG_REFUSALS:
+    if sqlstate != _TAKEN and (sqlstate[:2] in _LOG_REFUSALS or sqlstate in _LOG_REFUSALS):
         return ConfigurationError(
             f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing."
             f" {LOG_ADVICE.get(sqlstate, _OF_ANOTHER_TABLE)}"
@@ -104,9 +104,13 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
     )
 
 
-_LOG_REFUSALS = ("42", "3F", "0A000", "55000")
-"""SQLSTATEs and their classes of a statement that was not executed: a right, a table, a column or a schema is missing,
-or what has the table's name can't take such a row."""
+_LOG_REFUSALS = ("22", "23", "42", "3F", "54", "P0", "0A000", "55000")
+"""SQLSTATEs and their classes of a statement that has changed nothing: a right, a table, a column or a schema is
+missing, or what has the table's name can't take such a row, because of a type, a constraint or a trigger."""
+
+_TAKEN = "23505"
+"""unique_violation. While the log's index is rebuilt (REINDEX CONCURRENTLY), ON CONFLICT may raise it, too, so it is no
+permanent refusal."""
 
 LOG_ADVICE: dict[str, str] = {
     "3F000": "Create the schema, or correct its name in the URL",

@@ -19,7 +19,7 @@ from fsspec.registry import _registry
 from tests.support.azurite_server import AzuriteServer, install
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.gcs_server import gcs_server as server_or_skip
-from tests.support.hdfs_server import HOME, USER, HdfsServer
+from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
 from twopc.places import file_system
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from twopc_files.stores.store import Store
 
 ON_GCS = pytest.param("gcs", marks=pytest.mark.timeout(BUILD_AT_MOST_S))
+ON_HDFS = pytest.param("hdfs", marks=[pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)])
 
 MakeSink: TypeAlias = "Callable[..., FileSink]"
 PreCommit: TypeAlias = "Callable[..., Committable]"
@@ -210,9 +211,7 @@ def hdfs(hdfs_server: HdfsServer) -> Place:
     return Place(hdfs_server.url(f"{HOME}/{uuid.uuid4().hex}/data/orders"), {"user": USER})
 
 
-@pytest.fixture(
-    params=["local", "s3", "azure", ON_GCS, "memory", "renaming", pytest.param("hdfs", marks=pytest.mark.long)]
-)
+@pytest.fixture(params=["local", "s3", "azure", ON_GCS, "memory", "renaming", ON_HDFS])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)

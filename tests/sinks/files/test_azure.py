@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from azure.storage.blob._shared.constants import READ_TIMEOUT
 
 from tests.sinks.files.conftest import Place
 from tests.support.azurite_server import AzuriteServer, repeat
-from tests.support.http_proxy import Answer, HttpProxy, Lost, azure_error
+from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import (
     ConfigurationError,
@@ -507,6 +510,35 @@ def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_ba
     monkeypatch.setattr("twopc.durable_files._ASIDE_LIVES_S", -1)
     azure.fs.pipe_file(azure.path("_manifest/.left.probe"), b"")
     azure.sink(batch_logs="manifest").open()
+    assert azure.files() == []
+
+
+def test_a_server_that_accepts_and_stays_silent_is_waited_for_as_the_options_say(
+    azure: Place, azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat(monkeypatch, is_repeated=False)
+    committable = azure.pre_commit()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        place = Place(azure.url, {"connection_string": azurite.connection_string(url), "read_timeout": 1})
+        began_s = time.monotonic()
+        for ask in (place.sink().open, partial(place.sink().commit, committable)):
+            with pytest.raises(Retriable):
+                ask()
+        assert time.monotonic() - began_s < READ_TIMEOUT
+    azure.sink().commit(committable)
+    assert azure.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize("logs", ["spark", "manifest"])
+def test_a_server_that_ignores_the_condition_keeps_no_log_of_complete_batches(
+    logs: str, azure: Place, azurite: AzuriteServer, proxy: HttpProxy
+) -> None:
+    signature = f"SharedAccessSignature={azurite.signature('rwdlac')}"  # a key signs the condition
+    place = Place(azure.url, {"connection_string": azurite.connection_string(proxy.url, signature)})
+    proxy.disturb_all("PUT", Changed(without_headers=frozenset({"if-none-match"})))
+    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*overwrites"):
+        place.sink(batch_logs=logs).open()
     assert azure.files() == []
 
 

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.sinks.files.conftest import Place
-from tests.support.hdfs_server import HdfsServer
+from tests.support.hdfs_server import TEST_AT_MOST_S, HdfsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost
 from twopc import Committable, Participant, Round
 from twopc.checks import CheckStatus
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc_files import committed_files
 from twopc_files.file_names import decidable_files
 from twopc_files.sink import FileSink
 
-pytestmark = pytest.mark.long
+TOKEN = "the-delegation-token"  # noqa: S105  # of nobody
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)]
 
 
 def test_a_file_of_several_blocks_of_the_client_is_whole(hdfs: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +70,10 @@ def test_a_second_query_is_refused_by_a_log_of_complete_batches(hdfs: Place) -> 
 
 
 # What is refused. ---------------------------------------------------------------------------------------------------
+
+
+def remote_exception(status: int, name: str, message: str) -> Answer:
+    return Answer(status, json.dumps({"RemoteException": {"exception": name, "message": message}}).encode())
 
 
 def stranger(place: Place) -> Place:
@@ -124,6 +133,17 @@ def proxied(hdfs: Place, hdfs_server: HdfsServer) -> Iterator[tuple[Place, HttpP
         yield Place(hdfs.url.replace(direct, proxy.url.removeprefix("http://")), hdfs.storage_options), proxy
 
 
+@pytest.mark.parametrize("logs", ["spark", "manifest"])
+def test_a_server_whose_rename_replaces_keeps_no_log_of_complete_batches(
+    logs: str, proxied: tuple[Place, HttpProxy]
+) -> None:
+    place, proxy = proxied
+    proxy.disturb_all("PUT", Answer(200), "op=RENAME")
+    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*replaces a file"):
+        place.sink(batch_logs=logs).open()
+    assert [path for path in place.files() if not path.endswith(".aside")] == []
+
+
 @pytest.mark.parametrize("lost", Lost)
 def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied: tuple[Place, HttpProxy]) -> None:
     place, proxy = proxied
@@ -156,12 +176,12 @@ def test_a_commit_ends_with_an_edit_though_another_process_has_renamed_the_file(
 def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied: tuple[Place, HttpProxy]) -> None:
     place, proxy = proxied
     cause = "/a can't be moved from an encryption zone."
-    body = {"RemoteException": {"exception": "IOException", "message": cause}}
-    proxy.disturb_next("PUT", Answer(403, json.dumps(body).encode()), "op=RENAME")
+    refused = remote_exception(403, "IOException", cause)
+    proxy.disturb_next("PUT", refused, "op=RENAME")
     [failed] = [check for check in place.sink().check() if check.result is not CheckStatus.PASSED]
     assert cause in str(failed)
     committable = place.pre_commit()
-    proxy.disturb_next("PUT", Answer(403, json.dumps(body).encode()), "op=RENAME")
+    proxy.disturb_next("PUT", refused, "op=RENAME")
     with pytest.raises(OperatorRequired, match=cause):
         place.sink().commit(committable)
 
@@ -169,10 +189,41 @@ def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied:
 def test_an_error_of_httpfs_is_waited_for(proxied: tuple[Place, HttpProxy]) -> None:
     place, proxy = proxied
     committable = place.pre_commit()
-    body = {"RemoteException": {"exception": "IOException", "message": "Failed on local exception"}}
-    proxy.disturb_next("PUT", Answer(500, json.dumps(body).encode()), "op=RENAME")
+    proxy.disturb_next("PUT", remote_exception(500, "IOException", "Failed on local exception"), "op=RENAME")
     with pytest.raises(Retriable, match="Failed on local exception"):
         place.sink().commit(committable)
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(Answer(401), Answer(403), Answer(500), Lost.REPLY),
+        remote_exception(403, "InvalidToken", f"token {TOKEN} is expired"),
+    ],
+    ids=str,
+)
+def test_no_credential_is_in_an_error_of_a_decided_file(answer: Any, proxied: tuple[Place, HttpProxy]) -> None:
+    place, proxy = proxied
+    committable = place.pre_commit()
+    with_token = Place(place.url, {"token": TOKEN})
+    for method in ("GET", "PUT", "DELETE"):
+        proxy.disturb_all(method, answer)
+    shown = [repr(with_token.sink()), repr(with_token.store), repr(committable)]
+    for ask in (
+        with_token.sink().open,
+        partial(with_token.sink().seal, [committable], age_s=0),
+        partial(with_token.sink().commit, committable),
+        partial(with_token.pre_commit, batch_id=1),
+    ):
+        with pytest.raises((OSError, TwoPhaseCommitError)) as told:
+            ask()
+        assert not isinstance(told.value, TransactionLost)
+        shown += traceback.format_exception(told.value)
+    assert any(TOKEN in request.target for request in proxy.requests)
+    assert not [text for text in shown if TOKEN in text]
+    proxy.heal()
     place.sink().commit(committable)
     assert place.values() == ["a", "b"]
 

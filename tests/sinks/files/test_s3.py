@@ -572,6 +572,18 @@ def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
     assert proxied.values() == ["a", "b"]
 
 
+@pytest.mark.parametrize("body", [b"", b"default backend - 404"])
+def test_a_404_of_a_gateway_is_not_taken_for_lost_files(body: bytes, proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
+    for method in ("GET", "HEAD"):
+        proxy.disturb_all(method, Answer(404, body))
+    with pytest.raises(OutcomeUnknown, match="does not report whether it is committed"):
+        proxied.sink().commit(committable)
+    proxy.heal()
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+
+
 def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommitted(
     proxied: Place, proxy: HttpProxy
 ) -> None:

@@ -336,7 +336,7 @@ def digest(etags: Iterable[str]) -> str:
 
 
 _NUMBERS = {
-    **dict.fromkeys(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration", "404"), errno.ENOENT),
+    **dict.fromkeys(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration"), errno.ENOENT),
     "NoSuchBucket": errno.ENODEV,
     "KeyTooLongError": errno.ENAMETOOLONG,
 }
@@ -367,6 +367,8 @@ def translated(error: Exception) -> OSError:
     text = f"{type(cause).__name__}: {cause}"
     if isinstance(cause, boto.ClientError):
         code, status = cause.response["Error"].get("Code", ""), cause.response["ResponseMetadata"]["HTTPStatusCode"]
+        if code == "404" and cause.operation_name.startswith("Head"):  # whose answer has no body for a code
+            return OSError(errno.ENOENT, text)
         return OSError(_meaning(code, status), text)
     if isinstance(cause, _NO_ANSWER):
         return OSError(errno.ETIMEDOUT, text)
@@ -380,4 +382,4 @@ def _meaning(code: str, status: int) -> int:
         return errno.EBUSY
     if code in _DENIED:
         return errno.EACCES
-    return errno.EIO if status == 404 else of_status(status)  # such as of an access point, not of the object
+    return errno.EIO if status == 404 else of_status(status)  # such as of an access point or a gateway
