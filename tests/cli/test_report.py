@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from twopc.events import Event
 from twopc.log.entries import Decision, abandoned, decided, opened, serialise
 from twopc.log.store import open_store
 from twopc.observers.json_lines import JsonLinesObserver
@@ -46,10 +48,19 @@ class Elements(HTMLParser):
         return sum(name in (attributes.get("class") or "").split() for _, attributes in self.found)
 
 
+class Flushed(JsonLinesObserver):
+    """An observer whose events are in the file when they are reported."""
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event, at: datetime) -> None:
+        super().twopc_event(event, at)
+        self.flush(30.0)
+
+
 @pytest.fixture
 def events(tmp_path: Path) -> Iterator[Path]:
     """A file that an observer writes as long as the test runs."""
-    observer = JsonLinesObserver(tmp_path / "events.jsonl")
+    observer = Flushed(tmp_path / "events.jsonl")
     twopc.register_observer(observer)
     yield tmp_path / "events.jsonl"
     twopc.unregister_observer(observer)

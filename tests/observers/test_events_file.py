@@ -7,8 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,13 +33,14 @@ from twopc.events import (
     TransactionCommitted,
     TransactionReplayed,
 )
-from twopc.observers import _rotating_file
+from twopc.observers import _rotating_file, json_lines
 from twopc.observers.json_lines import EventReader, JsonLinesObserver, read_lines
 from twopc.phases import Phase
 
 AT = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
 FINISHED = BatchFinished(7, False, {"a": 3}, {"a": 24}, {"a": 1}, {"committing": 1.5}, 2, 1, "orders", 4, 5)
 COMMITTABLE = twopc.Committable("t-1", {"pid": 5}, 3, None, 24)
+WAIT_S = 30.0
 SCHEMA = pa.schema([("id", pa.int64()), ("place", pa.struct([("x", pa.float64())]))])
 COMMITTED = BatchCommitted(
     7,
@@ -60,6 +62,13 @@ def write(path: Path, *events: Event, at: datetime = AT, **options: Any) -> None
     for event in events:
         observer.twopc_event(event, at)
     observer.close()
+
+
+def write_with(observer: JsonLinesObserver, *events: Event) -> None:
+    """Write events by an observer that goes on to write others."""
+    for event in events:
+        observer.twopc_event(event, AT)
+    observer.flush(WAIT_S)
 
 
 def read(path: Path) -> list[Event]:
@@ -131,12 +140,15 @@ def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counte
     assert (found[0], found[199]) == (retried[0], retried[199])
 
 
-def test_a_line_is_in_the_file_when_the_call_returns(path: Path) -> None:
+def test_an_event_is_written_without_another_one_after_it(path: Path) -> None:
     observer = JsonLinesObserver(path)
     reader = EventReader(path)
     for number in range(3):
         observer.twopc_event(batch(number), AT)
-        assert numbers(reader) == [number]
+        deadline = time.monotonic() + WAIT_S
+        while not (found := numbers(reader)):
+            assert time.monotonic() < deadline
+        assert found == [number]
 
 
 # What can't be written. -------------------------------------------------------------------------------------------
@@ -146,15 +158,19 @@ def test_a_place_that_can_not_be_written_to_fails_no_batch_and_is_logged_once(
     run: Any, observe: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "not there" / "events.jsonl"
-    observe(JsonLinesObserver(path))
+    observer = JsonLinesObserver(path)
+    observe(observer)
     run(0, 1)
+    observer.flush(WAIT_S)
     assert caplog.text.count("events can't be written to") == 1
     path.parent.mkdir()
     run(1, 2)
+    observer.flush(WAIT_S)
     assert [each.batch_id for each in read(path) if isinstance(each, BatchFinished)] == [1, 2]
     path.unlink()
     path.parent.rmdir()
     run(3)
+    observer.close()
     assert caplog.text.count("events can't be written to") == 2
 
 
@@ -164,17 +180,76 @@ def test_a_pipe_that_nobody_reads_keeps_no_batch_waiting(run: Any, observe: Any,
     run(0)
 
 
+@pytest.fixture
+def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that does not respond until the event is set."""
+    responds = threading.Event()
+
+    def append(*arguments: Any) -> None:
+        assert responds.wait(WAIT_S)
+        _rotating_file.append(*arguments)
+
+    monkeypatch.setattr(json_lines, "append", append)
+    yield responds
+    responds.set()
+
+
+def test_no_batch_waits_for_a_disk_that_does_not_respond_and_its_events_are_written_later(
+    run: Any, observe: Any, path: Path, stalled: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = JsonLinesObserver(path)
+    observe(observer)
+    run(0, 1)
+    for _ in range(2):
+        observer.flush(0.01)
+    assert caplog.text.count("of them wait") == 1
+    assert not path.exists()
+    stalled.set()
+    observer.close()
+    assert [each.batch_id for each in read(path) if isinstance(each, BatchFinished)] == [0, 1]
+
+
+def test_the_events_that_wait_for_a_disk_are_bounded(
+    path: Path, stalled: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(json_lines, "CAPACITY", 3)
+    observer = JsonLinesObserver(path)
+    for number in range(20):
+        observer.twopc_event(batch(number), AT)
+    assert caplog.text.count("the oldest are dropped") == 1
+    stalled.set()
+    observer.close()
+    assert numbers(EventReader(path))[-3:] == [17, 18, 19]
+    assert len(path.read_bytes().splitlines()) <= 4
+
+
+LEAVES = """
+import sys
+from tests.observers.test_events_file import AT, COMMITTABLE, FINISHED
+from twopc.events import TransactionAborted
+from twopc.observers.json_lines import JsonLinesObserver
+
+observer = JsonLinesObserver(sys.argv[1])
+for event in [FINISHED] * 200 + [TransactionAborted("a", COMMITTABLE, False, "orders")]:
+    observer.twopc_event(event, AT)
+"""
+
+
+def test_a_process_that_ends_has_written_all_its_events(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LEAVES, str(path)], check=True)
+    assert len(read(path)) == 201
+
+
 @pytest.mark.parametrize("fails", ["short", "full"])
 def test_what_a_full_disk_took_half_of_costs_one_event(
     path: Path, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer = JsonLinesObserver(path)
-    observer.twopc_event(batch(0), AT)
+    write_with(observer, batch(0))
     with monkeypatch.context() as patched:
         patched.setattr(_rotating_file, "os", Disk(fails))
-        observer.twopc_event(batch(1), AT)
-        observer.twopc_event(batch(2), AT)
-    observer.twopc_event(batch(3), AT)
+        write_with(observer, batch(1), batch(2))
+    write_with(observer, batch(3))
     assert numbers(EventReader(path)) == [0, 3]
     assert caplog.text.count("can't be written") == 1
 
@@ -207,7 +282,7 @@ def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: P
     observer = JsonLinesObserver(path, max_bytes=2000)
     reader, found = EventReader(path), []
     for number in range(100):
-        observer.twopc_event(batch(number), AT)
+        write_with(observer, batch(number))
         if number % 3 == 0:
             found += numbers(reader)
     assert [*found, *numbers(reader)] == [*range(100)]
@@ -220,10 +295,9 @@ def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: P
 def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(path: Path) -> None:
     observer = JsonLinesObserver(path, max_bytes=1000)
     reader = EventReader(path)
-    observer.twopc_event(batch(0), AT)
+    write_with(observer, batch(0))
     assert numbers(reader) == [0]
-    for number in range(1, 50):
-        observer.twopc_event(batch(number), AT)
+    write_with(observer, *map(batch, range(1, 50)))
     found = numbers(reader)
     assert found[:2] == [1, 2]  # of the file that it has open
     assert found == sorted(found)

@@ -16,10 +16,12 @@ def test_a_failed_run_is_a_line_of_its_own_which_readers_of_finished_batches_ski
     run: Any, observe: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "events.jsonl"
-    observe(JsonLinesObserver(path))
+    observer = JsonLinesObserver(path)
+    observe(observer)
     run(0)
     with pytest.raises(LogMismatch) as refused:
         run(7)
+    observer.close()
     lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     [failed] = [line for line in lines if "failed_at" in line]
     assert failed.pop("failed_at") > "2026"

@@ -211,9 +211,12 @@ def test_events_are_not_written_to_the_file_that_they_come_from(
     path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = path.with_name("other.jsonl")
-    with observing(JsonLinesObserver(path)), observing(JsonLinesObserver(other)), forward_events(path):
+    observers = JsonLinesObserver(path), JsonLinesObserver(other)
+    with observing(observers[0]), observing(observers[1]), forward_events(path):
         write(path, batch(0))
         until(lambda: kept.batches == [0])
+        for observer in observers:
+            observer.close()
     assert len(path.read_bytes().splitlines()) == 1
     assert path.read_bytes() == other.read_bytes()
     assert "this process forwards the file's events" in caplog.text

@@ -1,4 +1,4 @@
-"""What waits for a receiver: sent on a thread of its own, so that no batch waits with it."""
+"""What waits for a receiver or a file: sent on a thread of its own, so that no batch waits with it."""
 
 from __future__ import annotations
 
@@ -55,21 +55,29 @@ class Outbox(Generic[ItemT]):
                 self.dropped += 1
                 return
             if len(self._waiting) >= self._capacity:
+                if not self.dropped:
+                    logger.warning("%d events wait to be sent. From now on, the oldest are dropped", self._capacity)
                 self._waiting.popleft()
                 self.dropped += 1
             self._waiting.append(item)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until all items are sent, for at most ``timeout_s`` seconds. Return how many are not."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._is_sending, timeout_s)
+            return len(self._waiting) + self._is_sending
 
     def close(self, timeout_s: float) -> None:
         """Try each item that is not sent once more, for at most ``timeout_s`` seconds. What is left then is dropped."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting and not self._is_sending, timeout_s)
-            left = len(self._waiting) + self._is_sending
+            left = self.flush(timeout_s)
             self.dropped += len(self._waiting)
             self._waiting.clear()
             self._capacity = 0  # what still fails has no place to wait in

@@ -10,6 +10,7 @@ while they write.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import hashlib
 import logging
@@ -24,6 +25,7 @@ from pathlib import Path
 from twopc.events import BatchFinished, CallRetried, Event, TransactionCommitted
 from twopc.hookspecs import hookimpl
 from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decoded, encoded, group_of
+from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
 __all__ = ["EventReader", "JsonLinesObserver", "Line", "Position", "Recorded", "read_lines"]
@@ -33,6 +35,11 @@ MAX_BYTES = 16 << 20
 
 RETRIES_APART_S = 5.0
 """Calls that are retried share a line for so long: an outage must not push everything else out of the file."""
+
+CAPACITY = 10_000
+"""How many lines wait while the disk does not respond: those of about a thousand batches, in a few MB."""
+
+CLOSE_TIMEOUT_S = 10.0
 
 _BEGINNING_BYTES = 512
 """By which a file is recognized: its first line has a time in milliseconds."""
@@ -47,8 +54,9 @@ class JsonLinesObserver:
     """Appends each event to a local file, except the commits of a batch's own transactions, which ``BatchFinished``
     counts. A batch takes about 2.5 kB.
 
-    Several processes may write to one file, about several queries. A line is in the file when the call returns. What
-    can't be written is dropped, which is logged once until a line is written again: no batch fails by it.
+    Several processes may write to one file, about several queries. A thread of its own writes the lines, so no batch
+    waits for the disk or fails by it. What can't be written is dropped, which is logged once until a line is written
+    again. Up to ``CAPACITY`` lines wait for a disk that does not respond, of which the oldest are dropped.
 
     Args:
         path: the file. Its folder must be there.
@@ -56,12 +64,14 @@ class JsonLinesObserver:
     """
 
     def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
-        self._path = Path(path).resolve()
+        self._path = Path(path).absolute()  # to resolve it is I/O
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # phase two reports from several threads
-        self._waiting: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
+        self._groups: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
         self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
         self._is_failing = False
+        self._outbox = Outbox[bytes](self._append, CAPACITY, lambda _: False)
+        atexit.register(self.close)
 
     @hookimpl
     def twopc_event(self, event: Event, at: datetime) -> None:
@@ -70,39 +80,55 @@ class JsonLinesObserver:
         with self._lock:
             group = group_of(event)
             if group is None:
-                self._flush()
-                self._append([event], at)
+                self._end_groups()
+                self._outbox.put(encoded([event], at))
                 return
-            events = self._waiting.setdefault(group, [])
+            events = self._groups.setdefault(group, [])
             events.append((event, at))
             is_due = isinstance(event, CallRetried) and time.monotonic() - self._retried_s >= RETRIES_APART_S
             if is_due or len(events) >= EVENTS_PER_LINE:
-                self._flush()
+                self._end_groups()
 
-    def close(self) -> None:
-        """Write the events that wait for more of their kind. They are also written with the next event of another."""
+    def flush(self, timeout_s: float) -> None:
+        """Write all events, for at most ``timeout_s`` seconds. What is left then still waits.
+
+        Events that may share a line are otherwise written with the next event of another kind.
+        """
         with self._lock:
-            self._flush()
+            self._end_groups()
+        if left := self._outbox.flush(timeout_s):
+            self._log_failure(f"{left} of them wait")
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for events in waiting.values():
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later
+        events are dropped."""
+        atexit.unregister(self.close)
+        with self._lock:
+            self._end_groups()
+        self._outbox.close(timeout_s)
+
+    def _end_groups(self) -> None:
+        groups, self._groups = self._groups, {}
+        for events in groups.values():
             last, at = events[-1]
             if isinstance(last, CallRetried):
                 self._retried_s = time.monotonic()
-            self._append([event for event, _ in events], at)
+            self._outbox.put(encoded([event for event, _ in events], at))
 
-    def _append(self, events: list[Event], at: datetime) -> None:
+    def _append(self, line: bytes) -> None:
         try:
-            if self._path in forwarded_here:
+            if self._path.resolve() in forwarded_here:
                 raise OSError(errno.EINVAL, "this process forwards the file's events. Give the observer another file")
-            append(self._path, encoded(events, at), self._max_bytes)
+            append(self._path, line, self._max_bytes)
             self._is_failing = False
         except OSError as error:
-            if not self._is_failing:
-                text = "events can't be written to %s, which is not logged again until they can: %s"
-                logger.warning(text, self._path, error.strerror or error)
-            self._is_failing = True
+            self._log_failure(error.strerror or str(error))
+
+    def _log_failure(self, reason: str) -> None:
+        if not self._is_failing:
+            text = "events can't be written to %s, which is not logged again until they can: %s"
+            logger.warning(text, self._path, reason)
+        self._is_failing = True
 
 
 @dataclass(frozen=True, slots=True)
