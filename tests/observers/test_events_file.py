@@ -39,7 +39,7 @@ from twopc.phases import Phase
 
 AT = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
 FINISHED = BatchFinished(7, False, {"a": 3}, {"a": 24}, {"a": 1}, {"committing": 1.5}, 2, 1, "orders", 4, 5)
-COMMITTABLE = twopc.Committable("t-1", {"pid": 5}, 3, None, 24)
+COMMITTABLE = twopc.Committable("t-1", {}, 3, None, 24)
 WAIT_S = 30.0
 SCHEMA = pa.schema([("id", pa.int64()), ("place", pa.struct([("x", pa.float64())]))])
 COMMITTED = BatchCommitted(
@@ -105,6 +105,20 @@ def test_an_event_is_read_as_it_was_written(path: Path, event: Event) -> None:
     write(path, event)
     [recorded] = EventReader(path).read()
     assert (recorded.event, recorded.at) == (event, AT)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        TransactionAborted("a", replace(COMMITTABLE, handle={"pid": 5}), False, "orders"),
+        TransactionReplayed("a", 7, replace(COMMITTABLE, handle={"pid": 5}), COMMITTABLE, "orders"),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_no_handle_of_a_transaction_is_written(path: Path, event: Event) -> None:
+    write(path, event)
+    assert b"pid" not in path.read_bytes()
+    assert len(read(path)) == 1
 
 
 class DiskGone(Exception):
@@ -269,10 +283,41 @@ class Disk:
         return os.write(descriptor, text[:20])
 
 
-def test_an_event_that_is_too_long_for_a_line_is_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_that_is_too_long_for_a_line_is_dropped_and_logged(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(_rotating_file, "LONGEST_LINE", 2000)
-    write(path, replace(FINISHED, owner="x" * 3000), FINISHED)
+    long = replace(FINISHED, owner="x" * 3000)
+    write(path, long, long, FINISHED)
     assert read(path) == [FINISHED]
+    assert caplog.text.count("bytes is too long for a line") == 2
+
+
+def test_the_file_is_not_readable_for_everybody(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write(path, FINISHED)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_nothing_is_written_through_a_link(path: Path) -> None:
+    linked = path.with_name("linked")
+    path.symlink_to(linked)
+    write(path, FINISHED)
+    assert not linked.exists()
+
+
+@pytest.mark.parametrize("fails", ["flock", "replace"])
+def test_a_full_file_that_can_not_be_moved_grows(path: Path, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    write(path, batch(0))
+    monkeypatch.setattr(*((_rotating_file.fcntl, "flock") if fails == "flock" else (Path, "replace")), fail)
+    write(path, batch(1), batch(2), max_bytes=1)
+    assert numbers(EventReader(path)) == [0, 1, 2]
 
 
 # Rotation. --------------------------------------------------------------------------------------------------------
@@ -419,6 +464,15 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
         file.write(b'{"failed_at": "2026-11-27T12:00:00+00:00", "error": "no name", "message": ""}\n')
     write(path, batch(1))
     assert read(path) == [batch(0), COMMITTED, batch(1)]
+
+
+def test_the_lines_of_neighboring_versions_are_read(path: Path) -> None:
+    retried = CallRetried("commit", 3, 0.5, "away", 70.0, "orders")
+    write(path, FINISHED, retried)
+    finished, called = map(json.loads, path.read_bytes().splitlines())
+    del called["decided_batch_id"], finished["bad_records"]
+    path.write_text("".join(json.dumps(line | {"new": 1}) + "\n" for line in (finished, called)))
+    assert read(path) == [replace(FINISHED, bad_records=0), retried]
 
 
 def test_a_schema_that_can_not_be_read_is_left_out(path: Path) -> None:

@@ -59,7 +59,7 @@ class JsonLinesObserver:
     again. Up to ``CAPACITY`` lines wait for a disk that does not respond, of which the oldest are dropped.
 
     Args:
-        path: the file. Its folder must be there.
+        path: the file, and not a symbolic link. Its folder must be there.
         max_bytes: a file of this size is moved to the same name with ``.1``, in place of the one before.
     """
 
@@ -122,7 +122,10 @@ class JsonLinesObserver:
             append(self._path, line, self._max_bytes)
             self._is_failing = False
         except OSError as error:
-            self._log_failure(error.strerror or str(error))
+            if error.errno == errno.EFBIG:
+                logger.warning("an event is not written to %s: %s", self._path, error.strerror)
+            else:
+                self._log_failure(error.strerror or str(error))
 
     def _log_failure(self, reason: str) -> None:
         if not self._is_failing:
