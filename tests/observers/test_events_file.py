@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -34,6 +34,7 @@ from twopc.events import (
     TransactionReplayed,
 )
 from twopc.observers import _rotating_file, json_lines
+from twopc.observers._rotating_file import OpenFile
 from twopc.observers.json_lines import EventReader, JsonLinesObserver, read_lines
 from twopc.phases import Phase
 
@@ -370,14 +371,34 @@ def test_a_line_that_comes_to_a_file_after_it_was_moved_aside_is_read(path: Path
     assert numbers(reader) == [2]
 
 
+@pytest.mark.parametrize("when", ["after the file", "before the older one"])
+def test_a_file_that_is_moved_aside_while_both_are_opened_is_reported_once(
+    path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = path.with_name("events.jsonl.1")
+
+    class Moved(OpenFile):
+        def __init__(self, file: Path) -> None:
+            if (when, file) == ("before the older one", aside):
+                path.rename(aside)
+            super().__init__(file)
+            if (when, file) == ("after the file", path):
+                path.rename(aside)
+
+    write(path, batch(0))
+    aside.touch()
+    monkeypatch.setattr(json_lines, "OpenFile", Moved)
+    assert [line and line.batch.batch_id for line in read_lines(path, "orders")] == [0]
+
+
 @pytest.mark.parametrize("of", ["events.jsonl", "events.jsonl.1"])
 def test_a_file_that_is_moved_aside_while_it_is_looked_for_is_read_once(
     path: Path, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = EventReader._opened
 
-    def opened_and_moved(reader: EventReader, file: Path, known: Sequence[Any]) -> Any:
-        found = opened(reader, file, known)
+    def opened_and_moved(reader: EventReader, file: Path) -> Any:
+        found = opened(reader, file)
         if file.name == of and path.exists():
             path.rename(path.with_name("events.jsonl.1"))
         return found
@@ -507,6 +528,35 @@ def test_what_is_no_regular_file_is_an_error_and_keeps_nobody_waiting(path: Path
     os.mkfifo(path)
     with pytest.raises(OSError, match="not a regular file"):
         list(EventReader(path).read())
+
+
+def test_a_second_file_that_can_not_be_read_leaks_no_descriptor(path: Path) -> None:
+    write(path, batch(0))
+    path.with_name("events.jsonl.1").mkdir()
+    reader = EventReader(path)
+    before = len([*Path("/dev/fd").iterdir()])
+    for _ in range(3):
+        with pytest.raises(OSError, match="not a regular file"):
+            numbers(reader)
+    assert len([*Path("/dev/fd").iterdir()]) == before + 1
+    path.with_name("events.jsonl.1").rmdir()
+    assert numbers(reader) == [0]
+
+
+def test_what_was_read_before_is_read_again_in_bounded_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rotating_file, "LONGEST_LINE", 2000)
+    write(path, batch(0))
+    path.write_bytes(path.read_bytes() + b"x" * 10_000 + b"\n")
+    write(path, batch(1))
+    reader = EventReader(path)
+    assert numbers(reader) == [0, 1]
+    assert max(len(line) for file in reader._files for line in file.lines_before()) <= 2000
+    assert [each.event for each in reader.read_before()] == [batch(0), batch(1)]
+
+
+def test_a_report_without_a_file_is_an_error(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read_lines(path, "orders"))
 
 
 @pytest.mark.parametrize("rotations", [0, 1, 2])

@@ -16,7 +16,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from twopc import Committable
-from twopc.errors import ConfigurationError, Fenced, LogMismatch, RoundAborted
+from twopc.errors import ConfigurationError, Fenced, LogMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.store import open_store

@@ -11,13 +11,14 @@ while they write.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import errno
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -177,40 +178,47 @@ class EventReader:
         Raises:
             OSError: the file can't be read.
         """
-        gone = self._find()
-        for file in tuple(self._files):
-            for line in file.lines():
-                yield from decoded(line) or ()
-        for file in gone:  # nothing is written to it any more but what another process has already begun
-            self._files.remove(file)
-            file.close()
+        for line in self.lines():
+            yield from decoded(line) or ()
 
     def close(self) -> None:
         """Close the files."""
         while self._files:
             self._files.pop().close()
 
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that ``read`` would, as they are in the file."""
+        gone = self._find()
+        for file in tuple(self._files):
+            yield from file.lines()
+        for file in gone:  # nothing is written to it any more but what another process has already begun
+            self._files.remove(file)
+            file.close()
+
     def _find(self) -> list[OpenFile]:
         """Open the files that were not read before. Return those that were and have no name any more."""
-        found: list[OpenFile] = []
-        for path in (self._path, older(self._path)):  # in this order one that is moved aside meanwhile is not missed
-            if (file := self._opened(path, [*self._files, *found])) and file not in found:
-                found.append(file)
-        gone = [file for file in self._files if file not in found]
-        self._files += [file for file in reversed(found) if file not in self._files]
+        # In this order, a file that is moved aside meanwhile is not missed.
+        current, aside = self._opened(self._path), self._opened(older(self._path))
+        named = [file for file in (aside, current) if file is not None]
+        gone = [file for file in self._files if file not in named]
+        self._files = [*gone, *dict.fromkeys(named)]
         if self._begins_at and self._files:
             self._skip_to(self._begins_at)
             self._begins_at = None
         return gone
 
-    def _opened(self, path: Path, known: Sequence[OpenFile]) -> OpenFile | None:
-        """Return the file that has this name now, if any: one of those that are ``known`` if it is among them."""
+    def _opened(self, path: Path) -> OpenFile | None:
+        """Return the file that has this name now, if any. It is among the reader's own from then on."""
         try:
-            status = path.stat()
-            same = (file for file in known if os.path.samestat(file.status, status))
-            return next(same, None) or OpenFile(path)
+            file = OpenFile(path)
         except FileNotFoundError:
             return None
+        for known in self._files:
+            if os.path.samestat(known.status, file.status):
+                file.close()
+                return known
+        self._files.append(file)
+        return file
 
     def _skip_to(self, position: Position) -> None:
         """Skip what is before ``position``, if one of the files has it."""
@@ -245,15 +253,13 @@ def read_lines(path: Path, owner: str) -> Iterator[Line | None]:
     Raises:
         OSError: the file can't be read.
     """
-    files = [OpenFile(path)]
-    if older(path).exists():
-        files.insert(0, OpenFile(older(path)))
-    for file in files:
-        for text in filter(None, file.lines()):
+    with contextlib.closing(EventReader(path)) as reader:
+        for text in filter(None, reader.lines()):
             recorded = decoded(text)
             if recorded is None:
                 yield None
             for each in recorded or ():
                 if isinstance(each.event, BatchFinished) and each.event.owner == owner:
                     yield Line(each.at.isoformat(timespec="milliseconds"), each.event)
-        file.close()
+        if reader.position is None:
+            path.stat()  # raises if there is no file
