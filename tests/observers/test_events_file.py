@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -144,6 +145,15 @@ def test_a_batch_of_two_thousand_transactions_takes_one_line_however_it_ends(pat
     write(path, *aborted, PhaseEntered(Phase.IDLE, None, "orders"))
     assert len(path.read_bytes().splitlines()) == 1 + 4 + 1
     assert read(path)[1:] == [*aborted, PhaseEntered(Phase.IDLE, None, "orders")]
+
+
+def test_a_replay_is_written_at_once(path: Path) -> None:
+    """A kill must not take it with it: it tells that a target system has lost a decided transaction."""
+    observer = JsonLinesObserver(path)
+    observer.twopc_event(TransactionReplayed("a", 7, COMMITTABLE, COMMITTABLE, "orders"), AT)
+    reader, deadline = EventReader(path), time.monotonic() + WAIT_S
+    while not list(reader.read()):
+        assert time.monotonic() < deadline
 
 
 def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counted(path: Path) -> None:
@@ -316,7 +326,7 @@ def test_a_full_file_that_can_not_be_moved_grows(path: Path, fails: str, monkeyp
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     write(path, batch(0))
-    monkeypatch.setattr(*((_rotating_file.fcntl, "flock") if fails == "flock" else (Path, "replace")), fail)
+    monkeypatch.setattr(*((fcntl, "flock") if fails == "flock" else (Path, "replace")), fail)
     write(path, batch(1), batch(2), max_bytes=1)
     assert numbers(EventReader(path)) == [0, 1, 2]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
 import subprocess
@@ -255,14 +256,13 @@ def test_a_position_that_can_not_be_locked_or_read_keeps_no_event(
 
     write(path, batch(0))
     if fails == "lockf":
-        monkeypatch.setattr(forwarding.fcntl, "lockf", fail)
+        monkeypatch.setattr(fcntl, "lockf", fail)
         with forward_events(path):
             until(lambda: kept.batches == [0])
         assert "can't be locked" in caplog.text
     else:
-        monkeypatch.setattr(forwarding.json, "loads", fail)
-        saved = forwarding._SavedPosition(path)
-        with saved:
+        monkeypatch.setattr(os, "pread", fail)
+        with forwarding._SavedPosition(path) as saved:
             assert saved.read() is None
 
 

@@ -65,8 +65,6 @@ def group_of(event: Event) -> tuple[object, ...] | None:
             return TransactionAborted, sink, recovered, owner
         case TransactionCommitted(sink, batch_id, _, recovered, owner):
             return TransactionCommitted, sink, batch_id, recovered, owner
-        case TransactionReplayed(sink, batch_id, _, _, owner):
-            return TransactionReplayed, sink, batch_id, owner
         case CallRetried(owner=owner, decided_batch_id=batch_id):
             return CallRetried, owner, batch_id
     return None
