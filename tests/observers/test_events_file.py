@@ -320,13 +320,15 @@ def test_nothing_is_written_through_a_link(path: Path) -> None:
     assert not linked.exists()
 
 
-@pytest.mark.parametrize("fails", ["flock", "replace"])
-def test_a_full_file_that_can_not_be_moved_grows(path: Path, fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("of", "fails"), [(fcntl, "flock"), (Path, "replace")])
+def test_a_full_file_that_can_not_be_moved_grows(
+    path: Path, of: object, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     write(path, batch(0))
-    monkeypatch.setattr(*((fcntl, "flock") if fails == "flock" else (Path, "replace")), fail)
+    monkeypatch.setattr(of, fails, fail)
     write(path, batch(1), batch(2), max_bytes=1)
     assert numbers(EventReader(path)) == [0, 1, 2]
 
