@@ -1,9 +1,9 @@
 """Events as lines of JSON, and back. No I/O.
 
 A line has the time of its event in a key that is named for the event, such as ``finished_at``. Events of a kind that
-may come for many transactions of a batch share lines. Handles of transactions are left out: no observer needs them, they
-may be long, and with some a transaction can be ended. What a file holds may have been written by anybody: a line is
-read only if every value is of its type.
+may come for many transactions of a batch share lines. Handles of transactions are left out: no observer needs them,
+they may be long, and with some a transaction can be ended. What a file holds may have been written by anybody: a line
+is read only if every value is of its type.
 """
 
 from __future__ import annotations
