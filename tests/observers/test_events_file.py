@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -32,13 +34,15 @@ from twopc.events import (
     TransactionCommitted,
     TransactionReplayed,
 )
-from twopc.observers import _rotating_file
+from twopc.observers import _rotating_file, json_lines
+from twopc.observers._rotating_file import OpenFile
 from twopc.observers.json_lines import EventReader, JsonLinesObserver, Line, read_lines
 from twopc.phases import Phase
 
 AT = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
 FINISHED = BatchFinished(7, False, {"a": 3}, {"a": 24}, {"a": 1}, {"committing": 1.5}, 2, 1, "orders", 4, 5)
-COMMITTABLE = twopc.Committable("t-1", {"pid": 5}, 3, None, 24)
+COMMITTABLE = twopc.Committable("t-1", {}, 3, None, 24)
+WAIT_S = 30.0
 SCHEMA = pa.schema([("id", pa.int64()), ("place", pa.struct([("x", pa.float64())]))])
 COMMITTED = BatchCommitted(
     7,
@@ -60,6 +64,13 @@ def write(path: Path, *events: Event, at: datetime = AT, **options: Any) -> None
     for event in events:
         observer.twopc_event(event, at)
     observer.close()
+
+
+def write_with(observer: JsonLinesObserver, *events: Event) -> None:
+    """Write events by an observer that goes on to write others."""
+    for event in events:
+        observer.twopc_event(event, AT)
+    observer.flush(WAIT_S)
 
 
 def read(path: Path) -> list[Event]:
@@ -98,6 +109,20 @@ def test_an_event_is_read_as_it_was_written(path: Path, event: Event) -> None:
     assert (recorded.event, recorded.at) == (event, AT)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [
+        TransactionAborted("a", replace(COMMITTABLE, handle={"pid": 5}), False, "orders"),
+        TransactionReplayed("a", 7, replace(COMMITTABLE, handle={"pid": 5}), COMMITTABLE, "orders"),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_no_handle_of_a_transaction_is_written(path: Path, event: Event) -> None:
+    write(path, event)
+    assert b"pid" not in path.read_bytes()
+    assert len(read(path)) == 1
+
+
 class DiskGone(Exception):
     """An error that a sink of somebody's own raises."""
 
@@ -122,6 +147,15 @@ def test_a_batch_of_two_thousand_transactions_takes_one_line_however_it_ends(pat
     assert read(path)[1:] == [*aborted, PhaseEntered(Phase.IDLE, None, "orders")]
 
 
+def test_a_replay_is_written_at_once(path: Path) -> None:
+    """A kill must not take it with it: it tells that a target system has lost a decided transaction."""
+    observer = JsonLinesObserver(path)
+    observer.twopc_event(TransactionReplayed("a", 7, COMMITTABLE, COMMITTABLE, "orders"), AT)
+    reader, deadline = EventReader(path), time.monotonic() + WAIT_S
+    while not list(reader.read()):
+        assert time.monotonic() < deadline
+
+
 def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counted(path: Path) -> None:
     retried: list[Event] = [CallRetried("commit", n, 1.0, "away", float(n), "orders", 7) for n in range(200)]
     write(path, *retried, PhaseEntered(Phase.SWEEPING, 7, "orders"))
@@ -131,12 +165,15 @@ def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counte
     assert (found[0], found[199]) == (retried[0], retried[199])
 
 
-def test_a_line_is_in_the_file_when_the_call_returns(path: Path) -> None:
+def test_an_event_is_written_without_another_one_after_it(path: Path) -> None:
     observer = JsonLinesObserver(path)
     reader = EventReader(path)
     for number in range(3):
         observer.twopc_event(batch(number), AT)
-        assert numbers(reader) == [number]
+        deadline = time.monotonic() + WAIT_S
+        while not (found := numbers(reader)):
+            assert time.monotonic() < deadline
+        assert found == [number]
 
 
 # What can't be written. -------------------------------------------------------------------------------------------
@@ -146,15 +183,19 @@ def test_a_place_that_can_not_be_written_to_fails_no_batch_and_is_logged_once(
     run: Any, observe: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "not there" / "events.jsonl"
-    observe(JsonLinesObserver(path))
+    observer = JsonLinesObserver(path)
+    observe(observer)
     run(0, 1)
+    observer.flush(WAIT_S)
     assert caplog.text.count("events can't be written to") == 1
     path.parent.mkdir()
     run(1, 2)
+    observer.flush(WAIT_S)
     assert [each.batch_id for each in read(path) if isinstance(each, BatchFinished)] == [1, 2]
     path.unlink()
     path.parent.rmdir()
     run(3)
+    observer.close()
     assert caplog.text.count("events can't be written to") == 2
 
 
@@ -164,17 +205,76 @@ def test_a_pipe_that_nobody_reads_keeps_no_batch_waiting(run: Any, observe: Any,
     run(0)
 
 
+@pytest.fixture
+def stalled(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that does not respond until the event is set."""
+    responds = threading.Event()
+
+    def append(*arguments: Any) -> None:
+        assert responds.wait(WAIT_S)
+        _rotating_file.append(*arguments)
+
+    monkeypatch.setattr(json_lines, "append", append)
+    yield responds
+    responds.set()
+
+
+def test_no_batch_waits_for_a_disk_that_does_not_respond_and_its_events_are_written_later(
+    run: Any, observe: Any, path: Path, stalled: threading.Event, caplog: pytest.LogCaptureFixture
+) -> None:
+    observer = JsonLinesObserver(path)
+    observe(observer)
+    run(0, 1)
+    for _ in range(2):
+        observer.flush(0.01)
+    assert caplog.text.count("of them wait") == 1
+    assert not path.exists()
+    stalled.set()
+    observer.close()
+    assert [each.batch_id for each in read(path) if isinstance(each, BatchFinished)] == [0, 1]
+
+
+def test_the_events_that_wait_for_a_disk_are_bounded(
+    path: Path, stalled: threading.Event, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(json_lines, "CAPACITY", 3)
+    observer = JsonLinesObserver(path)
+    for number in range(20):
+        observer.twopc_event(batch(number), AT)
+    assert caplog.text.count("the oldest are dropped") == 1
+    stalled.set()
+    observer.close()
+    assert numbers(EventReader(path))[-3:] == [17, 18, 19]
+    assert len(path.read_bytes().splitlines()) <= 4
+
+
+LEAVES = """
+import sys
+from tests.observers.test_events_file import AT, COMMITTABLE, FINISHED
+from twopc.events import TransactionAborted
+from twopc.observers.json_lines import JsonLinesObserver
+
+observer = JsonLinesObserver(sys.argv[1])
+for event in [FINISHED] * 200 + [TransactionAborted("a", COMMITTABLE, False, "orders")]:
+    observer.twopc_event(event, AT)
+"""
+
+
+def test_a_process_that_ends_has_written_all_its_events(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LEAVES, str(path)], check=True)
+    assert len(read(path)) == 201
+
+
 @pytest.mark.parametrize("fails", ["short", "full"])
 def test_what_a_full_disk_took_half_of_costs_one_event(
     path: Path, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     observer = JsonLinesObserver(path)
-    observer.twopc_event(batch(0), AT)
+    write_with(observer, batch(0))
     with monkeypatch.context() as patched:
         patched.setattr(_rotating_file, "os", Disk(fails))
-        observer.twopc_event(batch(1), AT)
-        observer.twopc_event(batch(2), AT)
-    observer.twopc_event(batch(3), AT)
+        write_with(observer, batch(1), batch(2))
+    write_with(observer, batch(3))
     assert numbers(EventReader(path)) == [0, 3]
     assert caplog.text.count("can't be written") == 1
 
@@ -194,10 +294,43 @@ class Disk:
         return os.write(descriptor, text[:20])
 
 
-def test_an_event_that_is_too_long_for_a_line_is_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_that_is_too_long_for_a_line_is_dropped_and_logged(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(_rotating_file, "LONGEST_LINE", 2000)
-    write(path, replace(FINISHED, owner="x" * 3000), FINISHED)
+    long = replace(FINISHED, owner="x" * 3000)
+    write(path, long, long, FINISHED)
     assert read(path) == [FINISHED]
+    assert caplog.text.count("bytes is too long for a line") == 2
+
+
+def test_the_file_is_not_readable_for_everybody(path: Path) -> None:
+    before = os.umask(0)
+    try:
+        write(path, FINISHED)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_nothing_is_written_through_a_link(path: Path) -> None:
+    linked = path.with_name("linked")
+    path.symlink_to(linked)
+    write(path, FINISHED)
+    assert not linked.exists()
+
+
+@pytest.mark.parametrize(("of", "fails"), [(fcntl, "flock"), (Path, "replace")])
+def test_a_full_file_that_can_not_be_moved_grows(
+    path: Path, of: object, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    write(path, batch(0))
+    monkeypatch.setattr(of, fails, fail)
+    write(path, batch(1), batch(2), max_bytes=1)
+    assert numbers(EventReader(path)) == [0, 1, 2]
 
 
 # Rotation. --------------------------------------------------------------------------------------------------------
@@ -207,7 +340,7 @@ def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: P
     observer = JsonLinesObserver(path, max_bytes=2000)
     reader, found = EventReader(path), []
     for number in range(100):
-        observer.twopc_event(batch(number), AT)
+        write_with(observer, batch(number))
         if number % 3 == 0:
             found += numbers(reader)
     assert [*found, *numbers(reader)] == [*range(100)]
@@ -220,10 +353,9 @@ def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: P
 def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(path: Path) -> None:
     observer = JsonLinesObserver(path, max_bytes=1000)
     reader = EventReader(path)
-    observer.twopc_event(batch(0), AT)
+    write_with(observer, batch(0))
     assert numbers(reader) == [0]
-    for number in range(1, 50):
-        observer.twopc_event(batch(number), AT)
+    write_with(observer, *map(batch, range(1, 50)))
     found = numbers(reader)
     assert found[:2] == [1, 2]  # of the file that it has open
     assert found == sorted(found)
@@ -251,14 +383,34 @@ def test_a_line_that_comes_to_a_file_after_it_was_moved_aside_is_read(path: Path
     assert numbers(reader) == [2]
 
 
+@pytest.mark.parametrize("when", ["after the file", "before the older one"])
+def test_a_file_that_is_moved_aside_while_both_are_opened_is_reported_once(
+    path: Path, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside = path.with_name("events.jsonl.1")
+
+    class Moved(OpenFile):
+        def __init__(self, file: Path) -> None:
+            if (when, file) == ("before the older one", aside):
+                path.rename(aside)
+            super().__init__(file)
+            if (when, file) == ("after the file", path):
+                path.rename(aside)
+
+    write(path, batch(0))
+    aside.touch()
+    monkeypatch.setattr(json_lines, "OpenFile", Moved)
+    assert [line.batch.batch_id for line in read_lines(path) if isinstance(line, Line)] == [0]
+
+
 @pytest.mark.parametrize("of", ["events.jsonl", "events.jsonl.1"])
 def test_a_file_that_is_moved_aside_while_it_is_looked_for_is_read_once(
     path: Path, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = EventReader._opened
 
-    def opened_and_moved(reader: EventReader, file: Path, known: Sequence[Any]) -> Any:
-        found = opened(reader, file, known)
+    def opened_and_moved(reader: EventReader, file: Path) -> Any:
+        found = opened(reader, file)
         if file.name == of and path.exists():
             path.rename(path.with_name("events.jsonl.1"))
         return found
@@ -347,6 +499,15 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
     assert read(path) == [batch(0), COMMITTED, batch(1)]
 
 
+def test_the_lines_of_neighboring_versions_are_read(path: Path) -> None:
+    retried = CallRetried("commit", 3, 0.5, "away", 70.0, "orders")
+    write(path, FINISHED, retried)
+    finished, called = map(json.loads, path.read_bytes().splitlines())
+    del called["decided_batch_id"], finished["bad_records"]
+    path.write_text("".join(json.dumps(line | {"new": 1}) + "\n" for line in (finished, called)))
+    assert read(path) == [replace(FINISHED, bad_records=0), retried]
+
+
 def test_a_schema_that_can_not_be_read_is_left_out(path: Path) -> None:
     write(path, COMMITTED)
     line = json.loads(path.read_bytes())
@@ -379,6 +540,35 @@ def test_what_is_no_regular_file_is_an_error_and_keeps_nobody_waiting(path: Path
     os.mkfifo(path)
     with pytest.raises(OSError, match="not a regular file"):
         list(EventReader(path).read())
+
+
+def test_a_second_file_that_can_not_be_read_leaks_no_descriptor(path: Path) -> None:
+    write(path, batch(0))
+    path.with_name("events.jsonl.1").mkdir()
+    reader = EventReader(path)
+    before = len([*Path("/dev/fd").iterdir()])
+    for _ in range(3):
+        with pytest.raises(OSError, match="not a regular file"):
+            numbers(reader)
+    assert len([*Path("/dev/fd").iterdir()]) == before + 1
+    path.with_name("events.jsonl.1").rmdir()
+    assert numbers(reader) == [0]
+
+
+def test_what_was_read_before_is_read_again_in_bounded_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rotating_file, "LONGEST_LINE", 2000)
+    write(path, batch(0))
+    path.write_bytes(path.read_bytes() + b"x" * 10_000 + b"\n")
+    write(path, batch(1))
+    reader = EventReader(path)
+    assert numbers(reader) == [0, 1]
+    assert max(len(line) for file in reader._files for line in file.lines_before()) <= 2000
+    assert [each.event for each in reader.read_before()] == [batch(0), batch(1)]
+
+
+def test_a_report_without_a_file_is_an_error(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list(read_lines(path))
 
 
 @pytest.mark.parametrize("rotations", [0, 1, 2])

@@ -16,10 +16,12 @@ AT = "2026-11-27T12:00:00.000+00:00"
 
 def test_a_failed_run_is_a_line_of_its_own(run: Any, observe: Any, tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    observe(JsonLinesObserver(path))
+    observer = JsonLinesObserver(path)
+    observe(observer)
     run(0)
     with pytest.raises(LogMismatch) as refused:
         run(7)
+    observer.close()
     finished, failed_run = read_lines(path)
     assert isinstance(finished, Line)
     assert isinstance(failed_run, FailedRun)

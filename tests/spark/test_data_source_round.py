@@ -16,11 +16,12 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from twopc import Committable
-from twopc.errors import ConfigurationError, Fenced, LogMismatch, RoundAborted
+from twopc.errors import ConfigurationError, Fenced, LogMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.store import open_store
 from twopc.observers.json_lines import EventReader
+from twopc.spark.data_source import round as data_source_round
 from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
 from twopc.spark.data_source.source import StreamWriter, record_batches
 from twopc.spark.output import arrow_schema
@@ -128,12 +129,46 @@ def test_a_failed_batch_is_reported_once_whichever_process_finds_it_failed(
     rounds.recover(0, votes)
     with pytest.raises(LogMismatch):
         rounds.open(SCHEMA, 7)
-    failed = [each.event for each in EventReader(str(rounds.events)).read() if isinstance(each.event, BatchFailed)]
-    assert [(event.batch_id, type(event.error)) for event in failed] == [
-        (0, RoundAborted),
-        (0, Fenced),
-        (7, LogMismatch),
-    ]
+    assert failed(rounds) == [(0, "RoundAborted"), (0, "Fenced"), (7, "LogMismatch")]
+
+
+def failed(rounds: Rounds) -> list[tuple[int, str]]:
+    events = [recorded.event for recorded in EventReader(str(rounds.events)).read()]
+    return [(each.batch_id, type(each.error).__name__) for each in events if isinstance(each, BatchFailed)]
+
+
+@pytest.mark.parametrize(
+    ("of", "fails"), [(data_source_round, "create_sink"), (FileSink, "assume_valid"), (FileSink, "seal")]
+)
+def test_a_batch_whose_commit_fails_is_reported_once(
+    rounds: Rounds, task: Any, tmp_path: Path, of: Any, fails: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ConfigurationError("no")
+
+    rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
+    votes = written(rounds.open(SCHEMA))
+    with monkeypatch.context() as patched:
+        patched.setattr(of, fails, fail)
+        with pytest.raises(ConfigurationError):
+            rounds.finish(0, votes, SCHEMA)
+    rounds.recover(0, votes)
+    assert failed(rounds) == [(0, "ConfigurationError")]
+
+
+def test_a_log_that_can_not_be_closed_after_the_batch_fails_the_batch(
+    rounds: Rounds, task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise Fenced("a newer one")
+
+    rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
+    votes = written(rounds.open(SCHEMA))
+    monkeypatch.setattr(CommitLog, "close", fail)
+    with pytest.raises(Fenced):
+        rounds.finish(0, votes)
+    assert failed(rounds) == [(0, "Fenced")]
+    assert archived(rounds) == 1
 
 
 def test_a_task_of_another_query_writes_nothing(rounds: Rounds, task: Any) -> None:

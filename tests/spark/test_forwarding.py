@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -100,7 +104,8 @@ def test_a_driver_that_is_started_again_goes_on_with_what_came_meanwhile(path: P
         write(path, COMMITTED, batch(number), at=at, max_bytes=1500)  # it is moved aside in between
         with forward_events(path):
             pass
-    assert kept.events == [event for number in range(4) for event in (COMMITTED, batch(number))]
+    assert kept.batches == [*range(4)]
+    assert kept.events.count(COMMITTED) >= 4  # again at each start
 
 
 DRIVER = """
@@ -141,6 +146,15 @@ def test_after_a_crash_only_what_has_been_committed_is_reported_again(path: Path
     assert kept.events == [COMMITTED, COMMITTED, batch(2)]
 
 
+def test_what_has_been_committed_is_reported_again_after_a_clean_end_too(path: Path, kept: Kept) -> None:
+    """A receiver of lineage may have been away when the driver ended."""
+    write(path, COMMITTED, batch(0))
+    for _ in range(3):
+        with forward_events(path):
+            pass
+    assert kept.events == [COMMITTED, batch(0), COMMITTED, COMMITTED]
+
+
 def test_no_more_batches_are_reported_again_than_may_wait_for_a_receiver(
     path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,8 +162,6 @@ def test_no_more_batches_are_reported_again_than_may_wait_for_a_receiver(
     write(path, *[COMMITTED] * 10)
     with forward_events(path):
         pass
-    position = path.with_name("events.jsonl.position")
-    position.write_text(position.read_text().replace("true", "false"))
     with forward_events(path):
         pass
     assert kept.events == [COMMITTED] * 13
@@ -176,12 +188,31 @@ def test_a_failed_run_is_counted_by_the_class_of_its_error(path: Path) -> None:
     assert registry.get_sample_value("twopc_failed_batches_total", {"owner": "orders", "error": "DiskGone"}) == 1
 
 
+HOLDER = """
+import fcntl, sys
+held = open(sys.argv[1], "w")
+fcntl.lockf(held, fcntl.LOCK_EX)
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def held_by_another_process(path: Path) -> Iterator[None]:
+    """The position of the file at ``path``, as long as a driver that forwards it lives."""
+    arguments = [sys.executable, "-c", HOLDER, str(path.with_name("events.jsonl.position"))]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield
+        holder.communicate()
+
+
 def test_a_driver_waits_for_the_one_before_it_and_reports_nothing_twice(
     path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(path, batch(0))
-    with path.with_name("events.jsonl.position").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with held_by_another_process(path):
         forwarder = forward_events(path)
         until(lambda: "another process forwards the events" in caplog.text)
         assert kept.batches == []
@@ -189,11 +220,69 @@ def test_a_driver_waits_for_the_one_before_it_and_reports_nothing_twice(
     forwarder.close()
 
 
-def test_a_forwarding_that_still_waits_can_be_closed(path: Path, kept: Kept) -> None:
-    with path.with_name("events.jsonl.position").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+FORKED = """
+import os, sys, time
+import twopc
+from twopc.spark import forward_events, forwarding
+
+twopc.register_observer(object())
+forward_events(sys.argv[1])
+deadline = time.monotonic() + 30
+while not os.path.exists(sys.argv[1] + ".position") or os.path.getsize(sys.argv[1] + ".position") == 0:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+if os.fork() == 0:
+    sys.stdin.read()
+os._exit(0)
+"""
+
+
+def test_a_forked_child_of_a_driver_keeps_no_other_one_waiting(path: Path, kept: Kept) -> None:
+    write(path, batch(0))
+    with subprocess.Popen([sys.executable, "-c", FORKED, str(path)], stdin=subprocess.PIPE) as driver:
+        assert driver.wait(WAIT_S) == 0
+        write(path, batch(1))
         with forward_events(path):
-            pass
+            until(lambda: kept.batches == [1])
+        assert driver.stdin is not None  # its end ends the child
+
+
+@pytest.mark.parametrize("fails", ["lockf", "pread"])
+def test_a_position_that_can_not_be_locked_or_read_keeps_no_event(
+    path: Path, kept: Kept, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    write(path, batch(0))
+    if fails == "lockf":
+        monkeypatch.setattr(fcntl, "lockf", fail)
+        with forward_events(path):
+            until(lambda: kept.batches == [0])
+        assert "can't be locked" in caplog.text
+    else:
+        monkeypatch.setattr(os, "pread", fail)
+        with forwarding._SavedPosition(path) as saved:
+            assert saved.read() is None
+
+
+def test_a_process_without_threads_can_forward_the_events_later(
+    path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", fail)
+        with pytest.raises(RuntimeError):
+            forward_events(path)
+    with forward_events(path):
+        pass
+
+
+def test_a_forwarding_that_still_waits_can_be_closed(path: Path, kept: Kept) -> None:
+    with held_by_another_process(path), forward_events(path):
+        pass
 
 
 def test_the_same_file_is_forwarded_once_in_a_process(path: Path, kept: Kept) -> None:
@@ -211,9 +300,12 @@ def test_events_are_not_written_to_the_file_that_they_come_from(
     path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = path.with_name("other.jsonl")
-    with observing(JsonLinesObserver(path)), observing(JsonLinesObserver(other)), forward_events(path):
+    observers = JsonLinesObserver(path), JsonLinesObserver(other)
+    with observing(observers[0]), observing(observers[1]), forward_events(path):
         write(path, batch(0))
         until(lambda: kept.batches == [0])
+        for observer in observers:
+            observer.close()
     assert len(path.read_bytes().splitlines()) == 1
     assert path.read_bytes() == other.read_bytes()
     assert "this process forwards the file's events" in caplog.text
@@ -228,7 +320,10 @@ def test_a_file_that_can_not_be_read_is_logged_once_and_read_when_it_can(
         path.rmdir()
         write(path, batch(0))
         until(lambda: kept.batches == [0])
-    assert caplog.text.count("not a regular file") == 1
+        assert caplog.text.count("not a regular file") == 1
+        path.unlink()
+        path.mkdir()
+        until(lambda: caplog.text.count("not a regular file") == 2)
 
 
 def test_without_a_place_for_the_position_events_are_reported_all_the_same(

@@ -1,8 +1,9 @@
 """Events as lines of JSON, and back. No I/O.
 
 A line has the time of its event in a key that is named for the event, such as ``finished_at``. Events of a kind that
-may come for each transaction of a batch share lines. What a file holds may have been written by anybody: a line is
-read only if every value is of its type.
+may come for many transactions of a batch share lines. Handles of transactions are left out: no observer needs them,
+they may be long, and with some a transaction can be ended. What a file holds may have been written by anybody: a line
+is read only if every value is of its type.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import base64
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -64,8 +65,6 @@ def group_of(event: Event) -> tuple[object, ...] | None:
             return TransactionAborted, sink, recovered, owner
         case TransactionCommitted(sink, batch_id, _, recovered, owner):
             return TransactionCommitted, sink, batch_id, recovered, owner
-        case TransactionReplayed(sink, batch_id, _, _, owner):
-            return TransactionReplayed, sink, batch_id, owner
         case CallRetried(owner=owner, decided_batch_id=batch_id):
             return CallRetried, owner, batch_id
     return None
@@ -111,9 +110,13 @@ def _values_of_transactions(events: Sequence[Event]) -> tuple[str, Values]:
 
 def _transaction(event: Event) -> Any:
     if isinstance(event, TransactionReplayed):
-        return [event.lost.to_json(), event.replacement.to_json()]
+        return [_without_handle(event.lost), _without_handle(event.replacement)]
     assert isinstance(event, TransactionAborted | TransactionCommitted)
-    return event.committable.to_json()
+    return _without_handle(event.committable)
+
+
+def _without_handle(committable: Committable) -> Any:
+    return replace(committable, handle={}).to_json()
 
 
 def _part_values(part: BatchPart) -> Values:
@@ -145,7 +148,7 @@ def _phase_entered(values: Values) -> Iterator[Event]:
 
 
 def _call_retried(values: Values) -> Iterator[Event]:
-    owner, batch_id = values["owner"], values["decided_batch_id"]
+    owner, batch_id = values["owner"], values.get("decided_batch_id")  # other versions may not have it
     event = CallRetried(
         what=_text(values["what"]),
         attempt=_count(values["attempt"]),
@@ -158,8 +161,12 @@ def _call_retried(values: Values) -> Iterator[Event]:
     yield from [event] * min(_count(values["times"]), EVENTS_PER_LINE)
 
 
+_OF_A_FINISHED_BATCH = {field.name for field in fields(BatchFinished)}
+"""Other versions may write more."""
+
+
 def _batch_finished(values: Values) -> Iterator[Event]:
-    batch = BatchFinished(**values)
+    batch = BatchFinished(**{key: values[key] for key in values.keys() & _OF_A_FINISHED_BATCH})
     by_sink = (batch.records, batch.bytes, batch.transactions)
     if not batch.records.keys() == batch.bytes.keys() == batch.transactions.keys():
         raise ValueError

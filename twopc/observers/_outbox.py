@@ -1,4 +1,4 @@
-"""What waits for a receiver: sent on a thread of its own, so that no batch waits with it."""
+"""What waits for a receiver or a file: sent on a thread of its own, so that no batch waits with it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Outbox(Generic[ItemT]):
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self._sent = self.dropped = 0
+        self._sent = self.dropped = self._size = 0  # the last one is of what waits
 
     def put(self, item: ItemT, size: int = 1) -> None:
         """Have ``item`` sent. Returns at once. After ``close``, it is dropped."""
@@ -82,13 +82,24 @@ class Outbox(Generic[ItemT]):
                 self.dropped += 1
                 return
             while self._waiting and not self._has_room(size):
-                self._waiting.popleft()
+                if not self.dropped:
+                    logger.warning("%d events wait. From now on, the oldest are dropped", len(self._waiting))
+                self._size -= self._waiting.popleft().size
                 self.dropped += 1
             self._waiting.append(_Waiting(item, size))
+            self._size += size
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+                thread.start()
+                self._thread = thread
             self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> int:
+        """Wait until all items are sent, for at most ``timeout_s`` seconds. Return how many are not."""
+        self._require_own_process()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting and not self._is_sending, timeout_s)
+            return len(self._waiting) + self._is_sending
 
     def close(self, timeout_s: float) -> None:
         """Try each item that is not sent once more, for at most ``timeout_s`` seconds. What is left then is dropped."""
@@ -96,10 +107,10 @@ class Outbox(Generic[ItemT]):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._waiting and not self._is_sending, timeout_s)
-            left = len(self._waiting) + self._is_sending
+            left = self.flush(timeout_s)
             self.dropped += len(self._waiting)
             self._waiting.clear()
+            self._size = 0
             self._capacity = 0  # what still fails has no place to wait in
             self._is_failing = True  # nor is it logged: it is among those below
         if left:
@@ -111,7 +122,7 @@ class Outbox(Generic[ItemT]):
             self._begin()
 
     def _has_room(self, size: int) -> bool:
-        return sum(each.size for each in self._waiting) + size <= self._capacity
+        return self._size + size <= self._capacity
 
     def _run(self) -> None:
         while True:
@@ -120,6 +131,7 @@ class Outbox(Generic[ItemT]):
                 if not self._waiting:
                     return
                 one = self._waiting.popleft()
+                self._size -= one.size
                 self._is_sending, is_last_try = True, self._is_closed
             failure = self._failure_of(one.item)
             with self._changed:
@@ -148,6 +160,7 @@ class Outbox(Generic[ItemT]):
         if not self._may_pass(error) or is_at_fault or is_last_try or not self._has_room(one.size):
             self.dropped += 1
             return
+        self._size += one.size
         if one.failures >= TRIES and self._waiting:
             one.failures, one.let_pass = 0, self._sent
             self._waiting.insert(1, one)

@@ -12,6 +12,8 @@ from pathlib import Path
 OLDER = ".1"
 """Follows the name of the file that was full, of which one is kept."""
 
+_FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
+
 _CHUNK = 1 << 20
 
 LONGEST_LINE = 4 << 20
@@ -26,7 +28,7 @@ def older(path: Path) -> Path:
 def append(path: Path, line: bytes, max_bytes: int) -> None:
     """Append a line by one write, which is done when this returns. A file of ``max_bytes`` is first moved aside.
 
-    The caller waits for nobody: no lock is waited for, and a pipe without a reader is not opened.
+    The caller waits for no other process: no lock is waited for, and a pipe without a reader is not opened.
 
     Raises:
         OSError: the line was not written, or only its beginning, after which readers go on with the next line.
@@ -36,8 +38,8 @@ def append(path: Path, line: bytes, max_bytes: int) -> None:
     descriptor = _opened(path)
     try:
         if os.fstat(descriptor).st_size >= max_bytes and _moved_aside(path, descriptor):
-            os.close(descriptor)
-            descriptor = _opened(path)
+            full, descriptor = descriptor, _opened(path)
+            os.close(full)
         size = os.fstat(descriptor).st_size
         is_torn = size > 0 and os.pread(descriptor, 1, size - 1) not in (b"\n", b"")  # such as by a full disk
         text = b"\n" + line if is_torn else line
@@ -48,7 +50,8 @@ def append(path: Path, line: bytes, max_bytes: int) -> None:
 
 
 def _opened(path: Path) -> int:
-    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    """Open the file to append, but not through a link, which anybody may have left in a shared folder."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _FLAGS, 0o640)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "not a regular file")
@@ -59,14 +62,12 @@ def _moved_aside(path: Path, descriptor: int) -> bool:
     """Move the open file aside, unless another process does so or has done so: then that file is not full."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    try:
-        is_there = os.path.samestat(path.stat(), os.fstat(descriptor))
+        if os.path.samestat(path.stat(), os.fstat(descriptor)):
+            path.replace(older(path))
     except FileNotFoundError:
-        is_there = False
-    if is_there:
-        path.replace(older(path))
+        return True
+    except OSError:  # another process has the lock; or there are no locks, or the file can't be moved, and it grows
+        return False
     return True
 
 
@@ -79,7 +80,7 @@ class OpenFile:
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises OSError, also if it is not a regular file."""
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._descriptor = os.open(path, os.O_RDONLY | _FLAGS)
         self.status = os.fstat(self._descriptor)
         if not stat.S_ISREG(self.status.st_mode):
             self.close()
@@ -107,9 +108,12 @@ class OpenFile:
     def size(self) -> int:
         return os.fstat(self._descriptor).st_size
 
-    def lines_before(self) -> list[bytes]:
-        """Return the lines before ``offset`` again."""
-        return os.pread(self._descriptor, self.offset, 0).splitlines()
+    def lines_before(self) -> Iterator[bytes]:
+        """Yield the lines before ``offset`` again."""
+        with os.fdopen(os.dup(self._descriptor), "rb") as file:
+            file.seek(0)
+            while file.tell() < self.offset and (line := file.readline(LONGEST_LINE)):
+                yield line
 
     def beginning(self, size: int) -> bytes:
         """Return its first bytes."""

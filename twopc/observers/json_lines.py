@@ -10,13 +10,15 @@ while they write.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import errno
 import hashlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,6 +26,7 @@ from pathlib import Path
 from twopc.events import BatchFailed, BatchFinished, CallRetried, Event, TransactionCommitted
 from twopc.hookspecs import hookimpl
 from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decoded, encoded, group_of
+from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
 __all__ = ["EventReader", "FailedRun", "JsonLinesObserver", "Line", "Position", "Recorded", "read_lines"]
@@ -33,6 +36,11 @@ MAX_BYTES = 16 << 20
 
 RETRIES_APART_S = 5.0
 """Calls that are retried share a line for so long: an outage must not push everything else out of the file."""
+
+CAPACITY = 10_000
+"""How many lines wait while the disk does not respond: those of about a thousand batches, in a few MB."""
+
+CLOSE_TIMEOUT_S = 10.0
 
 _BEGINNING_BYTES = 512
 """By which a file is recognized: its first line has a time in milliseconds."""
@@ -47,21 +55,24 @@ class JsonLinesObserver:
     """Appends each event to a local file, except the commits of a batch's own transactions, which ``BatchFinished``
     counts. A batch takes about 2.5 kB.
 
-    Several processes may write to one file, about several queries. A line is in the file when the call returns. What
-    can't be written is dropped, which is logged once until a line is written again: no batch fails by it.
+    Several processes may write to one file, about several queries. A thread of its own writes the lines, so no batch
+    waits for the disk or fails by it. What can't be written is dropped, which is logged once until a line is written
+    again. Up to ``CAPACITY`` lines wait for a disk that does not respond, of which the oldest are dropped.
 
     Args:
-        path: the file. Its folder must be there.
+        path: the file, and not a symbolic link. Its folder must be there.
         max_bytes: a file of this size is moved to the same name with ``.1``, in place of the one before.
     """
 
     def __init__(self, path: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
-        self._path = Path(path).resolve()
+        self._path = Path(path).absolute()  # to resolve it is I/O
         self._max_bytes = max_bytes
         self._lock = threading.Lock()  # phase two reports from several threads
-        self._waiting: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
+        self._groups: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
         self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
         self._is_failing = False
+        self._outbox = Outbox[bytes](self._append, CAPACITY, lambda _: False)
+        atexit.register(self.close)
 
     @hookimpl
     def twopc_event(self, event: Event, at: datetime) -> None:
@@ -70,39 +81,58 @@ class JsonLinesObserver:
         with self._lock:
             group = group_of(event)
             if group is None:
-                self._flush()
-                self._append([event], at)
+                self._end_groups()
+                self._outbox.put(encoded([event], at))
                 return
-            events = self._waiting.setdefault(group, [])
+            events = self._groups.setdefault(group, [])
             events.append((event, at))
             is_due = isinstance(event, CallRetried) and time.monotonic() - self._retried_s >= RETRIES_APART_S
             if is_due or len(events) >= EVENTS_PER_LINE:
-                self._flush()
+                self._end_groups()
 
-    def close(self) -> None:
-        """Write the events that wait for more of their kind. They are also written with the next event of another."""
+    def flush(self, timeout_s: float) -> None:
+        """Write all events, for at most ``timeout_s`` seconds. What is left then still waits.
+
+        Events that may share a line are otherwise written with the next event of another kind.
+        """
         with self._lock:
-            self._flush()
+            self._end_groups()
+        if left := self._outbox.flush(timeout_s):
+            self._log_failure(f"{left} of them wait")
 
-    def _flush(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for events in waiting.values():
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later
+        events are dropped."""
+        atexit.unregister(self.close)
+        with self._lock:
+            self._end_groups()
+        self._outbox.close(timeout_s)
+
+    def _end_groups(self) -> None:
+        groups, self._groups = self._groups, {}
+        for events in groups.values():
             last, at = events[-1]
             if isinstance(last, CallRetried):
                 self._retried_s = time.monotonic()
-            self._append([event for event, _ in events], at)
+            self._outbox.put(encoded([event for event, _ in events], at))
 
-    def _append(self, events: list[Event], at: datetime) -> None:
+    def _append(self, line: bytes) -> None:
         try:
-            if self._path in forwarded_here:
+            if self._path.resolve() in forwarded_here:
                 raise OSError(errno.EINVAL, "this process forwards the file's events. Give the observer another file")
-            append(self._path, encoded(events, at), self._max_bytes)
+            append(self._path, line, self._max_bytes)
             self._is_failing = False
         except OSError as error:
-            if not self._is_failing:
-                text = "events can't be written to %s, which is not logged again until they can: %s"
-                logger.warning(text, self._path, error.strerror or error)
-            self._is_failing = True
+            if error.errno == errno.EFBIG:
+                logger.warning("an event is not written to %s: %s", self._path, error.strerror)
+            else:
+                self._log_failure(error.strerror or str(error))
+
+    def _log_failure(self, reason: str) -> None:
+        if not self._is_failing:
+            text = "events can't be written to %s, which is not logged again until they can: %s"
+            logger.warning(text, self._path, reason)
+        self._is_failing = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,40 +178,47 @@ class EventReader:
         Raises:
             OSError: the file can't be read.
         """
-        gone = self._find()
-        for file in tuple(self._files):
-            for line in file.lines():
-                yield from decoded(line) or ()
-        for file in gone:  # nothing is written to it any more but what another process has already begun
-            self._files.remove(file)
-            file.close()
+        for line in self.lines():
+            yield from decoded(line) or ()
 
     def close(self) -> None:
         """Close the files."""
         while self._files:
             self._files.pop().close()
 
+    def lines(self) -> Iterator[bytes]:
+        """Yield the lines that ``read`` would, as they are in the file."""
+        gone = self._find()
+        for file in tuple(self._files):
+            yield from file.lines()
+        for file in gone:  # nothing is written to it any more but what another process has already begun
+            self._files.remove(file)
+            file.close()
+
     def _find(self) -> list[OpenFile]:
         """Open the files that were not read before. Return those that were and have no name any more."""
-        found: list[OpenFile] = []
-        for path in (self._path, older(self._path)):  # in this order one that is moved aside meanwhile is not missed
-            if (file := self._opened(path, [*self._files, *found])) and file not in found:
-                found.append(file)
-        gone = [file for file in self._files if file not in found]
-        self._files += [file for file in reversed(found) if file not in self._files]
+        # In this order, a file that is moved aside meanwhile is not missed.
+        current, aside = self._opened(self._path), self._opened(older(self._path))
+        named = [file for file in (aside, current) if file is not None]
+        gone = [file for file in self._files if file not in named]
+        self._files = [*gone, *dict.fromkeys(named)]
         if self._begins_at and self._files:
             self._skip_to(self._begins_at)
             self._begins_at = None
         return gone
 
-    def _opened(self, path: Path, known: Sequence[OpenFile]) -> OpenFile | None:
-        """Return the file that has this name now, if any: one of those that are ``known`` if it is among them."""
+    def _opened(self, path: Path) -> OpenFile | None:
+        """Return the file that has this name now, if any. It is among the reader's own from then on."""
         try:
-            status = path.stat()
-            same = (file for file in known if os.path.samestat(file.status, status))
-            return next(same, None) or OpenFile(path)
+            file = OpenFile(path)
         except FileNotFoundError:
             return None
+        for known in self._files:
+            if os.path.samestat(known.status, file.status):
+                file.close()
+                return known
+        self._files.append(file)
+        return file
 
     def _skip_to(self, position: Position) -> None:
         """Skip what is before ``position``, if one of the files has it."""
@@ -239,11 +276,8 @@ def read_lines(path: Path) -> Iterator[Line | FailedRun | None]:
     Raises:
         OSError: the file can't be read.
     """
-    files = [OpenFile(path)]
-    if older(path).exists():
-        files.insert(0, OpenFile(older(path)))
-    for file in files:
-        for text in filter(None, file.lines()):
+    with contextlib.closing(EventReader(path)) as reader:
+        for text in filter(None, reader.lines()):
             recorded = decoded(text)
             if recorded is None:
                 yield None
@@ -254,4 +288,5 @@ def read_lines(path: Path) -> Iterator[Line | FailedRun | None]:
                         yield Line(at, each.event)
                     case BatchFailed(batch_id, error, phases_ms, owner):
                         yield FailedRun(at, batch_id, type(error).__name__, str(error), phases_ms, owner)
-        file.close()
+        if reader.position is None:
+            path.stat()  # raises if there is no file

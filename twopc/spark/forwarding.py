@@ -36,7 +36,7 @@ POLL_INTERVAL_S = 0.5
 CLOSE_TIMEOUT_S = 10.0
 
 COMMITTED_AGAIN = 1_000
-"""How many batches are reported as committed again after a crash: as many as wait for a receiver of lineage at most."""
+"""How many batches are reported as committed again at a start: as many as wait for a receiver of lineage at most."""
 
 _POSITION = ".position"
 _POSITION_BYTES = 200
@@ -49,8 +49,8 @@ def forward_events(path: str | os.PathLike[str]) -> EventForwarder:
     """Report the events of ``format("twopc")`` to the observers that are registered in this process, from now on.
 
     ``path`` is the option ``events`` of the queries, of which several may share one file. Register the observers first.
-    Each event is reported once, also if this process was not there when it came. After a crash, ``BatchCommitted`` of
-    the newest ``COMMITTED_AGAIN`` batches is reported again: its lineage may not have been sent.
+    Each event is reported once, also if this process was not there when it came. Only ``BatchCommitted`` of the newest
+    ``COMMITTED_AGAIN`` batches is reported again at each start: its lineage may not have been sent before.
 
     Raises:
         ConfigurationError: this machine has no such folder, no observer is registered, or the file's events are
@@ -81,8 +81,12 @@ class EventForwarder:
         self._is_failing = False
         self._thread = threading.Thread(target=self._run, name="twopc-events", daemon=True)
         forwarded_here.add(path)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads
+            forwarded_here.discard(path)
+            raise
         atexit.register(self.close)
-        self._thread.start()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Report the events that the file has now, for at most ``timeout_s`` seconds, and stop."""
@@ -119,19 +123,18 @@ class EventForwarder:
         return False
 
     def _follow(self, saved: _SavedPosition) -> None:
-        position, was_closed = saved.read()
-        reader = EventReader(self._path, position)
-        if not was_closed:
-            with self._failures_logged():
-                for recorded in _committed_before(reader):
-                    notify(recorded.event, recorded.at)
+        reader = EventReader(self._path, saved.read())
+        with self._failures_logged():
+            for recorded in _committed_before(reader):
+                notify(recorded.event, recorded.at)
         while True:
             is_last = self._ends.is_set()  # what the file has by now is still reported
             with self._failures_logged():
-                for recorded in reader.read():
-                    notify(recorded.event, recorded.at)
-            with self._failures_logged():
-                saved.write(reader.position, is_closed=is_last)
+                try:
+                    for recorded in reader.read():
+                        notify(recorded.event, recorded.at)
+                finally:
+                    saved.write(reader.position)
             if is_last:
                 break
             self._ends.wait(POLL_INTERVAL_S)
@@ -141,9 +144,12 @@ class EventForwarder:
     def _failures_logged(self) -> Iterator[None]:
         try:
             yield
+            self._is_failing = False
         except OSError as error:
             if not self._is_failing:
-                logger.warning("%s: events are not followed as they should, not logged again: %s", self._path, error)
+                logger.warning(
+                    "%s: events are not followed, which is not logged again until they are: %s", self._path, error
+                )
             self._is_failing = True
 
 
@@ -159,7 +165,7 @@ class _SavedPosition:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._written: object = None
+        self._written: Position | None = None
 
     def __enter__(self) -> Self:
         try:
@@ -180,24 +186,27 @@ class _SavedPosition:
         if self._descriptor is None:
             return True
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fcntl.lockf(
+                self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
+            )  # unlike flock, not inherited by forked children
+        except (BlockingIOError, PermissionError):  # POSIX allows both
             return False
+        except OSError as error:
+            text = "%s can't be locked (%s): let no other driver forward the same events"
+            logger.warning(text, self._path, error.strerror)
         return True
 
-    def read(self) -> tuple[Position | None, bool]:
-        """Return the position, and whether its process was closed and not killed."""
+    def read(self) -> Position | None:
         if self._descriptor is None:
-            return None, True
+            return None
         try:
             values = json.loads(os.pread(self._descriptor, _POSITION_BYTES, 0))
-            return Position(str(values["beginning"]), int(values["offset"])), values["is_closed"] is True
-        except (ValueError, TypeError, KeyError):
-            return None, True
+            return Position(str(values["beginning"]), int(values["offset"]))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
 
-    def write(self, position: Position | None, *, is_closed: bool) -> None:
-        if self._descriptor is None or position is None or self._written == (position, is_closed):
+    def write(self, position: Position | None) -> None:
+        if self._descriptor is None or position is None or self._written == position:
             return
-        text = json.dumps({**asdict(position), "is_closed": is_closed})
-        os.pwrite(self._descriptor, text.encode().ljust(_POSITION_BYTES), 0)
-        self._written = (position, is_closed)
+        os.pwrite(self._descriptor, json.dumps(asdict(position)).encode().ljust(_POSITION_BYTES), 0)
+        self._written = position

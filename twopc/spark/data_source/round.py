@@ -7,9 +7,10 @@ each round opens one before its tasks begin, and ``finish`` continues with it or
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -197,21 +198,20 @@ class Rounds:
 
         ``schema`` is the one with which ``open`` was called, for observers.
         """
-        [incarnation] = {message.incarnation for message in messages}
-        sink = create_sink(self.backend, self.options)
-        if schema is not None:
-            sink.assume_valid(schema)
-        with spooled(self.events), self._coordinator(sink) as coordinator:
-            try:
+        with spooled(self.events), contextlib.ExitStack() as leaves:
+            with self._failure_reported(batch_id):
+                [incarnation] = {message.incarnation for message in messages}
+                sink = create_sink(self.backend, self.options)
+                if schema is not None:
+                    sink.assume_valid(schema)
+                coordinator = leaves.enter_context(self._coordinator(sink))
                 coordinator.resume(incarnation.log_id, incarnation.number)
-            except Exception as error:
-                self._failed(batch_id, error, {})
-                raise
             votes = [message.vote for message in messages]
             reads = next((message.reads for message in messages if message.reads is not None), None)
             began_s, opening = incarnation.began_s, incarnation.opening
             coordinator.run(batch_id, lambda _: votes, reads=reads, began_s=began_s, opening=opening)
-        # Leaving the block has closed the log: Spark does not notify a data source when its query ends.
+            with self._failure_reported(batch_id):
+                coordinator.close()  # Spark does not notify a data source when its query ends
         spare_garbage_collection()
 
     def recover(self, batch_id: int, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
@@ -239,6 +239,14 @@ class Rounds:
                 coordinator.recover()
         except Exception as error:  # noqa: BLE001  # Spark would report this error instead of why the round failed
             logger.warning("cleanup after the failed batch is left to the next start: %s", error)
+
+    @contextlib.contextmanager
+    def _failure_reported(self, batch_id: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._failed(batch_id, error, {})
+            raise
 
     def _failed(self, batch_id: int | None, error: Exception, phases_ms: dict[str, float]) -> None:
         """Report a run of a batch that has failed outside of ``Coordinator.run``."""

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from twopc.observers.json_lines import JsonLinesObserver
 from twopc.plugins import register_observer, unregister_observer
 
+FLUSH_TIMEOUT_S = 1.0
+"""How long the end of the calls waits for the disk at most: Spark may end the process right after it."""
+
 
 @contextlib.contextmanager
 def spooled(path: str | None) -> Iterator[None]:
@@ -23,7 +26,7 @@ def spooled(path: str | None) -> Iterator[None]:
         yield
     finally:
         unregister_observer(observer)
-        observer.close()
+        observer.flush(FLUSH_TIMEOUT_S)
 
 
 @functools.lru_cache(maxsize=100)
