@@ -63,15 +63,15 @@ def _before_the_trial(
     yield from of_target
 
 
-def of_topic(control: Control, topic: str | None, require_topic: Callable[[], None]) -> Iterator[CheckResult]:
-    """Check the topic of the sink's options, if they have one."""
+def of_topic(control: Control, topic: str | None, require_topic: Callable[[str], None]) -> Iterator[CheckResult]:
+    """Check a topic of the sink's options, if they have one."""
     if topic is None:
         advice = (
             "Whether the topics exist and may be written to shows only when records are written. Create them first."
         )
         yield CheckResult.warned("records name their topics in the column 'topic'", advice)
         return
-    exists = CheckResult.of(f"topic {topic!r}: existence", require_topic)
+    exists = CheckResult.of(f"topic {topic!r}: existence", lambda: require_topic(topic))
     yield exists
     if exists.result is CheckStatus.PASSED:
         yield leaders(control, topic)

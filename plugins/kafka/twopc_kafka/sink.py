@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import written_without
@@ -17,8 +18,10 @@ from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_topic
 from twopc.errors import (
     ConfigurationError,
+    OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
+    Refused,
     Retriable,
     RoundAborted,
     TransactionLost,
@@ -27,7 +30,7 @@ from twopc.leases import Lease
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
-from twopc_kafka import checks, hanging, topics
+from twopc_kafka import checks, hanging, markers, topics
 from twopc_kafka.answers import (
     EndTxnAnswer,
     NotCommitted,
@@ -83,7 +86,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     Args:
         options: ``bootstrap.servers``, and ``topic`` unless the records have a column of that name; ``delivery``
-            (``exactly-once``, ``at-least-once``, ``none``); ``writer``; ``two.phase.commit``;
+            (``exactly-once``, ``at-least-once``, ``none``); ``writer``; ``two.phase.commit``; ``batch.markers``;
             ``transactional.id.prefix``; any property of librdkafka.
 
     Raises:
@@ -163,12 +166,17 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise NotCommitted(name, state.state)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
+        if self._options.marker_topic is not None:
+            batch = markers.stamped(batch, self._batch_name(transaction.id.round.batch_id))
         transaction.writer.write(batch)
+
+    def _batch_name(self, batch_id: int) -> str:
+        return markers.batch_name(self.transactional_ids.log_id, batch_id)
 
     def write_valid(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         def write(records: pa.RecordBatch) -> None:
             require_keys(records, self._options.topic, lambda topic: self._needs_keys(transaction, topic))
-            transaction.writer.write(records)
+            self.write(transaction, records)
 
         return written_without(write, batch)
 
@@ -190,6 +198,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.may_time_out:
             handle["has_timeout"] = False
+        if self._options.marker_topic is not None:
+            handle |= markers.handle_of(self._options.marker_topic, transaction.writer.written)
         transaction.lease.answered()  # otherwise the name is not leased again
         transaction.lease.release()
         transaction.is_pre_committed = self._is_transactional
@@ -238,10 +248,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema, self._options.topic)
-        self._require_topic()
+        self._require_topic(self._options.topic)
+        self._require_topic(self._options.marker_topic, "batch.markers")
 
-    def _require_topic(self) -> None:
-        """Raise if the topic of the options does not exist.
+    def _require_topic(self, topic: str | None, option: str = "topic") -> None:
+        """Raise if a topic of the options does not exist.
 
         Upholds: an answer that may be stale is not final. A broker that lags behind the topic's creation, or is cut
         off, does not know it. So it is looked up again for a moment, and refused only if most brokers do not know it.
@@ -250,12 +261,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: it does not exist.
             Retriable: the brokers do not agree.
         """
-        topic, deadline = self._options.topic, time.monotonic() + UNKNOWN_TOPIC_S
+        deadline = time.monotonic() + UNKNOWN_TOPIC_S
         while topic is not None and self._control.unknown_topics([topic]):
             if time.monotonic() > deadline:
                 if self._leaders.is_known_to_most(topic):
                     return
-                raise no_such_topic(topic, self._options.bootstrap_servers)
+                raise no_such_topic(topic, self._options.bootstrap_servers, option)
             time.sleep(UNKNOWN_TOPIC_S / 20)
 
     def check(self) -> Iterator[CheckResult]:
@@ -263,7 +274,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return checks.of_sink(lambda: self._options, self._control, self.open, self._check_target(), trial)
 
     def _check_target(self) -> Iterator[CheckResult]:
-        return checks.of_topic(self._control, self._options.topic, self._require_topic)
+        yield from checks.of_topic(self._control, self._options.topic, self._require_topic)
+        if self._options.marker_topic is not None:
+            require = partial(self._require_topic, option="batch.markers")
+            yield from checks.of_topic(self._control, self._options.marker_topic, require)
 
     def _try(self) -> Iterator[CheckResult]:
         """Begin a transaction as a task does, add a partition but no record, and roll it back."""
@@ -290,6 +304,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         version = self._control.end_txn_version
         since_s = max(started_s, time.monotonic() - METADATA_MAX_AGE_S)  # looked up again if describing took long
         topic_ids = topics.ids_to_seal(self._leaders, committables, described.values(), since_s)
+        marker_topic_id = self._marker_topic_id(since_s)
         sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
@@ -307,8 +322,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                     **{topic: topic_ids[topic] for topic in state.partitions if topic in topic_ids},
                 },
             }
+            if marker_topic_id is not None:
+                sealing["marker_topic_id"] = marker_topic_id
             sealed.append(replace(committable, handle={**committable.handle, **sealing}))
         return sealed
+
+    def _marker_topic_id(self, since_s: float) -> str | None:
+        topic = self._options.marker_topic
+        return None if topic is None else self._leaders.topic_ids([topic], since_s).get(topic)
 
     def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
         """Describe the transactions, and prove each state that would be a veto: that costs less than to run the batch
@@ -478,6 +499,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             self._hanging.forget_last_look()
         else:
             self._hanging.note_nothing_hung(ended_s)
+
+    def announce(self, batch_id: int, committed: Mapping[str, Sequence[Committable]]) -> None:
+        """Write the markers that are this sink's to write, without regard to its options: the batch may have been
+        decided with others."""
+        for marker in markers.due(self.transactional_ids.sink, self._batch_name(batch_id), committed):
+            try:
+                writer = Writer(markers.options_of(self._options, marker.topic), "")
+                writer.write(marker.record())
+                writer.finish()
+            except RoundAborted as error:
+                raise Retriable(f"the marker of batch {marker.batch} was not written: {error}") from error
+            except Refused as error:
+                raise OperatorRequired(
+                    f"all of batch {batch_id} is committed, but its marker can't be written to topic {marker.topic!r}:"
+                    f" {error.message} Correct that and start again, which writes it."
+                ) from error
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:
         topics: Iterable[str]

@@ -72,12 +72,12 @@ def require_keys(batch: pa.RecordBatch, topic: str | None, needs_keys: Callable[
             )
 
 
-def no_such_topic(topic: str, servers: str) -> ConfigurationError:
-    """Return the error for an option ``topic`` whose topic does not exist."""
+def no_such_topic(topic: str, servers: str, option: str = "topic") -> ConfigurationError:
+    """Return the error for an option whose topic does not exist."""
     return ConfigurationError(
-        f"topic {topic!r} (the option 'topic') does not exist at {servers}. Create it with the partitions that you"
+        f"topic {topic!r} (the option {option!r}) does not exist at {servers}. Create it with the partitions that you"
         " want: the sink creates no topic.",
-        option="topic",
+        option=option,
     )
 
 
