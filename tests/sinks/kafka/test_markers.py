@@ -1,0 +1,320 @@
+"""Whole batches: what a record and a marker say, when the marker is written, and what readers make of both."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kafka import KafkaAdminClient
+
+from tests.support.observing import Killed, killed, observing
+from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, NoCompiler, reader_in, reading
+from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl
+from twopc.errors import ConfigurationError, OperatorRequired
+from twopc.events import Event, PhaseEntered
+from twopc.phases import Phase
+from twopc.testing import MemorySink, MemoryTarget
+from twopc_kafka import KafkaSink
+from twopc_kafka.columns import _headers
+from twopc_kafka.markers import HEADER, UNKNOWN_END, due, handle_of, stamped
+from twopc_kafka.options import WRITERS
+
+SERVERS = {"bootstrap.servers": "broker:9092"}
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+STAMP = (HEADER, b"log/7")
+
+
+# The option. --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "none"])
+def test_records_that_may_come_twice_get_no_markers(delivery: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"'batch\.markers' is only for 'delivery' = 'exactly-once'"):
+        KafkaSink({**SERVERS, "batch.markers": "markers", "delivery": delivery})
+
+
+def test_markers_among_the_records_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"'batch\.markers' and 'topic' are both 'orders'"):
+        KafkaSink({**SERVERS, "batch.markers": "orders", "topic": "orders"})
+
+
+def test_a_name_that_no_topic_can_have_is_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'batch\.markers' of the kafka sink must be the name of another topic"
+    ):
+        KafkaSink({**SERVERS, "batch.markers": "no such/topic"})
+
+
+# The header. --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [None, [("x", b"1"), ("y", None)], [], [("z", b"")]],
+        [[("x", b"1")], None],
+        [None, None],
+        [[]],
+        [],
+    ],
+)
+def test_a_header_is_added_after_those_that_a_record_has(headers: list[Any]) -> None:
+    batch = pa.record_batch({"value": ["v"] * len(headers), "headers": pa.array(headers, HEADERS)})
+    expected = [[*(given or ()), STAMP] for given in headers]
+    assert list(_headers(stamped(batch, "log/7").column("headers"))) == expected
+    for start in range(len(headers)):
+        assert list(_headers(stamped(batch.slice(start), "log/7").column("headers"))) == expected[start:]
+
+
+def test_a_record_without_a_column_of_headers_gets_one() -> None:
+    stamps = stamped(pa.record_batch({"value": ["a", "b"]}), "log/7")
+    assert stamps.schema.names == ["value", "headers"]
+    assert list(_headers(stamps.column("headers"))) == [[STAMP], [STAMP]]
+
+
+def test_headers_of_other_arrow_types_are_kept() -> None:
+    wide = pa.large_list(pa.struct([("value", pa.large_binary()), ("key", pa.large_string())]))
+    batch = pa.record_batch({"value": ["a"], "headers": pa.array([[{"key": "x", "value": b"1"}]], wide)})
+    assert list(_headers(stamped(batch, "log/7").column("headers"))) == [[("x", b"1"), STAMP]]
+
+
+# The marker. --------------------------------------------------------------------------------------------------------
+
+
+def committable(written: dict[tuple[str, int], tuple[int, int]], topic: str = "markers", id: str = "1") -> Committable:
+    return Committable("t", json.loads(json.dumps({**handle_of(topic, written), "marker_topic_id": id})))
+
+
+def test_a_marker_has_the_sums_and_the_last_ends_of_all_transactions() -> None:
+    some = [committable({("a", 0): (2, 5), ("b", 1): (1, 9)}), committable({("a", 0): (3, 12), ("a", 1): (1, 4)})]
+    [marker] = due("orders", "log/7", {"orders": some, "files": [Committable("f", {})]})
+    assert marker.written == {("a", 0): (5, 12), ("b", 1): (1, 9), ("a", 1): (1, 4)}
+
+
+def test_an_end_that_one_broker_has_not_reported_is_beyond_what_a_reader_reaches() -> None:
+    some = [committable({("a", 0): (2, UNKNOWN_END)}), committable({("a", 0): (3, 12)})]
+    [marker] = due("orders", "log/7", {"orders": some})
+    assert marker.written == {("a", 0): (5, UNKNOWN_END)}
+
+
+def test_the_first_of_the_sinks_that_have_records_writes_the_marker_of_all() -> None:
+    committed = {"c": [committable({("c", 0): (1, 1)})], "b": [committable({("b", 0): (1, 1)})], "a": []}
+    assert [*due("a", "log/7", committed), *due("c", "log/7", committed)] == []
+    [marker] = due("b", "log/7", committed)
+    assert marker.written == {("b", 0): (1, 1), ("c", 0): (1, 1)}
+
+
+def test_sinks_of_two_clusters_write_a_marker_each() -> None:
+    committed = {"a": [committable({("a", 0): (1, 1)}, id="1")], "b": [committable({("b", 0): (1, 1)}, id="2")]}
+    assert [[*marker.written] for name in "ab" for marker in due(name, "log/7", committed)] == [[("a", 0)], [("b", 0)]]
+
+
+def test_a_batch_without_records_has_no_marker() -> None:
+    assert [*due("orders", "log/7", {"orders": []})] == []
+
+
+# With a broker. -----------------------------------------------------------------------------------------------------
+
+TOPICS, PARTITIONS, RECORDS = 3, 24, 600
+
+
+class Query:
+    """A query of four tasks to three topics of 24 partitions, and to a target in memory."""
+
+    def __init__(self, make_topic: Any, make_sink: Any, folder: Path, **options: Any) -> None:
+        self.topics = [make_topic(PARTITIONS) for _ in range(TOPICS)]
+        self.markers = make_topic()
+        self._make_sink: Callable[[], KafkaSink] = lambda: make_sink(
+            self.topics[0], log_id=None, topic=None, **{"batch.markers": self.markers.name, **options}
+        )
+        self._folder = folder
+        self.memory = MemoryTarget()
+
+    def coordinator(self, **options: Any) -> Coordinator:
+        sinks = {"kafka": self._make_sink(), "memory": MemorySink(self.memory)}
+        return Coordinator(sinks, f"{self._folder}/log", owner="query", **options)
+
+    def run(self, batch_id: int, coordinator: Coordinator | None = None, fails: bool = False) -> None:
+        coordinator = coordinator or self.coordinator()
+
+        def phase_one(round: Round) -> Iterator[Vote]:
+            for partition in range(4):
+                with Participant(coordinator._sinks, round, partition=partition) as participant:
+                    numbers = range(batch_id * RECORDS + partition, (batch_id + 1) * RECORDS, 4)
+                    topics = [self.topics[n % TOPICS].name for n in numbers]
+                    keys = pa.array([str(n) if n % 5 else None for n in numbers], pa.string())
+                    records = pa.record_batch({"value": [str(n) for n in numbers], "topic": topics, "key": keys})
+                    participant.write("kafka", records)
+                    participant.write("memory", records)
+                    yield participant.pre_commit()
+            if fails:
+                raise RuntimeError("the job failed")
+
+        coordinator.run(batch_id, phase_one)
+
+    def written(self, isolation_level: str = "read_committed") -> dict[str, dict[tuple[str, int], tuple[int, int]]]:
+        """Batch → topic and partition → what a committed reader finds."""
+        found: dict[str, dict[tuple[str, int], tuple[int, int]]] = {}
+        for topic in self.topics:
+            for record in topic.records(isolation_level):
+                of_batch = found.setdefault(dict(record.headers)[HEADER].decode(), {})
+                count, _ = of_batch.get((topic.name, record.partition), (0, 0))
+                of_batch[topic.name, record.partition] = count + 1, record.offset + 1
+        return found
+
+    def stated(self) -> list[tuple[str, dict[tuple[str, int], tuple[int, int]]]]:
+        """What the markers say, in their order."""
+        markers = self.markers.records()
+        assert {marker.partition for marker in markers} <= {0}
+        stated = [json.loads(marker.value) for marker in markers]
+        assert [(marker.key.decode(), dict(marker.headers)[HEADER].decode()) for marker in markers] == [
+            (each["batch"], each["batch"]) for each in stated
+        ]
+        return [(each["batch"], {(t, n): (count, end) for t, n, count, end in each["partitions"]}) for each in stated]
+
+
+@pytest.fixture(params=WRITERS)
+def query(request: Any, make_topic: Any, make_sink: Any, tmp_path: Path) -> Query:
+    return Query(make_topic, make_sink, tmp_path, writer=request.param)
+
+
+@pytest.mark.kafka
+def test_every_record_names_its_batch_and_the_marker_has_what_a_committed_reader_finds(query: Query) -> None:
+    coordinator = query.coordinator()
+    for batch_id in range(3):
+        query.run(batch_id, coordinator)
+    written, stated = query.written(), query.stated()
+    assert [int(name.split("/")[1]) for name, _ in stated] == [0, 1, 2]
+    assert dict(stated) == written
+    assert [sum(count for count, _ in parts.values()) for _, parts in stated] == [RECORDS] * 3
+
+
+@pytest.mark.kafka
+def test_the_marker_is_written_when_all_of_the_batch_is_visible(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator, seen = query.coordinator(), []
+    memory = coordinator._sinks["memory"]
+    memory.commits_last = True
+    monkeypatch.setattr(memory, "complete", lambda *_: seen.append(query.stated()))
+    query.run(0, coordinator)
+    assert seen == [[]]
+    [(batch, parts)] = query.stated()
+    assert query.written() == {batch: parts}
+
+
+@pytest.mark.kafka
+def test_what_was_rolled_back_is_in_no_marker(query: Query) -> None:
+    with pytest.raises(Exception, match="the job failed"):
+        query.run(0, fails=True)
+    assert query.written() == {}
+    query.run(0)
+    assert dict(query.stated()) == query.written()
+
+
+@pytest.mark.kafka
+def test_a_batch_that_comes_again_gets_no_second_marker(query: Query) -> None:
+    coordinator = query.coordinator()
+    query.run(0, coordinator)
+    query.run(0, coordinator)
+    assert len(query.stated()) == 1
+
+
+@pytest.mark.kafka
+def test_a_crash_after_the_marker_repeats_it_as_it_was(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = query.coordinator()
+    monkeypatch.setattr(coordinator._sinks["memory"], "announce", lambda *_: killed())
+    with pytest.raises(Killed):
+        query.run(0, coordinator)
+    query.coordinator().recover()
+    first, second = query.stated()
+    assert first == second
+    assert dict([first]) == query.written()
+
+
+@pytest.mark.kafka
+def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query: Query) -> None:
+    class Dies:
+        @hookimpl
+        def twopc_event(self, event: Event) -> None:
+            if isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
+                raise Killed
+
+    with observing(Dies()), pytest.raises(Killed):
+        query.run(0)
+    assert query.stated() == []
+    coordinator = query.coordinator()
+    coordinator._sinks["kafka"] = KafkaSink(
+        {"bootstrap.servers": query.markers.servers, "transactional.id.prefix": coordinator._sinks["kafka"].prefix}
+    )
+    coordinator.recover()
+    assert dict(query.stated()) == query.written() != {}
+
+
+@pytest.mark.kafka
+def test_a_missing_topic_of_markers_is_refused_before_anything_is_written(topic: Any, make_sink: Any) -> None:
+    sink = make_sink(topic, **{"batch.markers": "no-such-topic"})
+    with pytest.raises(
+        ConfigurationError, match=r"topic 'no-such-topic' \(the option 'batch\.markers'\) does not exist"
+    ):
+        sink.validate(pa.schema({"value": pa.string()}))
+
+
+@pytest.mark.kafka
+def test_a_topic_of_markers_that_was_deleted_after_the_decision_stops_the_query_until_it_is_there(
+    query: Query, kafka_broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = query.coordinator()
+    admin = KafkaAdminClient(bootstrap_servers=query.markers.servers)
+    memory = coordinator._sinks["memory"]
+    monkeypatch.setattr(memory, "complete", lambda *_: admin.delete_topics([query.markers.name]))
+    with pytest.raises(OperatorRequired, match="all of batch 0 is committed, but its marker can't be written"):
+        query.run(0, coordinator)
+    kafka_broker.create_topic(query.markers.name)
+    admin.close()
+    query.coordinator().recover()
+    assert dict(query.stated()) == query.written() != {}
+
+
+# The readers. -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["whole_batches.py", "WholeBatches.java"])
+def test_a_reader_of_whole_batches_takes_forty_lines(name: str) -> None:
+    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
+
+
+@pytest.mark.kafka
+@pytest.mark.crash
+@pytest.mark.parametrize("language", [PYTHON, JAVA])
+def test_a_reader_that_is_killed_again_and_again_shows_each_batch_once_and_whole(
+    language: str, make_topic: Any, make_sink: Any, tmp_path: Path, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = Query(make_topic, make_sink, tmp_path)
+    topics = [topic.name for topic in query.topics]
+    try:
+        reader = reader_in(language, query.markers.servers, tmp_path / "shown", query.markers.name, topics)
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    coordinator, chance = query.coordinator(), random.Random(1)  # noqa: S311  # it chooses when to kill
+    with reading(reader):
+        for batch_id in range(12):
+            if chance.random() < 0.3:  # the marker is written twice
+                monkeypatch.setattr(coordinator._sinks["memory"], "announce", lambda *_: killed())
+                with pytest.raises(Killed):
+                    query.run(batch_id, coordinator)
+                coordinator = query.coordinator()
+                coordinator.recover()
+            else:
+                query.run(batch_id, coordinator)
+            if chance.random() < 0.5:
+                reader.kill()
+                reader.start()
+        wait.until("all batches are shown", lambda: len(reader.shown()) == 12)
+    for name, rows in reader.shown().items():
+        batch_id = int(name.split(".")[1])
+        values = sorted(int(value) for topic, value in rows if topic != query.markers.name)
+        assert values == [*range(batch_id * RECORDS, (batch_id + 1) * RECORDS)]
