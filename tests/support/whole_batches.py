@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from twopc_kafka_broker import broker_classpath, find_java
 
 EXAMPLES = DOCS / "examples" / "markers"
 PYTHON, JAVA = "python", "java"
+SHOWN_S = 90
 
 
 class NoCompiler(Exception):
@@ -53,6 +55,14 @@ class Reader:
     def kill(self) -> None:
         if self.process is not None:
             kill_all_of(self.process)
+
+    def has_shown(self, batches: int) -> None:
+        """Wait until it has shown so many batches. It ends by itself if the broker can't answer as it starts."""
+        deadline = time.monotonic() + SHOWN_S
+        while len([*self.folder.iterdir()]) < batches:
+            assert time.monotonic() < deadline, f"shown after {SHOWN_S} s: {sorted(self.shown())}"
+            self.supervise()
+            time.sleep(0.05)
 
     def shown(self) -> dict[str, list[tuple[str, str]]]:
         """Return log and batch, with a dot between them → topic and value of each of its records, with the marker."""

@@ -14,7 +14,7 @@ from kafka import KafkaAdminClient
 
 from tests.support.observing import Killed, killed, observing
 from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, NoCompiler, reader_in, reading
-from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl
+from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
 from twopc.errors import ConfigurationError, OperatorRequired
 from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
@@ -136,7 +136,7 @@ class Query:
         self.memory = MemoryTarget()
 
     def coordinator(self, **options: Any) -> Coordinator:
-        sinks = {"kafka": self._make_sink(), "memory": MemorySink(self.memory)}
+        sinks: dict[str, TwoPhaseCommitSink[Any]] = {"kafka": self._make_sink(), "memory": MemorySink(self.memory)}
         return Coordinator(sinks, f"{self._folder}/log", owner="query", **options)
 
     def run(self, batch_id: int, coordinator: Coordinator | None = None, fails: bool = False) -> None:
@@ -291,7 +291,7 @@ def test_a_reader_of_whole_batches_takes_forty_lines(name: str) -> None:
 @pytest.mark.crash
 @pytest.mark.parametrize("language", [PYTHON, JAVA])
 def test_a_reader_that_is_killed_again_and_again_shows_each_batch_once_and_whole(
-    language: str, make_topic: Any, make_sink: Any, tmp_path: Path, wait: Any, monkeypatch: pytest.MonkeyPatch
+    language: str, make_topic: Any, make_sink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query = Query(make_topic, make_sink, tmp_path)
     topics = [topic.name for topic in query.topics]
@@ -313,7 +313,7 @@ def test_a_reader_that_is_killed_again_and_again_shows_each_batch_once_and_whole
             if chance.random() < 0.5:
                 reader.kill()
                 reader.start()
-        wait.until("all batches are shown", lambda: len(reader.shown()) == 12)
+        reader.has_shown(12)
     for name, rows in reader.shown().items():
         batch_id = int(name.split(".")[1])
         values = sorted(int(value) for topic, value in rows if topic != query.markers.name)
