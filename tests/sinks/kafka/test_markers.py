@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,22 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient
 
+from tests.sinks.kafka.markers_loop import Job, numbers
+from tests.support.kills import Process, is_alive, kill_all_of, start_logged
 from tests.support.observing import Killed, killed, observing
-from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, NoCompiler, reader_in, reading
+from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, SHOWN_S, NoCompiler, Reader, reader_in, reading
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
 from twopc.errors import ConfigurationError, OperatorRequired
 from twopc.events import Event, PhaseEntered
+from twopc.log.commit_log import read_tail
+from twopc.log.store import open_store
 from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka import KafkaSink
 from twopc_kafka.columns import _headers
 from twopc_kafka.markers import HEADER, UNKNOWN_END, due, handle_of, stamped
 from twopc_kafka.options import WRITERS
+from twopc_kafka_broker import KafkaBroker
 
 SERVERS = {"bootstrap.servers": "broker:9092"}
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -121,6 +130,7 @@ def test_a_batch_without_records_has_no_marker() -> None:
 # With a broker. -----------------------------------------------------------------------------------------------------
 
 TOPICS, PARTITIONS, RECORDS = 3, 24, 600
+STORM_S = 180
 
 
 class Query:
@@ -318,3 +328,89 @@ def test_a_reader_that_is_killed_again_and_again_shows_each_batch_once_and_whole
         batch_id = int(name.split(".")[1])
         values = sorted(int(value) for topic, value in rows if topic != query.markers.name)
         assert values == [*range(batch_id * RECORDS, (batch_id + 1) * RECORDS)]
+
+
+class Storm:
+    """A writer, a broker and readers, each of which is started again when it was killed."""
+
+    def __init__(self, job: Job, broker: KafkaBroker, folder: Path) -> None:
+        self._job, self._broker, self._folder = job, broker, folder
+        self.readers: dict[str, Reader] = {}
+        for language in (PYTHON, JAVA):
+            with contextlib.suppress(NoCompiler):
+                self.readers[language] = reader_in(language, job.servers, folder / language, job.markers, job.topics)
+        self.writer = self._start(job)
+        self.kills: Counter[str] = Counter()
+
+    def _start(self, job: Job) -> Process:
+        log = self._folder / "writer.log"
+        return start_logged(log, "-m", "tests.sinks.kafka.markers_loop", json.dumps(asdict(job)))
+
+    def kill(self, victim: str) -> None:
+        self.kills[victim] += 1
+        if victim == "broker":
+            self._broker.kill()
+            self._broker.start()
+        elif victim == "writer":
+            kill_all_of(self.writer)
+        else:
+            self.readers[victim].kill()
+
+    def supervise(self) -> None:
+        if not is_alive(self.writer):
+            kill_all_of(self.writer)
+            self.writer = self._start(self._job)
+        for reader in self.readers.values():
+            reader.supervise()
+
+    def settle(self) -> int:
+        """Have a last writer commit what is decided, and the readers show all. Return how many batches there are."""
+        kill_all_of(self.writer)
+        tail = read_tail(open_store(self._job.log))
+        assert tail is not None
+        assert tail[1].decided is not None
+        batches = tail[1].decided + 1
+        self.writer = self._start(replace(self._job, batches=batches))
+        assert self.writer.wait(SHOWN_S) == 0
+        for reader in self.readers.values():
+            reader.has_shown(batches)
+        return batches
+
+    def end(self) -> None:
+        kill_all_of(self.writer)
+        for reader in self.readers.values():
+            reader.kill()
+
+
+@pytest.mark.kafka
+@pytest.mark.crash
+@pytest.mark.long
+def test_readers_show_whole_batches_while_they_and_the_writer_and_the_broker_are_killed(
+    second_broker: Any, make_topic: Any, prefix: str, tmp_path: Path, record_property: Any
+) -> None:
+    chance = random.Random(1)  # noqa: S311  # it chooses what to kill
+    job = Job(
+        servers=second_broker.broker.bootstrap_servers,
+        topics=[make_topic(PARTITIONS // TOPICS, on=second_broker.broker).name for _ in range(TOPICS)],
+        markers=make_topic(on=second_broker.broker).name,
+        prefix=prefix,
+        log=str(tmp_path / "log"),
+        replay_copies=str(tmp_path / "stage"),
+        batches=10_000,
+    )
+    storm = Storm(job, second_broker.broker, tmp_path)
+    with contextlib.ExitStack() as running:
+        running.callback(storm.end)
+        deadline = time.monotonic() + STORM_S
+        while time.monotonic() < deadline:
+            time.sleep(chance.uniform(0.5, 8))
+            storm.kill(chance.choice(["writer", "writer", "broker", *storm.readers, *storm.readers]))
+            storm.supervise()
+        batches = storm.settle()
+    for language, reader in storm.readers.items():
+        record_property(language, f"{batches} batches, {reader.starts} starts, kills: {dict(storm.kills)}")
+        shown = {int(name.split(".")[1]): rows for name, rows in reader.shown().items()}
+        assert {
+            batch_id: sorted(int(value) for topic, value in rows if topic != job.markers)
+            for batch_id, rows in shown.items()
+        } == {batch_id: [*numbers(batch_id)] for batch_id in range(batches)}
