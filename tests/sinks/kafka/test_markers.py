@@ -385,6 +385,7 @@ class Storm:
 @pytest.mark.kafka
 @pytest.mark.crash
 @pytest.mark.long
+@pytest.mark.timeout(5 * STORM_S)
 def test_readers_show_whole_batches_while_they_and_the_writer_and_the_broker_are_killed(
     second_broker: Any, make_topic: Any, prefix: str, tmp_path: Path, record_property: Any
 ) -> None:
@@ -403,8 +404,8 @@ def test_readers_show_whole_batches_while_they_and_the_writer_and_the_broker_are
         running.callback(storm.end)
         deadline = time.monotonic() + STORM_S
         while time.monotonic() < deadline:
-            time.sleep(chance.uniform(0.5, 8))
-            storm.kill(chance.choice(["writer", "writer", "broker", *storm.readers, *storm.readers]))
+            time.sleep(chance.uniform(2, 15))
+            storm.kill(chance.choice(["writer", "writer", "writer", "broker", *storm.readers, *storm.readers]))
             storm.supervise()
         batches = storm.settle()
     for language, reader in storm.readers.items():
