@@ -461,10 +461,15 @@ class Coordinator:
     def _announce(self, batch_id: int) -> None:
         """Have the sinks tell their readers of a batch. Upholds: all of it is visible before."""
         [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
+        given_up: dict[str, list[Committable]] = {}
+        for abandonment in self._log.tail.abandoned:
+            if abandonment.given_up.batch_id == batch_id:
+                for name, committables in abandonment.given_up.committables.items():
+                    given_up.setdefault(name, []).extend(committables)
         for name, sink in self._sinks.items():
             what = f"batch {batch_id} is complete; its announcement by sink {name!r}"
             with located(sink=name, batch_id=batch_id):
-                self._until_answered(what, sink.announce, batch_id, decision.committables)
+                self._until_answered(what, sink.announce, batch_id, decision.committables, given_up)
 
     def _committed(self, batch_id: int, recovered: bool) -> BatchCommitted:
         """Return the event for a pending batch, to be reported when it is complete. A sink that has completed its part

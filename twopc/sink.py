@@ -197,7 +197,12 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
         loss must be raised by ``commit``, too, which alone ``twopc abandon`` asks.
         """
 
-    def announce(self, batch_id: int, committed: Mapping[str, Sequence[Committable]]) -> None:
+    def announce(
+        self,
+        batch_id: int,
+        committed: Mapping[str, Sequence[Committable]],
+        given_up: Mapping[str, Sequence[Committable]],
+    ) -> None:
         """Tell readers that a batch is complete in every sink, including those that commit last. On the coordinator.
 
         For what readers of several sinks or transactions wait for, such as a marker of the batch. Called when
@@ -208,6 +213,8 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
             batch_id: the batch.
             committed: sink's name → its transactions, as the log has them now: those that were written again stand in
                 place of those that were lost.
+            given_up: sink's name → its transactions that an operator gave up. What became of them may not be known, so
+                readers may see their records.
         """
 
     def check(self) -> Iterable[CheckResult]:

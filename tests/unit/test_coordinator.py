@@ -11,7 +11,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -49,6 +49,8 @@ from twopc.testing import MemorySink, MemoryTarget
 
 PARTITIONS = 2
 
+Of: TypeAlias = "Mapping[str, Sequence[Committable]]"
+
 
 class Sink(MemorySink):
     """A sink in memory that calls ``during[name]`` on the way into each of its calls, where a test set one."""
@@ -59,6 +61,7 @@ class Sink(MemorySink):
         self.closed = 0
         self.completed: list[tuple[int, int]] = []
         self.announced: list[tuple[int, dict[str, list[str]]]] = []
+        self.given_up: dict[str, list[str]] = {}
 
     def _at(self, call: str) -> None:
         self.during.get(call, lambda: None)()
@@ -88,9 +91,10 @@ class Sink(MemorySink):
         self._at("complete")
         self.completed.append((batch_id, len(committables)))
 
-    def announce(self, batch_id: int, committed: Mapping[str, Sequence[Committable]]) -> None:
+    def announce(self, batch_id: int, committed: Of, given_up: Of) -> None:
         self._at("announce")
         self.announced.append((batch_id, {name: [c.transaction_id for c in some] for name, some in committed.items()}))
+        self.given_up = {name: [c.transaction_id for c in some] for name, some in given_up.items()}
 
     def close(self) -> None:
         self.closed += 1
@@ -787,6 +791,21 @@ def test_an_announcement_that_a_crash_prevented_is_made_up_for_at_recovery(world
     coordinator = world.coordinator()
     coordinator.recover()
     assert sink(coordinator, "a").announced == sink(coordinator, "b").announced == sink(killed, "a").announced
+
+
+def test_an_announcement_names_what_was_given_up_also_if_that_is_all_of_the_batch(world: World) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "a").during["commit"] = raises(OutcomeUnknown("its name was used again"))
+    with pytest.raises(OutcomeUnknown):
+        run(coordinator, 0)
+    [decision] = coordinator._log.tail.unresolved
+    for committables in decision.committables["a"]:
+        coordinator._log.abandon(0, {"a": [committables]}, "ann@ops")
+    recovered = world.coordinator()
+    recovered.recover()
+    [(_, committed)] = sink(recovered, "b").announced
+    assert (committed["a"], len(committed["b"])) == ([], PARTITIONS)
+    assert sink(recovered, "b").given_up == {"a": [each.transaction_id for each in decision.committables["a"]]}
 
 
 def test_a_batch_without_records_is_completed_like_any_other(world: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -21,13 +21,16 @@ from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
 
+Of: TypeAlias = "Mapping[str, Sequence[Committable]]"
+
 
 class ForgetfulSink(MemorySink):
     """Of a target that may roll back what is pre-committed."""
 
     may_time_out = True
 
-    def announce(self, batch_id: int, committed: Mapping[str, Sequence[Committable]]) -> None:
+    def announce(self, batch_id: int, committed: Of, given_up: Of) -> None:
+        assert given_up == {}
         assert all(one.transaction_id in self.target.committed for one in committed["a"])
         self.target.batches["announced"] = len(committed["a"])
 

@@ -99,7 +99,7 @@ class Query:
 
     def announce(self, batch_id: int, *committables: Committable) -> None:
         """Report a batch as complete in every sink."""
-        self.answered(self.sink().announce, batch_id, {self.name: committables})
+        self.answered(self.sink().announce, batch_id, {self.name: committables}, {})
 
     def abort(self, committable: Committable) -> None:
         """Roll back one transaction."""

@@ -10,28 +10,31 @@ replacements, whose partitions and offsets may differ.
 from __future__ import annotations
 
 import json
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from kafka.record.memory_records import MemoryRecordsBuilder
 
+from twopc.errors import RoundAborted
 from twopc.transaction import Committable, JsonValue
-from twopc_kafka.options import AT_LEAST_ONCE, LIBRDKAFKA, KafkaOptions
 
 HEADER = "twopc-batch"
 
 PARTITION = 0
 """The partition of all markers, so that they have one order: a topic of markers needs no second one."""
 
-TIMEOUT_MS = 10_000
-"""How long one attempt to write a marker waits for a broker. The coordinator repeats it without limit."""
-
 UNKNOWN_END = 2**63 - 1
-"""The end offset in a partition whose broker has not reported it: beyond all that a reader can reach."""
+"""Stands for the end offset in a partition whose broker has not reported it. No marker has it."""
+
+_GZIP = 1
+"""Kafka's number of a compression that every reader supports, and Python without further packages. The rows of a marker
+shrink to a fifth."""
 
 Written: TypeAlias = Mapping[tuple[str, int], tuple[int, int]]
 """Topic and partition → the number of records written there, and the offset after the last of them, the end offset."""
@@ -62,13 +65,27 @@ def stamped(batch: pa.RecordBatch, name: str) -> pa.RecordBatch:
     return batch.append_column("headers", stamps) if place < 0 else batch.set_column(place, "headers", stamps)
 
 
-def handle_of(topic: str, written: Written) -> dict[str, JsonValue]:
-    """Return what a transaction's handle must have for the marker in ``topic``."""
-    return {"marker_topic": topic, "written": _to_json(written)}
+def handle_of(topic: str, written: Written, records: int) -> dict[str, JsonValue]:
+    """Return what a transaction's handle must have for the marker in ``topic``.
+
+    Raises:
+        RoundAborted: the brokers' reports do not say where all ``records`` were written.
+    """
+    reported = sum(count for count, _ in written.values())
+    if reported != records or UNKNOWN_END in (end for _, end in written.values()):
+        raise RoundAborted(
+            f"the brokers have reported the offsets of {reported} of {records} records, maybe not of each, and a batch"
+            " marker needs those of all. The batch can be run again."
+        )
+    rows: dict[str, list[JsonValue]] = defaultdict(list)
+    for (name, number), (count, end) in sorted(written.items()):
+        rows[name].append([number, count, end])
+    return {"marker_topic": topic, "written": {**rows}}
 
 
-def _to_json(written: Written) -> JsonValue:
-    return [[topic, number, records, end] for (topic, number), (records, end) in sorted(written.items())]
+def topic_of(committables: Iterable[Committable]) -> str | None:
+    """Return the topic of markers that a decided batch of one sink was written for, None for no markers."""
+    return next((str(each.handle["marker_topic"]) for each in committables if "marker_topic" in each.handle), None)
 
 
 @dataclass(frozen=True)
@@ -78,48 +95,63 @@ class Marker:
     Attributes:
         topic: where it is written.
         batch: the batch's name.
-        written: what the batch has written where.
+        written: what the batch has written where. The end offsets include records that were given up, their numbers
+            do not.
+        given_up: the number of records that an operator gave up. Readers may see any of them, or none.
     """
 
     topic: str
     batch: str
     written: Written
+    given_up: int
 
-    def record(self) -> pa.RecordBatch:
-        """Return the marker as a record, in the columns of the sink."""
-        value = json.dumps({"batch": self.batch, "partitions": _to_json(self.written)}, separators=(",", ":"))
-        columns = {"key": [self.batch], "value": [value], "partition": pa.array([PARTITION], pa.int32())}
-        return stamped(pa.record_batch(columns), self.batch)
+    def encoded(self) -> bytes:
+        """Return the marker as a record batch."""
+        rows = [[topic, number, count, end] for (topic, number), (count, end) in sorted(self.written.items())]
+        stated = {"batch": self.batch, "partitions": rows} | ({"given_up": self.given_up} if self.given_up else {})
+        name, value = self.batch.encode(), json.dumps(stated, separators=(",", ":")).encode()
+        batch = MemoryRecordsBuilder(magic=2, compression_type=_GZIP, batch_size=len(value))
+        batch.append(timestamp=int(time.time() * 1000), key=name, value=value, headers=[(HEADER, name)])
+        batch.close()
+        return bytes(batch.buffer())
 
 
-def due(sink: str, batch: str, committed: Mapping[str, Sequence[Committable]]) -> Iterator[Marker]:
+def due(
+    sink: str,
+    batch: str,
+    committed: Mapping[str, Sequence[Committable]],
+    given_up: Mapping[str, Sequence[Committable]],
+) -> Iterator[Marker]:
     """Yield the markers that ``sink`` has to write for a batch.
 
     A batch has one marker in each topic of markers, whichever sinks name that topic. The first of them, by name, that
     has written records writes it. So a batch without records has none.
     """
-    noted: dict[tuple[Any, Any], list[tuple[str, Any]]] = defaultdict(list)
-    for name, committables in sorted(committed.items()):
-        for handle in (committable.handle for committable in committables):
-            if "marker_topic" in handle:
-                # With the id: another cluster may have a topic of the same name.
-                noted[handle["marker_topic"], handle.get("marker_topic_id")].append((name, handle["written"]))
+    noted: dict[tuple[Any, Any], list[tuple[str, Committable, bool]]] = defaultdict(list)
+    for of_sinks, is_committed in ((committed, True), (given_up, False)):
+        for name, committables in of_sinks.items():
+            for handle, each in ((each.handle, each) for each in committables):
+                if "marker_topic" in handle:
+                    # With the cluster: another one may have a topic of the same name.
+                    place = handle["marker_topic"], handle["marker_cluster"]
+                    noted[place].append((name, each, is_committed))
     for (topic, _), notes in noted.items():
-        if notes[0][0] == sink:
-            yield Marker(topic, batch, _total([row for _, written in notes for row in written]))
+        if min(name for name, *_ in notes) == sink:
+            rows = [(row, is_committed) for _, each, is_committed in notes for row in _rows(each)]
+            lost = sum(each.records or 0 for _, each, is_committed in notes if not is_committed)
+            yield Marker(topic, batch, _total(rows), lost)
 
 
-def _total(rows: Iterable[tuple[str, int, int, int]]) -> Written:
+def _rows(committable: Committable) -> Iterator[tuple[str, int, int, int]]:
+    written: Any = committable.handle["written"]
+    for topic, rows in written.items():
+        for number, count, end in rows:
+            yield topic, number, count, end
+
+
+def _total(rows: Iterable[tuple[tuple[str, int, int, int], bool]]) -> Written:
     total: dict[tuple[str, int], tuple[int, int]] = {}
-    for topic, number, records, end in rows:
+    for (topic, number, count, end), is_committed in rows:
         before, end_before = total.get((topic, number), (0, 0))
-        total[topic, number] = before + records, max(end, end_before)
+        total[topic, number] = before + count * is_committed, max(end, end_before)
     return total
-
-
-def options_of(options: KafkaOptions, topic: str) -> KafkaOptions:
-    """Return the options with which a marker is written to ``topic``: without a transaction, as it may come twice."""
-    properties = {**options.properties, "message.timeout.ms": TIMEOUT_MS}
-    return replace(
-        options, topic=topic, delivery=AT_LEAST_ONCE, writer=LIBRDKAFKA, marker_topic=None, properties=properties
-    )

@@ -67,7 +67,7 @@ class KafkaProgressSink(KafkaSink):
         self._looked_for_members_at = -math.inf
         self._has_members = False
 
-    def _writer(self, name: str, was_used: bool) -> OffsetsWriter:
+    def _writer(self, name: str, was_used: bool, marker_topic: str | None) -> OffsetsWriter:  # noqa: ARG002
         return OffsetsWriter(self._options, name, self._group, was_used)
 
     def validate(self, schema: pa.Schema) -> None:

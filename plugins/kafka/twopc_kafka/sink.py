@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import written_without
@@ -21,7 +20,6 @@ from twopc.errors import (
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
-    Refused,
     Retriable,
     RoundAborted,
     TransactionLost,
@@ -32,12 +30,15 @@ from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_kafka import checks, hanging, markers, topics
 from twopc_kafka.answers import (
+    UNKNOWN_TOPIC,
     EndTxnAnswer,
     NotCommitted,
     Outcome,
     ProducerIdentity,
     TransactionState,
     denied,
+    failure,
+    meaning,
     timeout_refused,
     to_end,
 )
@@ -111,6 +112,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._stuck = Stuck()
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
+        self._decided_markers: Mapping[int, str | None] = {}  # for batches that were decided before this process
 
     def unbound(self) -> Self:
         twin = super().unbound()
@@ -138,7 +140,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         while True:
             lease = self.transactional_ids.lease(transaction_id.round, is_new)
             try:
-                writer = self._writer(lease.name, lease.was_used)
+                writer = self._writer(lease.name, lease.was_used, self._marker_topic(transaction_id.round.batch_id))
             except NotCommitted as error:
                 lease.release()  # not answered, so the name is not leased again
                 logger.info("%s. Another id is used instead", error)
@@ -148,13 +150,19 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             else:
                 return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
-    def _writer(self, name: str, was_used: bool) -> Writer | ArrowWriter | OffsetsWriter:
+    def _writer(self, name: str, was_used: bool, marker_topic: str | None) -> Writer | ArrowWriter | OffsetsWriter:
         """Begin the transaction of that name. Raises ``NotCommitted`` if the one before was not committed."""
-        if self._options.writer == ARROW:
-            return ArrowWriter(self._options, name, was_used)
+        options = replace(self._options, marker_topic=marker_topic)
+        if options.writer == ARROW:
+            return ArrowWriter(options, name, was_used)
         if was_used and self._is_transactional:
             self._require_committed(name)
-        return Writer(self._options, name)
+        return Writer(options, name)
+
+    def _marker_topic(self, batch_id: int) -> str | None:
+        """Return the topic of a batch's marker. Upholds: a decided batch whose lost transactions are written again is
+        written for the same marker, though the option may have changed since."""
+        return self._decided_markers.get(batch_id, self._options.marker_topic)
 
     def _require_committed(self, name: str) -> None:
         """Raise ``NotCommitted`` unless the last transaction of an id is known to be committed."""
@@ -166,8 +174,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise NotCommitted(name, state.state)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
-        if self._options.marker_topic is not None:
-            batch = markers.stamped(batch, self._batch_name(transaction.id.round.batch_id))
+        batch_id = transaction.id.round.batch_id
+        if self._marker_topic(batch_id) is not None:
+            batch = markers.stamped(batch, self._batch_name(batch_id))
         transaction.writer.write(batch)
 
     def _batch_name(self, batch_id: int) -> str:
@@ -198,8 +207,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.may_time_out:
             handle["has_timeout"] = False
-        if self._options.marker_topic is not None:
-            handle |= markers.handle_of(self._options.marker_topic, transaction.writer.written)
+        if (topic := self._marker_topic(transaction.id.round.batch_id)) is not None:
+            handle |= markers.handle_of(topic, transaction.writer.written, transaction.records)
         transaction.lease.answered()  # otherwise the name is not leased again
         transaction.lease.release()
         transaction.is_pre_committed = self._is_transactional
@@ -221,6 +230,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 transactions without a timeout. Nothing was written.
         """
         self._hanging.forget_last_look()
+        self._decided_markers = {batch_id: markers.topic_of(due) for batch_id, due in self.pending.items() if due}
         self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
@@ -249,7 +259,18 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema, self._options.topic)
         self._require_topic(self._options.topic)
-        self._require_topic(self._options.marker_topic, "batch.markers")
+        if self._options.marker_topic is not None:
+            self._require_marker_topic(self._options.marker_topic)
+
+    def _require_marker_topic(self, topic: str) -> None:
+        """Raise if no marker can be written to ``topic``, before a batch is committed that has to wait for its marker.
+        Raises like ``_require_topic``, and ``ConfigurationError`` if a right is missing."""
+        self._require_topic(topic, "batch.markers")
+        if not self._leaders.may_write(topic):
+            raise ConfigurationError(
+                f"this principal may not write to topic {topic!r} (the option 'batch.markers'). Grant it WRITE there.",
+                option="batch.markers",
+            )
 
     def _require_topic(self, topic: str | None, option: str = "topic") -> None:
         """Raise if a topic of the options does not exist.
@@ -276,8 +297,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _check_target(self) -> Iterator[CheckResult]:
         yield from checks.of_topic(self._control, self._options.topic, self._require_topic)
         if self._options.marker_topic is not None:
-            require = partial(self._require_topic, option="batch.markers")
-            yield from checks.of_topic(self._control, self._options.marker_topic, require)
+            yield from checks.of_topic(self._control, self._options.marker_topic, self._require_marker_topic)
 
     def _try(self) -> Iterator[CheckResult]:
         """Begin a transaction as a task does, add a partition but no record, and roll it back."""
@@ -304,7 +324,6 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         version = self._control.end_txn_version
         since_s = max(started_s, time.monotonic() - METADATA_MAX_AGE_S)  # looked up again if describing took long
         topic_ids = topics.ids_to_seal(self._leaders, committables, described.values(), since_s)
-        marker_topic_id = self._marker_topic_id(since_s)
         sealed = []
         for committable in committables:
             state = described.get(committable.transaction_id)
@@ -322,14 +341,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                     **{topic: topic_ids[topic] for topic in state.partitions if topic in topic_ids},
                 },
             }
-            if marker_topic_id is not None:
-                sealing["marker_topic_id"] = marker_topic_id
+            if "marker_topic" in committable.handle:
+                sealing["marker_cluster"] = self._control.cluster_id
             sealed.append(replace(committable, handle={**committable.handle, **sealing}))
+        self._refuse_too_large_a_marker(sealed)
         return sealed
 
-    def _marker_topic_id(self, since_s: float) -> str | None:
-        topic = self._options.marker_topic
-        return None if topic is None else self._leaders.topic_ids([topic], since_s).get(topic)
+    def _refuse_too_large_a_marker(self, sealed: Sequence[Committable]) -> None:
+        name, limit = self.transactional_ids.sink, self._options.message_bytes
+        for marker in markers.due(name, "", {name: sealed}, {}):
+            if (size := len(marker.encoded())) > limit:
+                raise ConfigurationError(
+                    f"the marker of this batch takes {size} bytes for {len(marker.written)} partitions, more than"
+                    f" 'message.max.bytes' = {limit}. Raise that and max.message.bytes of topic {marker.topic!r}, or"
+                    " write to fewer partitions. Nothing of the batch is visible.",
+                    option="message.max.bytes",
+                )
 
     def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
         """Describe the transactions, and prove each state that would be a veto: that costs less than to run the batch
@@ -500,20 +527,27 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         else:
             self._hanging.note_nothing_hung(ended_s)
 
-    def announce(self, batch_id: int, committed: Mapping[str, Sequence[Committable]]) -> None:
+    def announce(
+        self,
+        batch_id: int,
+        committed: Mapping[str, Sequence[Committable]],
+        given_up: Mapping[str, Sequence[Committable]],
+    ) -> None:
         """Write the markers that are this sink's to write, without regard to its options: the batch may have been
         decided with others."""
-        for marker in markers.due(self.transactional_ids.sink, self._batch_name(batch_id), committed):
+        for marker in markers.due(self.transactional_ids.sink, self._batch_name(batch_id), committed, given_up):
+            what = f"all of batch {batch_id} is committed, but its marker can't be written to topic {marker.topic!r}"
+            code = self._leaders.append(marker.topic, markers.PARTITION, marker.encoded())
             try:
-                writer = Writer(markers.options_of(self._options, marker.topic), "")
-                writer.write(marker.record())
-                writer.finish()
-            except RoundAborted as error:
-                raise Retriable(f"the marker of batch {marker.batch} was not written: {error}") from error
-            except Refused as error:
+                if code == UNKNOWN_TOPIC:
+                    self._require_topic(marker.topic, "batch.markers")
+                if code:
+                    raise failure(meaning(code), what)
+            except RoundAborted as error:  # for now, or it may have been written
+                raise Retriable(error.message) from error
+            except ConfigurationError as error:
                 raise OperatorRequired(
-                    f"all of batch {batch_id} is committed, but its marker can't be written to topic {marker.topic!r}:"
-                    f" {error.message} Correct that and start again, which writes it."
+                    f"{what}: {error.message} Correct that and start again, which writes it."
                 ) from error
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from tests.support.kills import Process, is_alive, kill_all_of, start_logged
 from tests.support.observing import Killed, killed, observing
 from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, SHOWN_S, NoCompiler, Reader, reader_in, reading
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
-from twopc.errors import ConfigurationError, OperatorRequired
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
@@ -29,8 +30,9 @@ from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka import KafkaSink
 from twopc_kafka.columns import _headers
-from twopc_kafka.markers import HEADER, UNKNOWN_END, due, handle_of, stamped
+from twopc_kafka.markers import HEADER, UNKNOWN_END, Marker, due, handle_of, stamped
 from twopc_kafka.options import WRITERS
+from twopc_kafka.writers.librdkafka import _Reports
 from twopc_kafka_broker import KafkaBroker
 
 SERVERS = {"bootstrap.servers": "broker:9092"}
@@ -95,36 +97,75 @@ def test_headers_of_other_arrow_types_are_kept() -> None:
 # The marker. --------------------------------------------------------------------------------------------------------
 
 
-def committable(written: dict[tuple[str, int], tuple[int, int]], topic: str = "markers", id: str = "1") -> Committable:
-    return Committable("t", json.loads(json.dumps({**handle_of(topic, written), "marker_topic_id": id})))
+def committable(
+    written: dict[tuple[str, int], tuple[int, int]], topic: str = "markers", cluster: str = "1"
+) -> Committable:
+    records = sum(count for count, _ in written.values())
+    handle = {**handle_of(topic, written, records), "marker_cluster": cluster}
+    return Committable("t", json.loads(json.dumps(handle)), records)
 
 
 def test_a_marker_has_the_sums_and_the_last_ends_of_all_transactions() -> None:
     some = [committable({("a", 0): (2, 5), ("b", 1): (1, 9)}), committable({("a", 0): (3, 12), ("a", 1): (1, 4)})]
-    [marker] = due("orders", "log/7", {"orders": some, "files": [Committable("f", {})]})
+    [marker] = due("orders", "log/7", {"orders": some, "files": [Committable("f", {})]}, {})
     assert marker.written == {("a", 0): (5, 12), ("b", 1): (1, 9), ("a", 1): (1, 4)}
-
-
-def test_an_end_that_one_broker_has_not_reported_is_beyond_what_a_reader_reaches() -> None:
-    some = [committable({("a", 0): (2, UNKNOWN_END)}), committable({("a", 0): (3, 12)})]
-    [marker] = due("orders", "log/7", {"orders": some})
-    assert marker.written == {("a", 0): (5, UNKNOWN_END)}
 
 
 def test_the_first_of_the_sinks_that_have_records_writes_the_marker_of_all() -> None:
     committed = {"c": [committable({("c", 0): (1, 1)})], "b": [committable({("b", 0): (1, 1)})], "a": []}
-    assert [*due("a", "log/7", committed), *due("c", "log/7", committed)] == []
-    [marker] = due("b", "log/7", committed)
+    assert [*due("a", "log/7", committed, {}), *due("c", "log/7", committed, {})] == []
+    [marker] = due("b", "log/7", committed, {})
     assert marker.written == {("b", 0): (1, 1), ("c", 0): (1, 1)}
 
 
 def test_sinks_of_two_clusters_write_a_marker_each() -> None:
-    committed = {"a": [committable({("a", 0): (1, 1)}, id="1")], "b": [committable({("b", 0): (1, 1)}, id="2")]}
-    assert [[*marker.written] for name in "ab" for marker in due(name, "log/7", committed)] == [[("a", 0)], [("b", 0)]]
+    committed = {name: [committable({(name, 0): (1, 1)}, cluster=name)] for name in "ab"}
+    markers = [marker for name in "ab" for marker in due(name, "log/7", committed, {})]
+    assert [[*marker.written] for marker in markers] == [[("a", 0)], [("b", 0)]]
 
 
 def test_a_batch_without_records_has_no_marker() -> None:
-    assert [*due("orders", "log/7", {"orders": []})] == []
+    assert [*due("orders", "log/7", {"orders": []}, {})] == []
+
+
+def test_what_was_given_up_counts_in_the_ends_of_a_marker_and_not_in_its_numbers_of_records() -> None:
+    kept, lost = committable({("a", 0): (2, 5)}), committable({("a", 0): (3, 12), ("b", 0): (1, 4)})
+    [marker] = due("orders", "log/7", {"orders": [kept]}, {"orders": [lost]})
+    assert (marker.written, marker.given_up) == ({("a", 0): (2, 12), ("b", 0): (0, 4)}, 4)
+
+
+def test_a_batch_of_which_all_was_given_up_has_a_marker() -> None:
+    [marker] = due("orders", "log/7", {"orders": []}, {"orders": [committable({("a", 0): (3, 12)})]})
+    assert marker.written == {("a", 0): (0, 12)}
+
+
+@pytest.mark.parametrize("written", [{("a", 0): (2, 5)}, {("a", 0): (3, UNKNOWN_END)}, {}])
+def test_a_transaction_whose_offsets_are_not_all_known_votes_no(
+    written: dict[tuple[str, int], tuple[int, int]],
+) -> None:
+    with pytest.raises(RoundAborted, match="of 3 records"):
+        handle_of("markers", written, 3)
+
+
+def test_delivery_reports_count_in_any_order_and_an_unknown_offset_is_not_forgotten() -> None:
+    def report(offset: int | None, partition: int) -> None:
+        message = SimpleNamespace(topic=lambda: "a", partition=lambda: partition, offset=lambda: offset)
+        reports.delivered(None, message)  # type: ignore[arg-type]
+
+    reports = _Reports()
+    for offset in (7, 5, 6):
+        report(offset, 0)
+    for offset in (-1001, None, 3):
+        report(offset, 1)
+    assert reports.written == {("a", 0): (3, 8), ("a", 1): (3, UNKNOWN_END)}
+
+
+def test_a_marker_for_many_partitions_is_compressed() -> None:
+    written = {
+        (f"orders-{topic}", number): (1000 + number, 10**7 + number) for topic in range(30) for number in range(600)
+    }
+    marker = Marker("markers", "3f2a9c4e71b0/42", written, 0)
+    assert len(marker.encoded()) < 10 * len(written)
 
 
 # With a broker. -----------------------------------------------------------------------------------------------------
@@ -139,15 +180,17 @@ class Query:
     def __init__(self, make_topic: Any, make_sink: Any, folder: Path, **options: Any) -> None:
         self.topics = [make_topic(PARTITIONS) for _ in range(TOPICS)]
         self.markers = make_topic()
+        self.options: dict[str, Any] = {"batch.markers": self.markers.name, **options}
+        self.replay_copies: str | None = None
         self._make_sink: Callable[[], KafkaSink] = lambda: make_sink(
-            self.topics[0], log_id=None, topic=None, **{"batch.markers": self.markers.name, **options}
+            self.topics[0], log_id=None, topic=None, **{name: o for name, o in self.options.items() if o is not None}
         )
         self._folder = folder
         self.memory = MemoryTarget()
 
     def coordinator(self, **options: Any) -> Coordinator:
         sinks: dict[str, TwoPhaseCommitSink[Any]] = {"kafka": self._make_sink(), "memory": MemorySink(self.memory)}
-        return Coordinator(sinks, f"{self._folder}/log", owner="query", **options)
+        return Coordinator(sinks, f"{self._folder}/log", owner="query", replay_copies=self.replay_copies, **options)
 
     def run(self, batch_id: int, coordinator: Coordinator | None = None, fails: bool = False) -> None:
         coordinator = coordinator or self.coordinator()
@@ -262,6 +305,64 @@ def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query
     )
     coordinator.recover()
     assert dict(query.stated()) == query.written() != {}
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("now", [None, "another"])
+def test_what_is_written_again_after_the_option_changed_is_written_for_the_marker_of_its_batch(
+    query: Query, now: str | None, make_topic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided, query.replay_copies = query.markers, str(query._folder / "copies")
+    commit = KafkaSink.commit
+
+    def lost_at_first(sink: KafkaSink, committable: Committable) -> None:
+        if committable.transaction_id in lost:
+            sink.abort(committable)
+            raise TransactionLost("rolled back")
+        commit(sink, committable)
+
+    lost: set[str] = set()
+    with monkeypatch.context() as patch:
+        patch.setattr(KafkaSink, "commit_many", lambda *_: ())
+        patch.setattr(KafkaSink, "commit", lambda _, committable: lost.add(committable.transaction_id) or killed())
+        with pytest.raises(Killed):
+            query.run(0, query.coordinator(commits_at_once=1))
+    assert len(lost) == 1
+    query.options["batch.markers"] = now and make_topic().name
+    monkeypatch.setattr(KafkaSink, "commit_many", lambda *_: ())
+    monkeypatch.setattr(KafkaSink, "commit", lost_at_first)
+    query.coordinator().recover()
+    assert dict(query.stated()) == query.written()
+    assert sum(count for count, _ in query.stated()[0][1].values()) == RECORDS
+    assert query.markers is decided
+
+
+@pytest.mark.kafka
+def test_a_batch_of_which_a_transaction_was_given_up_has_a_marker_with_its_ends(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, unknown = KafkaSink.commit, set[str]()
+
+    def commit_all_but_one(sink: KafkaSink, committable: Committable) -> None:
+        commit(sink, committable)  # readers see its records, and the operator is told that nobody knows
+        if not unknown or committable.transaction_id in unknown:
+            unknown.add(committable.transaction_id)
+            raise OutcomeUnknown("its id has expired")
+
+    monkeypatch.setattr(KafkaSink, "commit_many", lambda *_: ())
+    monkeypatch.setattr(KafkaSink, "commit", commit_all_but_one)
+    coordinator = query.coordinator(commits_at_once=1)
+    with pytest.raises(OutcomeUnknown):
+        query.run(0, coordinator)
+    log = coordinator._log
+    [decision] = log.tail.unresolved
+    log.abandon(0, {"kafka": [c for c in decision.committables["kafka"] if c.transaction_id in unknown]}, "ann@ops")
+    query.coordinator().recover()
+    [(batch, parts)] = query.stated()
+    found = query.written()[batch]
+    assert {place: end for place, (_, end) in parts.items()} == {place: end for place, (_, end) in found.items()}
+    assert sum(count for count, _ in found.values()) == RECORDS
+    assert sum(count for count, _ in parts.values()) == RECORDS - RECORDS // 4
 
 
 @pytest.mark.kafka

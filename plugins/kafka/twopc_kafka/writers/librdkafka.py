@@ -69,6 +69,7 @@ class _Reports:
     def __init__(self) -> None:
         self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
         self.written: dict[tuple[str, int], tuple[int, int]] = {}
+        self._counting = threading.Lock()  # the task and the thread that polls serve reports at the same time
         self.statistics = ""
         self.refused_login: str | None = None
         self.broken: confluent_kafka.KafkaError | None = None  # the fatal error, which is reported once
@@ -80,8 +81,12 @@ class _Reports:
             self.failures.append((error, str(message.topic()), partition if known else None))
         else:
             place = str(message.topic()), int(message.partition())  # type: ignore[arg-type]  # it is delivered
-            offset = int(message.offset())  # type: ignore[arg-type]
-            self.written[place] = self.written.get(place, (0, 0))[0] + 1, offset + 1 if offset >= 0 else UNKNOWN_END
+            offset = message.offset()
+            # Reports come in any order. After an unknown offset, those of the same batch are wrong: they count from it.
+            with self._counting:
+                records, end = self.written.get(place, (0, 0))
+                reported = UNKNOWN_END if offset is None or offset < 0 else offset + 1
+                self.written[place] = records + 1, max(end, reported)
 
     def keep_error(self, error: confluent_kafka.KafkaError) -> None:
         if error.code() == confluent_kafka.KafkaError._AUTHENTICATION:  # noqa: SLF001  # its name

@@ -246,7 +246,7 @@ class Sending:
     def _delivered(self, lane: Lane, base_offset: int) -> None:
         batch = lane.waiting.popleft()
         lane.records += batch.count
-        lane.end_offset = base_offset + batch.count if base_offset >= 0 else UNKNOWN_END  # as for a duplicate
+        lane.end_offset = base_offset + batch.count if base_offset >= 0 else UNKNOWN_END  # a duplicate may have none
         with self._changed:
             self._held_bytes -= len(batch.data)
             self.acknowledged += batch.count
