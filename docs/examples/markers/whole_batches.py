@@ -2,33 +2,35 @@
 
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 servers, folder, marker_topic, *topics = sys.argv[1:]
 group = {"group.id": f"whole-{marker_topic}", "auto.offset.reset": "earliest", "enable.auto.commit": False}
-consumer = Consumer({"bootstrap.servers": servers, "isolation.level": "read_committed", **group})
+reads = {"isolation.level": "read_committed", "enable.partition.eof": True}
+consumer = Consumer({"bootstrap.servers": servers, **group, **reads})
 every = [TopicPartition(t, n) for t in (marker_topic, *topics) for n in consumer.list_topics(t).topics[t].partitions]
 consumer.assign(start := consumer.committed(every, 10))  # not subscribe: a part of the partitions has no whole batch
 position = {(each.topic, each.partition): each.offset for each in start}
-held, markers = defaultdict(list), {}  # of each batch: its records, with the marker; and what the marker says
+held, markers = defaultdict(list), {}  # of each batch: its records, with the marker; and the rows of the marker
 while True:
-    for message in (each for each in consumer.consume(1000, 0.5) if not each.error()):
-        row = message.topic(), message.partition(), message.offset(), message.value().decode()
-        position[row[:2]] = row[2] + 1
-        batch = dict(message.headers() or ()).get("twopc-batch", b"").decode().replace("/", ".")
-        if not Path(folder, batch).exists():  # else a restart has read it again, or its marker was written twice
-            held[batch].append(row)
-            if row[0] == marker_topic:
-                markers[batch] = json.loads(row[3])["partitions"]
-    for batch, parts in [*markers.items()]:
-        found = Counter(row[:2] for row in held[batch])
-        missing = [(position[t, n], end) for t, n, count, end in parts if t in topics and found[t, n] < count]
-        if any(reached < end for reached, end in missing):
+    for message in consumer.consume(1000, 0.5):
+        place, error = (message.topic(), message.partition()), message.error()
+        if not error or error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001  # the end, past what no reader gets
+            position[place] = message.offset() + (not error)
+        batch = (dict(message.headers() or ()).get("twopc-batch") or b"").decode(errors="replace").replace("/", ".")
+        if not error and not Path(folder, batch).exists():  # else it has no header, or its batch has been shown
+            held[batch].append((*place, message.offset(), (message.value() or b"").decode(errors="replace")))
+            if place[0] == marker_topic:
+                markers[batch] = json.loads(message.value())["partitions"]
+    for batch, parts in [(batch, [row for row in rows if row[0] in topics]) for batch, rows in markers.items()]:
+        if any(position[topic, number] < end for topic, number, _, end in parts):
             break  # more records come
-        if not missing:  # else this reader began after the batch's first records
+        if sum(row[0] != marker_topic for row in held[batch]) < sum(count for _, _, count, _ in parts):
+            print("left out, because the topics no longer have all of its records:", batch, file=sys.stderr)
+        elif parts:
             Path(f"{folder}.new").write_text("\n".join(f"{row[0]}\t{row[3]}" for row in held[batch]))
             Path(f"{folder}.new").replace(Path(folder, batch))
         del held[batch], markers[batch]

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import written_without
@@ -260,12 +261,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         check_columns(schema, self._options.topic)
         self._require_topic(self._options.topic)
         if self._options.marker_topic is not None:
-            self._require_marker_topic(self._options.marker_topic)
+            self._require_topic(self._options.marker_topic, "batch.markers")
+            self._require_right_to_mark(self._options.marker_topic)
 
-    def _require_marker_topic(self, topic: str) -> None:
-        """Raise if no marker can be written to ``topic``, before a batch is committed that has to wait for its marker.
-        Raises like ``_require_topic``, and ``ConfigurationError`` if a right is missing."""
-        self._require_topic(topic, "batch.markers")
+    def _require_right_to_mark(self, topic: str) -> None:
+        """Raise ``ConfigurationError`` if this principal may not write to ``topic``, before a batch is committed that
+        would wait for its marker."""
         if not self._leaders.may_write(topic):
             raise ConfigurationError(
                 f"this principal may not write to topic {topic!r} (the option 'batch.markers'). Grant it WRITE there.",
@@ -297,7 +298,9 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def _check_target(self) -> Iterator[CheckResult]:
         yield from checks.of_topic(self._control, self._options.topic, self._require_topic)
         if self._options.marker_topic is not None:
-            yield from checks.of_topic(self._control, self._options.marker_topic, self._require_marker_topic)
+            topic = self._options.marker_topic
+            yield from checks.of_topic(self._control, topic, partial(self._require_topic, option="batch.markers"))
+            yield CheckResult.of(f"topic {topic!r}: right to write", lambda: self._require_right_to_mark(topic))
 
     def _try(self) -> Iterator[CheckResult]:
         """Begin a transaction as a task does, add a partition but no record, and roll it back."""

@@ -6,32 +6,45 @@ import contextlib
 import json
 import random
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, ResourcePatternType, ResourceType
 from kafka import KafkaAdminClient
 
+from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.markers_loop import Job, numbers
 from tests.support.kills import Process, is_alive, kill_all_of, start_logged
 from tests.support.observing import Killed, killed, observing
 from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, SHOWN_S, NoCompiler, Reader, reader_in, reading
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
-from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
+from twopc.checks import CheckStatus
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    OutcomeUnknown,
+    RecordRefused,
+    RoundAborted,
+    TransactionLost,
+)
 from twopc.events import Event, PhaseEntered
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTarget
-from twopc_kafka import KafkaSink
+from twopc_kafka import KafkaSink, values
 from twopc_kafka.columns import _headers
 from twopc_kafka.markers import HEADER, UNKNOWN_END, Marker, due, handle_of, stamped
-from twopc_kafka.options import WRITERS
+from twopc_kafka.options import WRITERS, parse_options
+from twopc_kafka.values import check_values
 from twopc_kafka.writers.librdkafka import _Reports
 from twopc_kafka_broker import KafkaBroker
 
@@ -59,6 +72,21 @@ def test_a_name_that_no_topic_can_have_is_refused() -> None:
         ConfigurationError, match=r"'batch\.markers' of the kafka sink must be the name of another topic"
     ):
         KafkaSink({**SERVERS, "batch.markers": "no such/topic"})
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+def test_a_record_for_the_topic_of_markers_is_refused(kind: pa.DataType) -> None:
+    options = parse_options({**SERVERS, "batch.markers": "markers"})
+    batch = pa.record_batch({"value": ["a", "b"], "topic": pa.array([b"orders", b"markers"], pa.binary()).cast(kind)})
+    with pytest.raises(RecordRefused, match=r"the topic of 'batch\.markers'") as refused:
+        check_values(batch, options, lambda *_: 1)
+    assert (refused.value.record, refused.value.topic, refused.value.column) == (1, "markers", "topic")
+
+
+def test_stamps_make_no_batch_so_large_that_each_record_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "_at_most", lambda *_: pytest.fail("each record was measured"))
+    batch = stamped(pa.record_batch({"value": ["v"] * 100_000}), "3f2a9c4e71b0/42")
+    check_values(batch, parse_options({**SERVERS, "topic": "orders", "batch.markers": "markers"}), lambda *_: 1)
 
 
 # The header. --------------------------------------------------------------------------------------------------------
@@ -390,6 +418,57 @@ def test_a_topic_of_markers_that_was_deleted_after_the_decision_stops_the_query_
     assert dict(query.stated()) == query.written() != {}
 
 
+@pytest.fixture
+def granted(second_broker: Any, make_topic: Any, make_sink: Any) -> Any:
+    """A sink of a principal that may not write markers yet, and a function that lets it."""
+    orders, markers = make_topic(on=second_broker.broker), make_topic(on=second_broker.broker)
+    sink = make_sink(orders, **as_user(second_broker, "granted"), **{"batch.markers": markers.name})
+    kinds = [(ResourceType.TOPIC, orders.name, ResourcePatternType.LITERAL)]
+    kinds.append((ResourceType.TRANSACTIONAL_ID, sink.prefix, ResourcePatternType.PREFIXED))
+    for kind, name, pattern in kinds:
+        allow(second_broker, "granted", AclOperation.WRITE, kind, name, pattern)
+
+    def let(operation: AclOperation) -> None:
+        allow(second_broker, "granted", operation, ResourceType.TOPIC, markers.name)
+
+    return SimpleNamespace(sink=sink, let=let, markers=markers)
+
+
+@pytest.mark.kafka
+def test_a_missing_right_to_write_markers_is_refused_before_anything_is_written(granted: Any, wait: Any) -> None:
+    schema = pa.schema({"value": pa.string()})
+    granted.let(AclOperation.DESCRIBE)
+
+    def refused() -> bool:  # brokers learn of grants after a moment
+        with contextlib.suppress(OperatorRequired):
+            granted.sink.validate(schema)
+            pytest.fail("it was accepted")
+        return False
+
+    with pytest.raises(ConfigurationError, match=r"may not write to topic .* \(the option 'batch\.markers'\)"):
+        wait.until("it is refused", refused)
+    assert [check.what for check in granted.sink.check() if check.result is CheckStatus.FAILED] == [
+        f"topic {granted.markers.name!r}: right to write"
+    ]
+    granted.let(AclOperation.WRITE)
+    granted.sink.validate(schema)
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("operations", [[], [AclOperation.DESCRIBE]], ids=str)
+def test_a_right_to_write_markers_that_is_taken_away_needs_an_operator_and_is_not_asked_for_for_ever(
+    granted: Any, operations: list[AclOperation]
+) -> None:
+    for operation in operations:
+        granted.let(operation)
+    committed = {"orders": [committable({("a", 0): (1, 1)}, topic=granted.markers.name)]}
+    with pytest.raises(OperatorRequired, match="WRITE"):
+        granted.sink.announce(0, committed, {})
+    granted.let(AclOperation.WRITE)
+    granted.sink.announce(0, committed, {})
+    assert len(granted.markers.records()) == 1
+
+
 # The readers. -------------------------------------------------------------------------------------------------------
 
 
@@ -429,6 +508,67 @@ def test_a_reader_that_is_killed_again_and_again_shows_each_batch_once_and_whole
         batch_id = int(name.split(".")[1])
         values = sorted(int(value) for topic, value in rows if topic != query.markers.name)
         assert values == [*range(batch_id * RECORDS, (batch_id + 1) * RECORDS)]
+
+
+@dataclass(frozen=True)
+class Hand:
+    """Writes records and markers as the sink would, and what no sink writes."""
+
+    servers: str
+    markers: str
+
+    def write(self, topic: str, *rows: tuple[str | None, bytes | None], ends: str = "commit") -> None:
+        """Write rows of batch and value in one transaction."""
+        producer = Producer({"bootstrap.servers": self.servers, "transactional.id": f"hand-{uuid.uuid4().hex}"})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        for batch, value in rows:
+            headers: Any = [(HEADER, batch.encode())] if batch else []
+            producer.produce(topic, value, headers=headers, partition=0)
+        producer.flush(30)
+        producer.commit_transaction(30) if ends == "commit" else producer.abort_transaction(30)
+
+    def mark(self, batch: str, *rows: tuple[str, int, int, int]) -> None:
+        stated = json.dumps({"batch": batch, "partitions": rows}, separators=(",", ":"))
+        self.write(self.markers, (batch, stated.encode()))
+
+
+@pytest.mark.kafka
+@pytest.mark.crash
+@pytest.mark.parametrize("language", [PYTHON, JAVA])
+def test_a_reader_passes_what_it_cannot_show(language: str, make_topic: Any, tmp_path: Path) -> None:
+    busy, idle, other, markers = (make_topic() for _ in range(4))
+    try:
+        reader = reader_in(language, busy.servers, tmp_path / "shown", markers.name, [busy.name, idle.name])
+    except NoCompiler as error:
+        pytest.skip(str(error))
+    hand = Hand(busy.servers, markers.name)
+    # Records of other producers, some of which are no text.
+    hand.write(busy.name, (None, None), (None, b"\xff"))  # offsets 0 and 1, and 2 for Kafka's marker
+    # A batch of which the first record is gone, in a partition that is idle since.
+    hand.write(idle.name, ("log/0", b"gone"), ("log/0", b"kept"))
+    hand.mark("log/0", (idle.name, 0, 2, 2))
+    admin = AdminClient({"bootstrap.servers": busy.servers})
+    [deleted] = admin.delete_records([TopicPartition(idle.name, 0, 1)]).values()
+    deleted.result(30)
+    # A batch whose records are all gone.
+    hand.write(idle.name, ("log/1", b"gone"))  # at offset 3
+    hand.mark("log/1", (idle.name, 0, 1, 4))
+    [deleted] = admin.delete_records([TopicPartition(idle.name, 0, 5)]).values()
+    deleted.result(30)
+    # A batch of which a transaction was rolled back and given up, and a batch of topics that this reader does not read.
+    hand.write(busy.name, ("log/2", b"2"))  # at offset 3
+    hand.write(busy.name, ("log/2", b"given up"), ends="abort")  # at offset 5
+    hand.mark("log/2", (busy.name, 0, 1, 6))
+    hand.mark("log/3", (other.name, 0, 1, 1))
+    hand.write(busy.name, ("log/4", b"\xff"), ("log/4", None))  # from offset 7
+    hand.mark("log/4", (busy.name, 0, 2, 9))
+    with reading(reader):
+        reader.has_shown(2)
+    shown = {batch: [row for row in rows if row[0] != markers.name] for batch, rows in reader.shown().items()}
+    assert shown == {"log.2": [(busy.name, "2")], "log.4": [(busy.name, "\ufffd"), (busy.name, "")]}
+    told = Path(f"{reader.folder}.log").read_text(encoding="utf-8")
+    assert [batch for batch in ("log.0", "log.1", "log.2", "log.3", "log.4") if batch in told] == ["log.0", "log.1"]
 
 
 class Storm:
