@@ -195,10 +195,10 @@ def _completed_then_committed(real: Any, self: Coordinator, batch_id: int, *rest
     real(self, batch_id, *rest)
 
 
-def _announced_then_committed(real: Any, self: Coordinator, batch_id: int, *rest: Any) -> None:
+def _announced_then_committed(real: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
     for due in _due(self, batch_id):
         self._announce(due)
-    real(self, batch_id, *rest)
+    real(self, batch_id, recovered=recovered)
 
 
 def _announced_as_decided(real: Any, self: Coordinator, batch_id: int, replaced: Any) -> Any:

@@ -167,6 +167,16 @@ def test_a_batch_of_which_all_was_given_up_has_a_marker() -> None:
     assert marker.written == {("a", 0): (0, 12)}
 
 
+def test_a_batch_whose_marker_would_be_too_large_is_refused_before_its_decision() -> None:
+    sink = KafkaSink({**SERVERS, "batch.markers": "markers", "message.max.bytes": 1000})
+    sink.bind("orders", "log")
+    chance = random.Random(1)  # noqa: S311  # it makes the marker hard to compress
+    written = {("a", number): (chance.randrange(1000), chance.randrange(10**9)) for number in range(300)}
+    sink._refuse_too_large_a_marker([committable({("a", 0): (1, 1)})])
+    with pytest.raises(ConfigurationError, match=r"300 partitions, more than 'message\.max\.bytes' = 1000"):
+        sink._refuse_too_large_a_marker([committable(written)])
+
+
 @pytest.mark.parametrize("written", [{("a", 0): (2, 5)}, {("a", 0): (3, UNKNOWN_END)}, {}])
 def test_a_transaction_whose_offsets_are_not_all_known_votes_no(
     written: dict[tuple[str, int], tuple[int, int]],
@@ -183,8 +193,8 @@ def test_delivery_reports_count_in_any_order_and_an_unknown_offset_is_not_forgot
     reports = _Reports()
     for offset in (7, 5, 6):
         report(offset, 0)
-    for offset in (-1001, None, 3):
-        report(offset, 1)
+    for wrong_after_first in (-1001, None, 3):
+        report(wrong_after_first, 1)
     assert reports.written == {("a", 0): (3, 8), ("a", 1): (3, UNKNOWN_END)}
 
 
@@ -349,10 +359,14 @@ def test_what_is_written_again_after_the_option_changed_is_written_for_the_marke
             raise TransactionLost("rolled back")
         commit(sink, committable)
 
+    def dies(_: KafkaSink, committable: Committable) -> None:
+        lost.add(committable.transaction_id)
+        raise Killed
+
     lost: set[str] = set()
     with monkeypatch.context() as patch:
         patch.setattr(KafkaSink, "commit_many", lambda *_: ())
-        patch.setattr(KafkaSink, "commit", lambda _, committable: lost.add(committable.transaction_id) or killed())
+        patch.setattr(KafkaSink, "commit", dies)
         with pytest.raises(Killed):
             query.run(0, query.coordinator(commits_at_once=1))
     assert len(lost) == 1
