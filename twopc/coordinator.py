@@ -9,6 +9,7 @@ One batch, in the order of ``Coordinator.run``:
 4. Every sink seals its transactions, or vetoes.
 5. The decision: one append to the log. Before it nothing is visible; after it everything becomes visible.
 6. Phase two: every transaction is committed, however often that takes. Sinks that commit last follow the others.
+   Finally, sinks announce the batch.
 7. The sweep: transactions that are open and undecided are rolled back, so that they hold back no reader.
 
 After any error the coordinator closes itself. The next call opens a new incarnation and recovers first.
@@ -462,7 +463,23 @@ class Coordinator:
                 # Sinks that have completed the batch wait with it here for one that commits last and has lost it.
                 sinks = [s for s in self._sinks.values() if s.commits_last is last and due in s.pending]
                 self._commit_batch(due, sinks, recovered)
+            self._announce(due)
             self._tell(committed)
+
+    def _announce(self, batch_id: int) -> None:
+        """Have the sinks tell their readers of a batch. Upholds: all of it is visible before."""
+        [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
+        given_up: dict[str, list[Committable]] = {}
+        for abandonment in self._log.tail.abandoned:
+            if abandonment.given_up.batch_id == batch_id:
+                for name, committables in abandonment.given_up.committables.items():
+                    given_up.setdefault(name, []).extend(committables)
+        for name, sink in self._sinks.items():
+            what = f"batch {batch_id} is complete; its announcement by sink {name!r}"
+            with located(sink=name, batch_id=batch_id):
+                self._until_answered(
+                    what, sink.announce, batch_id, decision.committables, given_up, decided_batch_id=batch_id
+                )
 
     def _committed(self, batch_id: int, recovered: bool) -> BatchCommitted:
         """Return the event for a pending batch, to be reported when it is complete. A sink that has completed its part

@@ -5,11 +5,11 @@ nothing. Only the coordinator decides, by one append to the commit log.
 
 Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_valid``, ``pre_commit`` and
 ``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
-``complete``, ``datasets``, ``abort`` and ``recover``; and to write a lost transaction again, it does as a participant
-does. ``check`` runs before there is a query, and ``open_transactions`` in another process while it runs. What every
-sink inherits, its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is pickled on its
-way to the participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is made where it
-is used.
+``complete``, ``announce``, ``datasets``, ``abort`` and ``recover``; and to write a lost transaction again, it does as
+a participant does. ``check`` runs before there is a query, and ``open_transactions`` in another process while it runs.
+What every sink inherits, its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is
+pickled on its way to the participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is
+made where it is used.
 """
 
 from __future__ import annotations
@@ -197,6 +197,26 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
         For what readers of whole batches look at, such as a manifest. Called for every decided batch, in order, even
         for one without transactions. Called again after a crash, so it must be idempotent. Raises like ``commit``. A
         loss must be raised by ``commit``, too, which alone ``twopc abandon`` asks.
+        """
+
+    def announce(
+        self,
+        batch_id: int,
+        committed: Mapping[str, Sequence[Committable]],
+        given_up: Mapping[str, Sequence[Committable]],
+    ) -> None:
+        """Tell readers that a batch is complete in every sink, including those that commit last. On the coordinator.
+
+        For what readers of several sinks or transactions wait for, such as a marker of the batch. Called when
+        ``complete`` has returned for every sink, for every decided batch, in order. After a crash it is called again,
+        even if it had returned, so readers must recognize what they have been told before. Raises like ``complete``.
+
+        Args:
+            batch_id: the batch.
+            committed: sink's name → its transactions, as the log has them now: those that were written again stand in
+                place of those that were lost.
+            given_up: sink's name → its transactions that an operator gave up. What became of them may not be known, so
+                readers may see their records.
         """
 
     def check(self) -> Iterable[CheckResult]:

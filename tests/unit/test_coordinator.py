@@ -10,8 +10,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -49,6 +49,8 @@ from twopc.testing import MemorySink, MemoryTarget
 
 PARTITIONS = 2
 
+Of: TypeAlias = "Mapping[str, Sequence[Committable]]"
+
 
 class Sink(MemorySink):
     """A sink in memory that calls ``during[name]`` on the way into each of its calls, where a test set one."""
@@ -58,6 +60,8 @@ class Sink(MemorySink):
         self.during: dict[str, Callable[[], None]] = {}
         self.closed = 0
         self.completed: list[tuple[int, int]] = []
+        self.announced: list[tuple[int, dict[str, list[str]]]] = []
+        self.given_up: dict[str, list[str]] = {}
 
     def _at(self, call: str) -> None:
         self.during.get(call, lambda: None)()
@@ -86,6 +90,11 @@ class Sink(MemorySink):
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         self._at("complete")
         self.completed.append((batch_id, len(committables)))
+
+    def announce(self, batch_id: int, committed: Of, given_up: Of) -> None:
+        self._at("announce")
+        self.announced.append((batch_id, {name: [c.transaction_id for c in some] for name, some in committed.items()}))
+        self.given_up = {name: [c.transaction_id for c in some] for name, some in given_up.items()}
 
     def close(self) -> None:
         self.closed += 1
@@ -750,6 +759,53 @@ def test_what_commits_last_waits_until_the_batch_is_complete_in_all_others(world
     run(coordinator, 0)
     assert seen == [(["0-0", "0-1"], [(0, PARTITIONS)])] * PARTITIONS
     assert sink(coordinator, "a").completed == [(0, PARTITIONS)]
+
+
+def test_a_batch_is_announced_when_it_is_complete_in_all_sinks_that_which_commits_last_included(world: World) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "a").commits_last = True
+    seen: list[list[tuple[list[str], list[tuple[int, int]]]]] = []
+    for name in "ab":
+        sink(coordinator, name).during["announce"] = lambda: seen.append(
+            [(world.visible(each), sink(coordinator, each).completed) for each in "ab"]
+        )
+    run(coordinator, 0)
+    assert seen == [[(["0-0", "0-1"], [(0, PARTITIONS)])] * 2] * 2
+    [(batch_id, committed)] = sink(coordinator, "b").announced
+    assert batch_id == 0
+    assert {name: len(some) for name, some in committed.items()} == {"a": PARTITIONS, "b": PARTITIONS}
+
+
+def test_an_announcement_that_fails_for_now_is_repeated_and_the_batch_waits_for_it(world: World) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "a").during["announce"] = fails(Retriable("away"), times=2)
+    run(coordinator, 0)
+    assert [batch_id for batch_id, _ in sink(coordinator, "a").announced] == [0]
+
+
+def test_an_announcement_that_a_crash_prevented_is_made_up_for_at_recovery(world: World) -> None:
+    killed = world.coordinator()
+    sink(killed, "b").during["announce"] = raises(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        run(killed, 0)
+    coordinator = world.coordinator()
+    coordinator.recover()
+    assert sink(coordinator, "a").announced == sink(coordinator, "b").announced == sink(killed, "a").announced
+
+
+def test_an_announcement_names_what_was_given_up_also_if_that_is_all_of_the_batch(world: World) -> None:
+    coordinator = world.coordinator()
+    sink(coordinator, "a").during["commit"] = raises(OutcomeUnknown("its name was used again"))
+    with pytest.raises(OutcomeUnknown):
+        run(coordinator, 0)
+    [decision] = coordinator._log.tail.unresolved
+    for committables in decision.committables["a"]:
+        coordinator._log.abandon(0, {"a": [committables]}, "ann@ops")
+    recovered = world.coordinator()
+    recovered.recover()
+    [(_, committed)] = sink(recovered, "b").announced
+    assert (committed["a"], len(committed["b"])) == ([], PARTITIONS)
+    assert sink(recovered, "b").given_up == {"a": [each.transaction_id for each in decision.committables["a"]]}
 
 
 def test_a_batch_without_records_is_completed_like_any_other(world: World) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pytest
@@ -21,11 +21,18 @@ from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
 
+Of: TypeAlias = "Mapping[str, Sequence[Committable]]"
+
 
 class ForgetfulSink(MemorySink):
     """Of a target that may roll back what is pre-committed."""
 
     may_time_out = True
+
+    def announce(self, batch_id: int, committed: Of, given_up: Of) -> None:
+        assert given_up == {}
+        assert all(one.transaction_id in self.target.committed for one in committed["a"])
+        self.target.batches["announced"] = len(committed["a"])
 
 
 class World:
@@ -84,6 +91,12 @@ def test_what_the_target_rolled_back_after_the_decision_is_written_again(world: 
     world.at[Phase.COMMITTING] = world.roll_back
     world.run(0)
     assert world.visible("a") == world.visible("b") == BOTH
+
+
+def test_what_was_written_again_is_announced_in_place_of_what_was_lost(world: World) -> None:
+    world.at[Phase.COMMITTING] = world.roll_back
+    world.run(0)
+    assert world.targets["a"].batches == {"announced": 2}
 
 
 def test_a_driver_that_was_down_for_too_long_loses_nothing(world: World) -> None:

@@ -314,6 +314,17 @@ class SinkContract(ABC):
             query.complete(1, second)
         self._require_visible(["a", "b"])
 
+    def test_an_announcement_is_repeated_after_a_restart_and_changes_no_record(self) -> None:
+        """A log may end before it says that a batch is complete, and then the next process announces it again."""
+        query = self.query()
+        committable = query.pre_committed(self.record_batch(["a"]))
+        query.commit(committable)
+        query.complete(0, committable)
+        for _ in range(2):
+            query.announce(0, committable)
+        query.announce(1)
+        self._require_visible(["a"])
+
     def test_a_batch_without_transactions_is_completed(self) -> None:
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a"]))

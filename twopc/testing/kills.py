@@ -2,7 +2,7 @@
 
 ``kill_at_each_step`` starts a new Python, which imports the sink's module and forks twice for each step: a query that
 kills itself there, and one on the same log that recovers and runs the batch again. A step is a call of a sink's method,
-or a line of the sink's own code in a ``commit`` and a ``complete``.
+or a line of the sink's own code in a ``commit``, a ``complete`` and an ``announce``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ _CALLS = (
     "commit",
     "commit_batch",
     "complete",
+    "announce",
     "recover",
 )
 _CALL = "call of "
-_BY_LINE = ("commit", "commit_batch", "complete")  # what they change is decided, so the next process can't roll it back
+# What they change is decided, so the next process can't roll it back.
+_BY_LINE = ("commit", "commit_batch", "complete", "announce")
 
 _START = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from twopc.testing.kills import main; main()"
 

@@ -97,6 +97,10 @@ class Query:
         """Report a batch as committed in every sink."""
         self.answered(self.sink().complete, batch_id, committables)
 
+    def announce(self, batch_id: int, *committables: Committable) -> None:
+        """Report a batch as complete in every sink."""
+        self.answered(self.sink().announce, batch_id, {self.name: committables}, {})
+
     def abort(self, committable: Committable) -> None:
         """Roll back one transaction."""
         self.answered(self.sink().abort, committable)

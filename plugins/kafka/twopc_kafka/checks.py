@@ -65,8 +65,8 @@ def _before_the_trial(
     yield from of_target
 
 
-def of_topic(control: Control, topic: str | None, require_topic: Callable[[], None]) -> Iterator[CheckResult]:
-    """Check the topic of the sink's options, if they have one."""
+def of_topic(control: Control, topic: str | None, require_topic: Callable[[str], None]) -> Iterator[CheckResult]:
+    """Check a topic of the sink's options, if they have one."""
     if topic is None:
         yield CheckResult.warning(
             "topics of the column 'topic'",
@@ -74,7 +74,7 @@ def of_topic(control: Control, topic: str | None, require_topic: Callable[[], No
             "create the topics first",
         )
         return
-    exists = CheckResult.of(f"topic {topic!r}: existence", require_topic)
+    exists = CheckResult.of(f"topic {topic!r}: existence", lambda: require_topic(topic))
     yield exists
     if exists.result is CheckStatus.PASSED:
         yield leaders(control, topic)

@@ -9,6 +9,9 @@ key                  content
 ``topic_ids``        topic → Kafka's id of it, where it is known
 ``end_txn_version``  the version of EndTxn that ends the transaction; from ``seal`` on
 ``partitions``       topic → the partitions written to; from ``seal`` on
+``marker_topic``     the topic of the batch's marker, if it gets one
+``marker_cluster``   Kafka's id of the cluster that has this topic; from ``seal`` on
+``written``          for the marker: topic → rows of partition, records and end offset
 ``hanging``          the partition in which the transaction hangs: ``twopc_kafka.hanging``
 ===================  =======================================================================
 """

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MEMBERS_INTERVAL_S = 60.0
 """How often a running query checks whether its group has members."""
 
-_OF_RECORDS = ("topic", "delivery", "writer")
+_OF_RECORDS = ("topic", "delivery", "writer", "batch.markers")
 
 
 class KafkaProgressSink(KafkaSink):
@@ -40,8 +40,9 @@ class KafkaProgressSink(KafkaSink):
     read in the partition.
 
     Args:
-        options: those of a ``KafkaSink`` with the Arrow writer, except ``topic``, ``delivery`` and ``writer``; and
-            ``group.id``, a group that only this query uses, on the cluster that the query reads from.
+        options: those of a ``KafkaSink`` with the Arrow writer, except ``topic``, ``delivery``, ``writer`` and
+            ``batch.markers``; and ``group.id``, a group that only this query uses, on the cluster that the query reads
+            from.
 
     Raises:
         ConfigurationError: an option is wrong. Nothing was connected to.
@@ -66,7 +67,7 @@ class KafkaProgressSink(KafkaSink):
         self._looked_for_members_at = -math.inf
         self._has_members = False
 
-    def _writer(self, name: str, was_used: bool) -> OffsetsWriter:
+    def _writer(self, name: str, was_used: bool, marker_topic: str | None) -> OffsetsWriter:  # noqa: ARG002
         return OffsetsWriter(self._options, name, self._group, was_used)
 
     def validate(self, schema: pa.Schema) -> None:

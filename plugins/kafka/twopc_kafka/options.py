@@ -114,6 +114,18 @@ OPTIONS = (
         default_text=f"`{AUTO}` with `writer` = `{ARROW}`, else `{OFF}`",
     ),
     Option(
+        "batch.markers",
+        Kind(
+            "text",
+            "the name of another topic than the records', with 1 to 249 of the characters a-z, A-Z, 0-9,"
+            " '.', '_' and '-'",
+            _topic,
+        ),
+        f"with `delivery` = `{EXACTLY_ONCE}`: the topic of a marker for each complete batch, for readers of whole"
+        " batches: the section Whole batches",
+        default_text="no markers",
+    ),
+    Option(
         "transactional.id.prefix",
         text(),
         "the prefix of all transactional ids, on which rights are granted. The commit log records it: with another"
@@ -184,7 +196,15 @@ PROGRESS_OPTIONS = (
 )
 """The further options of the backend ``kafka-offsets``."""
 
-_OWN = ("topic", "delivery", "writer", "two.phase.commit", "transactional.id.prefix", "commit.margin.ms")
+_OWN = (
+    "topic",
+    "delivery",
+    "writer",
+    "two.phase.commit",
+    "batch.markers",
+    "transactional.id.prefix",
+    "commit.margin.ms",
+)
 """The options that are not passed on to librdkafka."""
 
 _PASSED_ON_AS_GIVEN = ("partitioner", "enable.idempotence", "enable.sparse.connections")
@@ -237,6 +257,7 @@ class KafkaOptions:
         delivery: ``exactly-once``, ``at-least-once`` (flushed, without a transaction) or ``none`` (not flushed).
         writer: ``arrow`` (the sink's own, faster writer, for ``exactly-once`` only) or ``librdkafka``.
         two_phase_commit: transactions without a timeout (KIP-939): ``auto`` if granted, ``require`` or ``off``.
+        marker_topic: the topic of the markers of complete batches, or None for no markers.
         prefix: the prefix of transactional ids, on which rights are granted.
         commit_margin_ms: how much of ``transaction.timeout.ms`` must be left when a batch is decided.
         asks_for_most: whether to use the longest timeout that the brokers grant, because the user gave no
@@ -254,6 +275,7 @@ class KafkaOptions:
     asks_for_most: bool
     properties: Mapping[str, Any] = field(repr=False)
     has_timeout: bool = True
+    marker_topic: str | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -316,6 +338,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
             f"'two.phase.commit' = {two_phase_commit!r} is only for 'writer' = 'arrow': librdkafka does not support it",
             option="two.phase.commit",
         )
+    _refuse_markers_that_mean_nothing(own.get("batch.markers"), own.get("topic"), delivery)
     for name in properties:
         if name in _OURS:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}", option=name)
@@ -335,7 +358,22 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         commit_margin_ms=_margin_ms(own.get("commit.margin.ms"), int(merged["transaction.timeout.ms"])),
         asks_for_most="transaction.timeout.ms" not in properties,
         properties=merged,
+        marker_topic=own.get("batch.markers"),
     )
+
+
+def _refuse_markers_that_mean_nothing(marker_topic: str | None, topic: str | None, delivery: str) -> None:
+    if marker_topic is None:
+        return
+    if delivery != EXACTLY_ONCE:
+        raise ConfigurationError(
+            f"'batch.markers' is only for 'delivery' = {EXACTLY_ONCE!r}: with {delivery!r}, records may be there twice",
+            option="batch.markers",
+        )
+    if marker_topic == topic:
+        raise ConfigurationError(
+            f"'batch.markers' and 'topic' are both {topic!r}: markers need a topic of their own", option="batch.markers"
+        )
 
 
 def _margin_ms(margin_ms: int | None, timeout_ms: int) -> int:

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import written_without
@@ -18,6 +19,7 @@ from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_topic
 from twopc.errors import (
     ConfigurationError,
+    OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
     Retriable,
@@ -29,15 +31,18 @@ from twopc.open_transactions import OpenTransactions
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
-from twopc_kafka import checks, hanging, topics
+from twopc_kafka import checks, hanging, markers, topics
 from twopc_kafka.answers import (
     NO_TIMEOUT_MS,
+    UNKNOWN_TOPIC,
     EndTxnAnswer,
     NotCommitted,
     Outcome,
     ProducerIdentity,
     TransactionState,
     denied,
+    failure,
+    meaning,
     timeout_refused,
     to_end,
 )
@@ -86,7 +91,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     Args:
         options: ``bootstrap.servers``, and ``topic`` unless the records have a column of that name; ``delivery``
-            (``exactly-once``, ``at-least-once``, ``none``); ``writer``; ``two.phase.commit``;
+            (``exactly-once``, ``at-least-once``, ``none``); ``writer``; ``two.phase.commit``; ``batch.markers``;
             ``transactional.id.prefix``; any property of librdkafka.
 
     Raises:
@@ -111,6 +116,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._stuck = Stuck()
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
+        self._decided_markers: Mapping[int, str | None] = {}  # for batches that were decided before this process
 
     def unbound(self) -> Self:
         twin = super().unbound()
@@ -138,7 +144,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         while True:
             lease = self.transactional_ids.lease(transaction_id.round, is_new)
             try:
-                writer = self._writer(lease.name, lease.was_used)
+                writer = self._writer(lease.name, lease.was_used, self._marker_topic(transaction_id.round.batch_id))
             except NotCommitted as error:
                 lease.release()  # not answered, so the name is not leased again
                 logger.info("%s. Another id is used instead", error)
@@ -148,13 +154,19 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             else:
                 return KafkaTransaction(transaction_id, lease, writer, self._options.has_timeout)
 
-    def _writer(self, name: str, was_used: bool) -> Writer | ArrowWriter | OffsetsWriter:
+    def _writer(self, name: str, was_used: bool, marker_topic: str | None) -> Writer | ArrowWriter | OffsetsWriter:
         """Begin the transaction of that name. Raises ``NotCommitted`` if the one before was not committed."""
-        if self._options.writer == ARROW:
-            return ArrowWriter(self._options, name, was_used)
+        options = replace(self._options, marker_topic=marker_topic)
+        if options.writer == ARROW:
+            return ArrowWriter(options, name, was_used)
         if was_used and self._is_transactional:
             self._require_committed(name)
-        return Writer(self._options, name)
+        return Writer(options, name)
+
+    def _marker_topic(self, batch_id: int) -> str | None:
+        """Return the topic of a batch's marker. Upholds: a decided batch whose lost transactions are written again is
+        written for the same marker, though the option may have changed since."""
+        return self._decided_markers.get(batch_id, self._options.marker_topic)
 
     def _require_committed(self, name: str) -> None:
         """Raise ``NotCommitted`` unless the last transaction of an id is known to be committed."""
@@ -166,12 +178,18 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise NotCommitted(name, state.state)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
+        batch_id = transaction.id.round.batch_id
+        if self._marker_topic(batch_id) is not None:
+            batch = markers.stamped(batch, self._batch_name(batch_id))
         transaction.writer.write(batch)
+
+    def _batch_name(self, batch_id: int) -> str:
+        return markers.batch_name(self.transactional_ids.log_id, batch_id)
 
     def write_valid(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         def write(records: pa.RecordBatch) -> None:
             require_keys(records, self._options.topic, lambda topic: self._needs_keys(transaction, topic))
-            transaction.writer.write(records)
+            self.write(transaction, records)
 
         return written_without(write, batch)
 
@@ -193,6 +211,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.may_time_out:
             handle["has_timeout"] = False
+        if (topic := self._marker_topic(transaction.id.round.batch_id)) is not None:
+            handle |= markers.handle_of(topic, transaction.writer.written, transaction.records)
         transaction.lease.answered()  # otherwise the name is not leased again
         transaction.lease.release()
         transaction.is_pre_committed = self._is_transactional
@@ -214,6 +234,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 transactions without a timeout. Nothing was written.
         """
         self._hanging.forget_last_look()
+        self._decided_markers = {batch_id: markers.topic_of(due) for batch_id, due in self.pending.items() if due}
         self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
@@ -241,10 +262,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         check_columns(schema, self._options.topic)
-        self._require_topic()
+        self._require_topic(self._options.topic)
+        if self._options.marker_topic is not None:
+            self._require_topic(self._options.marker_topic, "batch.markers")
+            self._require_right_to_mark(self._options.marker_topic)
 
-    def _require_topic(self) -> None:
-        """Raise if the topic of the options does not exist.
+    def _require_right_to_mark(self, topic: str) -> None:
+        """Raise ``ConfigurationError`` if this principal may not write to ``topic``, before a batch is committed that
+        would wait for its marker."""
+        if not self._leaders.may_write(topic):
+            raise ConfigurationError(
+                f"this principal may not write to topic {topic!r} (the option 'batch.markers'). Grant it WRITE there.",
+                option="batch.markers",
+            )
+
+    def _require_topic(self, topic: str | None, option: str = "topic") -> None:
+        """Raise if a topic of the options does not exist.
 
         Upholds: an answer that may be stale is not final. A broker that lags behind the topic's creation, or is cut
         off, does not know it. So it is looked up again for a moment, and refused only if most brokers do not know it.
@@ -253,12 +286,12 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             ConfigurationError: it does not exist.
             Retriable: the brokers do not agree.
         """
-        topic, deadline = self._options.topic, time.monotonic() + UNKNOWN_TOPIC_S
+        deadline = time.monotonic() + UNKNOWN_TOPIC_S
         while topic is not None and self._control.unknown_topics([topic]):
             if time.monotonic() > deadline:
                 if self._leaders.is_known_to_most(topic):
                     return
-                raise no_such_topic(topic, self._options.bootstrap_servers)
+                raise no_such_topic(topic, self._options.bootstrap_servers, option)
             time.sleep(UNKNOWN_TOPIC_S / 20)
 
     def check(self) -> Iterator[CheckResult]:
@@ -266,7 +299,11 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return checks.of_sink(lambda: self._options, self._control, self.open, self._check_target(), trial)
 
     def _check_target(self) -> Iterator[CheckResult]:
-        return checks.of_topic(self._control, self._options.topic, self._require_topic)
+        yield from checks.of_topic(self._control, self._options.topic, self._require_topic)
+        if self._options.marker_topic is not None:
+            topic = self._options.marker_topic
+            yield from checks.of_topic(self._control, topic, partial(self._require_topic, option="batch.markers"))
+            yield CheckResult.of(f"topic {topic!r}: right to write", lambda: self._require_right_to_mark(topic))
 
     def _try(self) -> Iterator[CheckResult]:
         """Begin a transaction as a task does, add a partition but no record, and roll it back."""
@@ -310,8 +347,22 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                     **{topic: topic_ids[topic] for topic in state.partitions if topic in topic_ids},
                 },
             }
+            if "marker_topic" in committable.handle:
+                sealing["marker_cluster"] = self._control.cluster_id
             sealed.append(replace(committable, handle={**committable.handle, **sealing}))
+        self._refuse_too_large_a_marker(sealed)
         return sealed
+
+    def _refuse_too_large_a_marker(self, sealed: Sequence[Committable]) -> None:
+        name, limit = self.transactional_ids.sink, self._options.message_bytes
+        for marker in markers.due(name, "", {name: sealed}, {}):
+            if (size := len(marker.encoded())) > limit:
+                raise ConfigurationError(
+                    f"the marker of this batch takes {size} bytes for {len(marker.written)} partitions, more than"
+                    f" 'message.max.bytes' = {limit}. Raise that and max.message.bytes of topic {marker.topic!r}, or"
+                    " write to fewer partitions. Nothing of the batch is visible.",
+                    option="message.max.bytes",
+                )
 
     def _describe_to_seal(self, committables: Sequence[Committable]) -> dict[str, TransactionState]:
         """Describe the transactions, and prove each state that would be a veto: that costs less than to run the batch
@@ -481,6 +532,29 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             self._hanging.forget_last_look()
         else:
             self._hanging.note_nothing_hung(ended_s)
+
+    def announce(
+        self,
+        batch_id: int,
+        committed: Mapping[str, Sequence[Committable]],
+        given_up: Mapping[str, Sequence[Committable]],
+    ) -> None:
+        """Write the markers that are this sink's to write, without regard to its options: the batch may have been
+        decided with others."""
+        for marker in markers.due(self.transactional_ids.sink, self._batch_name(batch_id), committed, given_up):
+            what = f"all of batch {batch_id} is committed, but its marker can't be written to topic {marker.topic!r}"
+            code = self._leaders.append(marker.topic, markers.PARTITION, marker.encoded())
+            try:
+                if code == UNKNOWN_TOPIC:
+                    self._require_topic(marker.topic, "batch.markers")
+                if code:
+                    raise failure(meaning(code), what)
+            except RoundAborted as error:  # for now, or it may have been written
+                raise Retriable(error.message) from error
+            except ConfigurationError as error:
+                raise OperatorRequired(
+                    f"{what}: {error.message} Correct that and start again, which writes it."
+                ) from error
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:
         topics: Iterable[str]

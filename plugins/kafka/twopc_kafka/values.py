@@ -35,6 +35,7 @@ def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Parti
     present = set(batch.schema.names)
     if options.topic is None:
         _check_topics(batch.column("topic"))
+        _refuse_topic_of_markers(batch.column("topic"), options.marker_topic)
     if "headers" in present:
         _check_headers(batch.column("headers"))
     if "timestamp" in present:
@@ -72,12 +73,12 @@ def require_keys(batch: pa.RecordBatch, topic: str | None, needs_keys: Callable[
             )
 
 
-def no_such_topic(topic: str, servers: str) -> ConfigurationError:
-    """Return the error for an option ``topic`` whose topic does not exist."""
+def no_such_topic(topic: str, servers: str, option: str = "topic") -> ConfigurationError:
+    """Return the error for an option whose topic does not exist."""
     return ConfigurationError(
-        f"topic {topic!r} (the option 'topic') does not exist at {servers}. Create it with the partitions that you"
+        f"topic {topic!r} (the option {option!r}) does not exist at {servers}. Create it with the partitions that you"
         " want: the sink creates no topic.",
-        option="topic",
+        option=option,
     )
 
 
@@ -97,6 +98,16 @@ def _check_topics(column: pa.Array) -> None:
                 topic=name.decode(errors="backslashreplace"),
                 column="topic",
             )
+
+
+def _refuse_topic_of_markers(column: pa.Array, marker_topic: str | None) -> None:
+    if marker_topic is not None and (record := pc.index(binary(column), marker_topic.encode()).as_py()) >= 0:
+        raise RecordRefused(
+            "it is the topic of 'batch.markers', which needs to be the markers' own. Correct or filter such records.",
+            record=record,
+            topic=marker_topic,
+            column="topic",
+        )
 
 
 def _check_headers(column: pa.Array) -> None:
@@ -178,8 +189,10 @@ def _largest_at_most(batch: pa.RecordBatch) -> int:
         if name in batch.schema.names:
             size += pc.max(pc.binary_length(batch.column(name))).as_py() or 0
     if "headers" in batch.schema.names:
-        headers = batch.column("headers").flatten()
-        size += headers.nbytes + _MOST_NUMBERS_BYTES * len(headers)
+        column = batch.column("headers")
+        parts = (pc.struct_field(column.flatten(), [name]) for name in ("key", "value"))
+        largest = _MOST_NUMBERS_BYTES + sum(pc.max(pc.binary_length(part)).as_py() or 0 for part in parts)
+        size += largest * (pc.max(pc.list_value_length(column)).as_py() or 0)
     return size
 
 

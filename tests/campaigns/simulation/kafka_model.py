@@ -144,6 +144,9 @@ class Broker:
         self.before_end: Callable[[Written, Fate], None] = lambda _written, _fate: None
         self.on_commit_asked: Callable[[str, int, int], None] = lambda _name, _producer_id, _epoch: None
         self.on_complete: Callable[[str, int], None] = lambda _sink, _batch_id: None
+        self.on_announce: Callable[[int, Mapping[str, Sequence[Committable]]], None] = lambda _batch_id, _committed: (
+            None
+        )
         self.described_at: dict[str, dict[Actor | None, int]] = {}
         self.was_cut_off = False
         self._producer_ids = 1000
@@ -485,12 +488,13 @@ class SimulatedKafkaSink(KafkaSink):
         self._visible = ()
         self._stuck = Stuck()
         self._asked_to_commit = set()
+        self._decided_markers = {}
 
     @property
     def _control(self) -> Control:
         return self._to_model
 
-    def _writer(self, name: str, was_used: bool) -> ModelWriter:
+    def _writer(self, name: str, was_used: bool, marker_topic: str | None) -> ModelWriter:
         return ModelWriter(self._broker, name, was_used)
 
     def validate(self, schema: object) -> None:
@@ -499,6 +503,15 @@ class SimulatedKafkaSink(KafkaSink):
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         super().complete(batch_id, committables)
         self._broker.on_complete(self.transactional_ids.sink, batch_id)
+
+    def announce(
+        self,
+        batch_id: int,
+        committed: Mapping[str, Sequence[Committable]],
+        given_up: Mapping[str, Sequence[Committable]],
+    ) -> None:
+        super().announce(batch_id, committed, given_up)
+        self._broker.on_announce(batch_id, committed)
 
 
 __all__ = ["Broker", "Fate", "Records", "SimulatedKafkaSink", "Written"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from tests.campaigns.simulation.disk import Disk, Folder, Inode
@@ -15,6 +15,7 @@ from tests.campaigns.simulation.world import Actor
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log import entries
 from twopc.log.store import entry_name
+from twopc.transaction import Committable
 from twopc_files.file_names import decidable_files
 
 DecidedKey: TypeAlias = "tuple[str, int, int]"
@@ -43,6 +44,7 @@ class Ledger:
         broker.on_commit_asked = self.commit_is_asked
         broker.before_end = self.transaction_ends
         broker.on_complete = self.batch_is_complete
+        broker.on_announce = self.batch_is_announced
         disk.renamed = self.file_is_renamed
         for table in tables.values():
             table.before_commit = self.table_is_committed
@@ -208,6 +210,21 @@ class Ledger:
                 f"batch {batch_id} is reported complete in sink {sink} after batch {newest}",
             )
         self._completed[sink] = max(newest, batch_id)
+
+    def batch_is_announced(self, batch_id: int, committed: Mapping[str, Sequence[Committable]]) -> None:
+        """A batch is announced with its transactions as the log has them, when each of them is visible and its sink
+        knows that the batch is complete."""
+        mine = {key for key, batch in self._batch_of.items() if batch == batch_id}
+        undone: list[object] = [key for key in mine if not self._written[key].is_visible]
+        undone += [name for name in committed if self._completed.get(name, self.first_completed - 1) < batch_id]
+        if undone := undone + self._undone_in_others(batch_id):
+            raise Violation(Promise.ANNOUNCED_WHEN_COMPLETE, f"batch {batch_id} is announced before {undone}")
+        announced = {_key(each.transaction_id, each.handle) for of_sink in committed.values() for each in of_sink
+                     if "producer_id" in each.handle}  # fmt: skip
+        if announced != mine:
+            raise Violation(
+                Promise.ANNOUNCED_WHEN_COMPLETE, f"batch {batch_id} is announced with {announced}, and is {mine}"
+            )
 
     def _undone_in_others(self, batch_id: int) -> list[object]:
         """Return what is not committed of the batches up to this one, in sinks that do not commit last."""

@@ -195,6 +195,23 @@ def _completed_then_committed(real: Any, self: Coordinator, batch_id: int, *rest
     real(self, batch_id, *rest)
 
 
+def _announced_then_committed(real: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
+    for due in _due(self, batch_id):
+        self._announce(due)
+    real(self, batch_id, recovered=recovered)
+
+
+def _announced_as_decided(real: Any, self: Coordinator, batch_id: int, replaced: Any) -> Any:
+    [lost] = [each for each in self._log.tail.unresolved if each.batch_id == batch_id]
+
+    def announce(batch_id: int) -> None:
+        for sink in self._sinks.values():
+            sink.announce(batch_id, lost.committables, {})
+
+    self._announce = announce  # type: ignore[method-assign]
+    return real(self, batch_id, replaced)
+
+
 def _all_copies_removed(_: Any, sinks: Any, __: CommitLog) -> None:
     for sink in sinks:
         for name, _written in sink.replay_copies.names() if sink.replay_copies else ():
@@ -575,6 +592,16 @@ MUTANTS = (
     Mutant(
         "a batch is complete before it is committed",
         (Seam(f"{COORDINATOR}._commit_batch", _completed_then_committed),),
+    ),
+    Mutant(
+        "a batch is announced before it is committed",
+        (Seam(f"{COORDINATOR}._commit_through", _announced_then_committed),),
+    ),
+    Mutant(
+        "a batch is announced with transactions that were lost and replaced",
+        (Seam(f"{COORDINATOR}._amend", _announced_as_decided),),
+        (STAGED,),
+        in_pairs=(*DEAD, Fault.TIME_OUT),
     ),
     Mutant(
         "a marker that is missing of a commit is not written",

@@ -32,6 +32,7 @@ from tests.campaigns.storm.contents import compare
 from tests.campaigns.storm.driver import Driver
 from tests.campaigns.storm.lake import beside, create_tables
 from tests.campaigns.storm.query import REPLAYED, Settings
+from tests.campaigns.storm.readers import Readers
 from tests.support import networks
 from tests.support.broker_properties import WITHOUT_TIMEOUT
 from tests.support.full_disks import Disk, enter_namespace
@@ -41,6 +42,9 @@ from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
 PARTITIONS = 3
+PARTITIONS_WITH_MARKERS = 8
+"""Of each of the three topics then: 24 in all."""
+
 RECORDS_A_SECOND = 1500
 # Short, so that outlasting it takes little time. The margin leaves a driver's first batch time to start Python.
 TRANSACTION_TIMEOUT_MS = 15_000
@@ -52,6 +56,8 @@ PATIENCE_S = 15
 
 FILES, LAKE = "files", "lake"
 """What the query writes beside Kafka: Parquet files; or an Iceberg table and a Delta table."""
+
+MARKERS = "markers"
 
 WRONG = ("torn", "early", "foreign_changed", "seen_otherwise_by_duckdb")
 """What is counted for each table, and must be 0."""
@@ -103,7 +109,13 @@ def storm(
     checkpoint = Checkpoint(Path(settings.folder) / "checkpoint", Path(settings.folder) / "log")
     driver = Driver(settings, checkpoint)
     availability, stop = Availability(settings), threading.Event()
-    chaos = Chaos(settings, driver, broker, catalog, disks, checkpoint, availability, chance)
+    whole_batches = Readers(settings)
+    chaos = Chaos(settings, driver, broker, catalog, disks, checkpoint, availability, whole_batches, chance=chance)
+
+    def supervise() -> None:
+        driver.supervise()
+        whole_batches.supervise()
+
     feeder = threading.Thread(target=producer.feed, args=(stop,), daemon=True)
     feeder.start()
     started = time.monotonic()
@@ -111,6 +123,7 @@ def storm(
         readers.callback(chaos.calm)
         readers.callback(driver.kill)
         readers.callback(stop.set)
+        readers.enter_context(whole_batches.reading())
         if settings.catalog:
             readers.enter_context(beside(settings, "read"))
             writers.enter_context(beside(settings, "write"))
@@ -121,7 +134,7 @@ def storm(
                 f"{time.monotonic() - started:4.0f} s  {struck or '-':44} batches decided: {availability.batches}",
                 highlight=False,
             )
-            availability.watch(chance.uniform(0, 4) if chance.random() < IN_RECOVERY else PATIENCE_S, driver.supervise)
+            availability.watch(chance.uniform(0, 4) if chance.random() < IN_RECOVERY else PATIENCE_S, supervise)
             time.sleep(chance.uniform(0, 0.5))
         in_storm = availability.batches
         chaos.calm()
@@ -131,6 +144,7 @@ def storm(
         sent = producer.finish()
         console.print(f"the storm is over; running to the end of {sent} records")
         settled = driver.run_to_the_end(availability)
+        whole_batches.finish(sent)
     noted = events(settings)
     return {
         "seconds": round(time.monotonic() - started),
@@ -148,6 +162,7 @@ def storm(
         "settled": settled,
         "longest_unavailable_s": round(availability.longest_s, 1),
         **compare(settings, sent),
+        "readers": whole_batches.compare(sent),
     }
 
 
@@ -182,15 +197,17 @@ def events(settings: Settings) -> list[dict[str, str]]:
 def is_spotless(report: dict[str, object]) -> bool:
     """Return whether the last driver finished, without loss, duplicate, leftover, failed repair, forbidden replay or
     rejected trace."""
-    lost, duplicates, tables = (report[name] for name in ("lost", "duplicates", "tables"))
+    lost, duplicates, tables, readers = (report[name] for name in ("lost", "duplicates", "tables", "readers"))
     assert isinstance(lost, dict)
     assert isinstance(duplicates, dict)
     assert isinstance(tables, dict)
+    assert isinstance(readers, dict)
     repairs = report["checkpoint_repairs"]
     assert isinstance(repairs, dict)
     wrong = [*lost.values(), *duplicates.values(), report["dangling"], report["staged_files_left"]]
     wrong.append(report["traces_rejected"])
     wrong += [found[what] for found in tables.values() for what in WRONG]
+    wrong += [shown[what] for shown in readers.values() for what in ("torn", "lost", "doubled")]
     return (
         bool(report["settled"])
         and not any(wrong)
@@ -216,8 +233,6 @@ def main(given: Sequence[str]) -> int:
         KafkaBroker(folder / "broker", properties={**TIMEOUT, **grants}) as broker,
         catalog_of(folder) if is_lake else contextlib.nullcontext((None, "")) as (catalog, catalog_uri),
     ):
-        for topic in ("source", "target", "rehearsal", "rehearsed"):
-            broker.create_topic(topic, partitions=PARTITIONS)
         settings = Settings(
             servers=broker.bootstrap_servers,
             jars=":".join(str(jar) for jar in spark_kafka_jars("4.2.0")),
@@ -229,8 +244,15 @@ def main(given: Sequence[str]) -> int:
             commit_margin_ms=COMMIT_MARGIN_MS,
             writer=arguments.writer,
             catalog=catalog_uri,
+            markers="markers" if arguments.readers == MARKERS else "",
             classes=str(folder.with_name(f"{folder.name}-classes.jsa")),
         )
+        for topic in ("source", "rehearsal", "rehearsed"):
+            broker.create_topic(topic, partitions=PARTITIONS)
+        for topic in settings.targets:
+            broker.create_topic(topic, partitions=PARTITIONS_WITH_MARKERS if settings.markers else PARTITIONS)
+        if settings.markers:
+            broker.create_topic(settings.markers)
         if is_lake:
             create_tables(settings)
         chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the victims
@@ -239,6 +261,7 @@ def main(given: Sequence[str]) -> int:
                 "seed": arguments.seed,
                 "sinks": arguments.sinks,
                 "writer": arguments.writer,
+                "with_markers": bool(settings.markers),
                 "without_timeout": arguments.without_timeout,
                 **storm(settings, broker, catalog, disks, arguments.seconds, chance),
             }
@@ -270,6 +293,8 @@ def parsed_arguments(given: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=300, help="how long to strike (default: 300)")
     parser.add_argument("--seed", type=int, default=1, help="selects the strikes (default: 1)")
     parser.add_argument("--sinks", choices=(FILES, LAKE), default=FILES, help="what the query writes beside Kafka")
+    what = "readers of whole batches beside the query, by batch markers, which are killed, too"
+    parser.add_argument("--readers", choices=(MARKERS,), help=what)
     parser.add_argument("--writer", choices=WRITERS, default=ARROW, help="writer of the Kafka sink (default: arrow)")
     what = "transactions that never roll back by themselves (KIP-939)"
     parser.add_argument("--without-timeout", action="store_true", help=what)

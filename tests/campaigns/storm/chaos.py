@@ -14,6 +14,7 @@ import psutil
 from tests.campaigns.storm.availability import Availability
 from tests.campaigns.storm.driver import Driver, wake
 from tests.campaigns.storm.query import MOMENTS, REPLAYED, Settings, wish
+from tests.campaigns.storm.readers import Readers
 from tests.support.full_disks import LACKS, Disk
 from tests.support.kills import kill_all_of
 from tests.support.rest_catalog import RestCatalogServer
@@ -36,9 +37,11 @@ class Chaos:
         disks: Sequence[Disk],
         checkpoint: Checkpoint,
         availability: Availability,
+        readers: Readers,
+        *,
         chance: random.Random,
     ) -> None:
-        self._checkpoint = checkpoint
+        self._checkpoint, self._readers = checkpoint, readers
         self._driver, self._broker, self._catalog, self._disks = driver, broker, catalog, disks
         self._availability, self._chance = availability, chance
         self._wish = wish(settings)
@@ -90,6 +93,7 @@ class Chaos:
             self._replace_sleeping_driver: 1,
             self._lose_of_checkpoint: 3,
             self._pause_broker: 1,
+            self._kill_reader: 6,
             self._fill_a_disk: 3 if self._disks else 0,
         }
 
@@ -260,6 +264,13 @@ class Chaos:
     def _pause_broker(self) -> bool:
         pid = self._broker.pid if self._broker_is_up else None
         return pid is not None and self._pause("broker", psutil.Process(pid), 8)
+
+    def _kill_reader(self) -> bool:
+        """Kill a reader of whole batches. It is started again soon."""
+        language = self._readers.kill_one(self._chance)
+        if language is not None:
+            self.kills[f"reader in {language}"] += 1
+        return language is not None
 
     def _fill_a_disk(self) -> bool:
         free = [disk for disk in self._disks if not disk.is_full]

@@ -54,10 +54,11 @@ def compare(settings: Settings, sent: int) -> dict[str, object]:
 
 
 def in_kafka(settings: Settings) -> dict[int, list[tuple[int, int]]]:
-    """Read the committed records of the target topic. Return number → its positions, as (partition, offset)."""
+    """Read the committed records of the target topics. Return number → its positions, as (partition, offset)."""
     places: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for record in records_of(settings.servers, settings.target):
-        places[int(record.value)].append((record.partition, record.offset))
+    for topic in settings.targets:
+        for record in records_of(settings.servers, topic):
+            places[int(record.value)].append((record.partition, record.offset))
     return places
 
 
@@ -75,7 +76,7 @@ def skipped_markers(settings: Settings) -> int:
 
 
 def dangling(settings: Settings) -> list[str]:
-    """Return the broker's incomplete transactions, and the partitions of the target topic that hold back readers."""
+    """Return the broker's incomplete transactions, and the partitions of the target topics that hold back readers."""
     admin = KafkaAdminClient(bootstrap_servers=settings.servers)
     try:
         listed = [listing for of_broker in admin.list_transactions().values() for listing in of_broker]
@@ -87,8 +88,9 @@ def dangling(settings: Settings) -> list[str]:
 
 
 def ends(settings: Settings, isolation_level: str) -> dict[TopicPartition, int]:
-    """Return the offset up to which a reader can read, for each partition of the target topic."""
+    """Return the offset up to which a reader can read, for each partition of the target topics."""
     with KafkaConsumer(bootstrap_servers=settings.servers, isolation_level=isolation_level) as consumer:
-        numbers = consumer.partitions_for_topic(settings.target)
-        found: dict[TopicPartition, int] = consumer.end_offsets([TopicPartition(settings.target, n) for n in numbers])
+        numbers = {topic: consumer.partitions_for_topic(topic) for topic in settings.targets}
+        partitions = [TopicPartition(topic, number) for topic in numbers for number in numbers[topic]]
+        found: dict[TopicPartition, int] = consumer.end_offsets(partitions)
     return found

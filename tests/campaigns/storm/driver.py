@@ -60,7 +60,9 @@ class Driver:
         """Write a few records elsewhere to create the archive of classes, with which drivers start faster."""
         folder = Path(self._settings.folder) / "rehearsal"
         (folder / "parquet").mkdir(parents=True)
-        elsewhere = replace(self._settings, folder=str(folder), source="rehearsal", target="rehearsed", catalog="")
+        elsewhere = replace(
+            self._settings, folder=str(folder), source="rehearsal", target="rehearsed", catalog="", markers=""
+        )
         process = self._start(replace(elsewhere, to_the_end=True, is_rehearsal=True))
         deadline = time.monotonic() + REHEARSAL_S
         while is_alive(process) and time.monotonic() < deadline:

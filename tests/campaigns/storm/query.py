@@ -28,6 +28,9 @@ REPLAYED = TransactionReplayed.__name__
 MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
 """The moments at which a driver can kill itself: on entering a phase, or between two commits of one batch."""
 
+TARGETS = 3
+"""How many topics a query with batch markers writes to."""
+
 DAEMON = "tests.campaigns.storm.daemon"
 RUN_AGAIN = (RoundAborted, InDoubt)
 """Errors after which the query starts again in the same driver, as ``twopc.errors`` says. Others end the driver."""
@@ -40,6 +43,7 @@ class Settings:
     Attributes:
         without_timeout: whether the brokers grant transactions without a timeout and the sink requires them.
         catalog: the URI of the Iceberg catalog. If it is empty, the query writes to Parquet files and to no lake table.
+        markers: the topic of the batch markers. If it is empty, there are none, and one target topic instead of three.
         classes: an archive of the JVM's loaded classes, with which it starts in half the time.
         to_the_end: whether to end when everything that the source has now is written.
         is_rehearsal: whether to create that archive.
@@ -55,9 +59,15 @@ class Settings:
     commit_margin_ms: int
     writer: str
     catalog: str
+    markers: str
     classes: str
     to_the_end: bool = False
     is_rehearsal: bool = False
+
+    @property
+    def targets(self) -> list[str]:
+        """The topics that the query writes to."""
+        return [f"{self.target}-{number}" for number in range(TARGETS)] if self.markers else [self.target]
 
     @property
     def steps(self) -> Path:
@@ -202,7 +212,7 @@ def exactly_once(settings: Settings) -> ForeachBatch:
         "kafka",
         {
             "bootstrap.servers": settings.servers,
-            "topic": settings.target,
+            **({"batch.markers": settings.markers} if settings.markers else {"topic": settings.target}),
             "transaction.timeout.ms": settings.transaction_timeout_ms,
             "commit.margin.ms": settings.commit_margin_ms,
             "writer": settings.writer,
@@ -210,10 +220,18 @@ def exactly_once(settings: Settings) -> ForeachBatch:
         },
     )
     return foreach_batch(
-        {"kafka": Output(kafka, ["value AS key", "value"]), **beside_kafka(settings)},
+        {"kafka": Output(kafka, ["value AS key", "value", *more_columns(settings)]), **beside_kafka(settings)},
         log=f"{settings.folder}/log",
         replay_copies=f"{settings.folder}/stage",
     )
+
+
+def more_columns(settings: Settings) -> list[str]:
+    """Return the columns that name each record's topic, and its batch independently of twopc."""
+    if not settings.markers:
+        return []
+    header = "named_struct('key', 'batch', 'value', CAST(CAST(batch AS STRING) AS BINARY))"
+    return [f"concat('{settings.target}-', CAST(value AS BIGINT) % {TARGETS}) AS topic", f"array({header}) AS headers"]
 
 
 def beside_kafka(settings: Settings) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:

@@ -13,6 +13,7 @@ from tests.sinks.kafka.conftest import Topic
 from tests.sinks.kafka.groups import Group
 from twopc.testing import SinkContract
 from twopc_kafka import KafkaSink
+from twopc_kafka.markers import HEADER
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka_broker import KafkaBroker
 
@@ -76,6 +77,24 @@ class TestKafkaSink(SinkContract):
 
 class TestKafkaSinkWithArrowWriter(TestKafkaSink):
     writer = "arrow"
+
+
+class TestKafkaSinkWithBatchMarkers(TestKafkaSinkWithArrowWriter):
+    kills = 6
+
+    @pytest.fixture(autouse=True)
+    def _markers(self, make_topic: Any) -> None:
+        self.markers = make_topic()
+
+    def make_sink(self) -> KafkaSink:
+        options = {"writer": self.writer, "batch.markers": self.markers.name}
+        sink: KafkaSink = self._make_sink(self.topic, log_id=None, **options)
+        return sink
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        records = super().visible_records()
+        assert {record["headers"].pop()["key"] for record in records} <= {HEADER}
+        return records
 
 
 PARTITIONS = 64

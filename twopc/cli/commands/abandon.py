@@ -76,8 +76,9 @@ def abandon(
             try:
                 recover(recovery, waiting, report)
             except OperatorRequired as error:
-                if recovery.stuck != batch_id:  # batches are committed in order
-                    where = "the sweep" if recovery.stuck is None else f"batch {recovery.stuck}"
+                at = recovery.stuck if error.batch_id is None else error.batch_id
+                if {at, recovery.stuck} != {batch_id}:  # batches are committed and announced in order
+                    where = "the sweep" if at is None else f"batch {at}"
                     say(f"nothing of batch {batch_id} was given up: recovery stopped at {where}.")
                     raise
                 lost = waiting.call(

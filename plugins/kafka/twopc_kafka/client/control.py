@@ -106,6 +106,11 @@ class Control:
         """Return the ``topics`` that one broker reports as nonexistent or as invalid names. Creates none of them."""
         return self.run(self._unknown_topics, list(topics))
 
+    @functools.cached_property
+    def cluster_id(self) -> str:
+        """Kafka's id of the cluster, which it keeps for as long as it exists."""
+        return self.run(self._cluster_id)
+
     def has_members(self, group: str) -> bool:
         """Return whether the consumer group has members, by either of Kafka's group protocols."""
         return self.run(self._has_members, group)
@@ -288,6 +293,9 @@ class Control:
             elif issubclass(error, kafka.errors.AuthorizationError):
                 raise error(topic.name)
         return missing
+
+    async def _cluster_id(self) -> str:
+        return (await self.metadata()).cluster_id or ""
 
     async def _has_members(self, group: str) -> bool:
         [(_, coordinator)] = await self.find([group], CoordinatorType.GROUP)

@@ -19,7 +19,7 @@ import kafka.errors
 from kafka.protocol.consumer.offsets import IsolationLevel
 
 from twopc.errors import Retriable
-from twopc_kafka.answers import INVALID_TOPIC, UNKNOWN_TOPIC, meaning
+from twopc_kafka.answers import INVALID_TOPIC, NO_LEADER, UNKNOWN_TOPIC, meaning
 from twopc_kafka.client import requests
 from twopc_kafka.client.requests import Partitions
 
@@ -165,6 +165,18 @@ class Leaders:
         """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
         return self._control.run(self._may_read, topic)
 
+    def may_write(self, topic: str) -> bool:
+        """Return whether this principal may WRITE to the topic, as a broker reports it."""
+        return self._control.run(self._may_write, topic)
+
+    def append(self, topic: str, partition: int, batch: bytes) -> int:
+        """Write one record batch, without a transaction.
+
+        Returns:
+            Kafka's error code, 0 for none.
+        """
+        return self._control.run(self._append, topic, partition, batch)
+
     def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         """Write a marker with the epoch after the transaction's.
 
@@ -275,6 +287,19 @@ class Leaders:
 
     async def _away(self, topic: str) -> Mapping[TopicPartition, Away]:
         return _leaderless(await self._led_by({}, topic))
+
+    async def _may_write(self, topic: str) -> bool:
+        [found] = (await self._control.send(requests.operations_on(topic))).topics
+        return not found.authorized_operations or requests.WRITE in found.authorized_operations
+
+    async def _append(self, topic: str, partition: int, batch: bytes) -> int:
+        for leader in (await self._led_by({topic: [partition]}, None)).values():
+            if leader.node < 0:
+                return NO_LEADER
+            request = requests.produce(None, {topic: {partition: batch}}, implicit=False)
+            [of_topic] = (await self._control.send(request, leader.node)).responses
+            return int(of_topic.partition_responses[0].error_code)
+        return UNKNOWN_TOPIC
 
     async def _write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
         led_by = await self._led_by({transaction.topic: [transaction.partition]}, None)

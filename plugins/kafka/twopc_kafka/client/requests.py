@@ -41,8 +41,8 @@ Partitions: TypeAlias = "Mapping[str, Collection[int]]"
 BROKER, TOPIC = 4, 2
 """The resource types of DescribeConfigs."""
 
-ALTER = 7
-"""The protocol's number of the ALTER operation, which writing a transaction's marker requires."""
+WRITE, ALTER = 4, 7
+"""The protocol's numbers of operations. Writing a transaction's marker requires ALTER on the cluster."""
 
 GRANTS_NO_TIMEOUT = 6
 """The first version of InitProducerId that can request two-phase commit. It is unstable (KIP-939)."""
@@ -75,6 +75,13 @@ def metadata(topics: Iterable[str] = ()) -> MetadataRequest:
     """Request the list of brokers, and the metadata of ``topics``. Creates no topic."""
     wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+
+
+def operations_on(topic: str) -> MetadataRequest:
+    """Request the operations that this principal may perform on a topic. Creates no topic."""
+    request = metadata([topic])
+    request.include_topic_authorized_operations = True
+    return request
 
 
 def features() -> ApiVersionsRequest:
@@ -195,11 +202,11 @@ def _of(transactional_id: str, producer: ProducerIdentity) -> dict[str, Any]:
 # Partitions, at their leaders. ----------------------------------------------------------------------------------------
 
 
-def produce(transactional_id: str, batches: Mapping[str, Mapping[int, Any]], implicit: bool) -> Produce:
-    """Write record batches in a transaction.
+def produce(transactional_id: str | None, batches: Mapping[str, Mapping[int, Any]], implicit: bool) -> Produce:
+    """Write record batches.
 
     Args:
-        transactional_id: the transaction's name.
+        transactional_id: the transaction's name, or None for no transaction.
         batches: topic → partition → one encoded record batch.
         implicit: whether the request also adds the partitions to the transaction.
     """

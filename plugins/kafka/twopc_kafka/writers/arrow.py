@@ -15,6 +15,7 @@ from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import control_of
 from twopc_kafka.ending import ABORT_TIMEOUT_S, roll_back
+from twopc_kafka.markers import Written
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.values import check_values
 from twopc_kafka.writers.encoding.batches import Encoder, in_runs, room_for_records
@@ -81,6 +82,11 @@ class ArrowWriter:
     def topic_ids(self) -> Mapping[str, str]:
         """The id of each topic, as looked up before the first write to it, if the brokers have topic ids."""
         return self._sending.topic_ids
+
+    @property
+    def written(self) -> Written:
+        """What was written where, after ``finish``."""
+        return self._sending.written
 
     def finish(self) -> ProducerIdentity:
         """Wait until all in-sync replicas have acknowledged every record.

@@ -34,6 +34,7 @@ from twopc_kafka.answers import (
 from twopc_kafka.client.cluster import Lookups, cluster_of
 from twopc_kafka.columns import records
 from twopc_kafka.ending import ABORT_TIMEOUT_S
+from twopc_kafka.markers import UNKNOWN_END, Written
 from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
 from twopc_kafka.values import check_values
 
@@ -67,6 +68,8 @@ class _Reports:
 
     def __init__(self) -> None:
         self.failures: list[tuple[confluent_kafka.KafkaError, str, int | None]] = []
+        self.written: dict[tuple[str, int], tuple[int, int]] = {}
+        self._counting = threading.Lock()  # the task and the thread that polls serve reports at the same time
         self.statistics = ""
         self.refused_login: str | None = None
         self.broken: confluent_kafka.KafkaError | None = None  # the fatal error, which is reported once
@@ -76,6 +79,14 @@ class _Reports:
             partition = message.partition()
             known = partition is not None and partition >= 0
             self.failures.append((error, str(message.topic()), partition if known else None))
+        else:
+            place = str(message.topic()), int(message.partition())  # type: ignore[arg-type]  # it is delivered
+            offset = message.offset()
+            # Reports come in any order. After an unknown offset, those of the same batch are wrong: they count from it.
+            with self._counting:
+                records, end = self.written.get(place, (0, 0))
+                reported = UNKNOWN_END if offset is None or offset < 0 else offset + 1
+                self.written[place] = records + 1, max(end, reported)
 
     def keep_error(self, error: confluent_kafka.KafkaError) -> None:
         if error.code() == confluent_kafka.KafkaError._AUTHENTICATION:  # noqa: SLF001  # its name
@@ -136,8 +147,9 @@ class Writer:
     def _properties(self) -> dict[str, Any]:
         properties = dict(self._options.properties)
         properties |= {"error_cb": self._reports.keep_error}
-        # Only failures are reported: 100 000 callbacks a second would cost more than the sending.
-        properties |= {"delivery.report.only.error": True, "on_delivery": self._reports.delivered}
+        # Without markers, only failures are reported: 100 000 callbacks a second would cost more than the sending.
+        properties |= {"delivery.report.only.error": self._options.marker_topic is None}
+        properties |= {"on_delivery": self._reports.delivered}
         properties |= {"allow.auto.create.topics": False}  # otherwise looking up a misspelled topic would create it
         if self._transactional:
             properties |= {"transactional.id": self._transactional_id}
@@ -233,6 +245,11 @@ class Writer:
             self.topic_ids[topic] = found.id
         self._looked_up.add(topic)
         return len(found.leaders)
+
+    @property
+    def written(self) -> Written:
+        """What was written where, after ``finish``. Empty without markers, when no delivery is reported."""
+        return self._reports.written
 
     def finish(self) -> ProducerIdentity | None:
         """Wait until the broker has acknowledged every record.

@@ -20,6 +20,7 @@ from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import control_of
 from twopc_kafka.client.retry import Patience, until_accepted
 from twopc_kafka.ending import roll_back
+from twopc_kafka.markers import Written
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writers.settings import settings
 
@@ -33,6 +34,7 @@ class OffsetsWriter:
     """Writes offsets in a transaction, with the interface of ``ArrowWriter``."""
 
     topic_ids: Mapping[str, str] = MappingProxyType({})  # offsets are in no topic that a user may delete
+    written: Written = MappingProxyType({})
 
     def __init__(self, options: KafkaOptions, transactional_id: str, group: str, was_used: bool) -> None:
         """Begin a transaction. Raises like ``ArrowWriter``."""

@@ -36,6 +36,7 @@ from twopc_kafka.answers import (
 from twopc_kafka.client import requests
 from twopc_kafka.client.cluster import CHECK_INTERVAL_S, Cluster, Lookups, OpenTransaction
 from twopc_kafka.client.retry import NotSent, Unanswered, pause_s
+from twopc_kafka.markers import UNKNOWN_END, Written
 from twopc_kafka.writers.encoding.batches import RecordBatch
 from twopc_kafka.writers.settings import Settings
 
@@ -51,7 +52,8 @@ batches of all four shared a request."""
 
 @dataclass(eq=False)
 class Lane:
-    """A partition with its queue of batches. The first batch may be in flight."""
+    """A partition with its queue of batches. The first batch may be in flight. ``records`` are acknowledged, and the
+    last of them is right before ``end_offset``."""
 
     topic: str
     number: int
@@ -60,6 +62,8 @@ class Lane:
     is_added: bool = False
     failing_since: float | None = None
     repeats: int = 0
+    records: int = 0
+    end_offset: int = UNKNOWN_END
 
 
 class Sending:
@@ -118,6 +122,11 @@ class Sending:
             RoundAborted: a batch was not delivered.
         """
         self._wait_until_held(0)
+
+    @property
+    def written(self) -> Written:
+        """What was written where. Call it after ``drain``, when nothing is in flight."""
+        return {place: (lane.records, lane.end_offset) for place, lane in self._lanes.items()}
 
     def halt(self) -> None:
         """Stop sending."""
@@ -223,7 +232,7 @@ class Sending:
                 code = 0  # an earlier attempt had arrived
             match meaning(code).answer:
                 case WriteAnswer.DONE:
-                    self._delivered(lane)
+                    self._delivered(lane, answer.base_offset)
                 case WriteAnswer.REPEAT:
                     again[code].append(lane)
                 case WriteAnswer.REFUSED:
@@ -234,8 +243,10 @@ class Sending:
         for code, some in again.items():
             self._repeat_later(some, meaning(code))
 
-    def _delivered(self, lane: Lane) -> None:
+    def _delivered(self, lane: Lane, base_offset: int) -> None:
         batch = lane.waiting.popleft()
+        lane.records += batch.count
+        lane.end_offset = base_offset + batch.count if base_offset >= 0 else UNKNOWN_END  # a duplicate may have none
         with self._changed:
             self._held_bytes -= len(batch.data)
             self.acknowledged += batch.count
