@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from twopc.errors import Retriable, TwoPhaseCommitError
+from twopc.errors import TwoPhaseCommitError
+from twopc.exit_codes import code_of
 
 PATIENCE_S = 5.0
 """How long a check is retried: shorter than a client's connection timeout, so a dead system is tried once; longer than
@@ -35,7 +36,7 @@ class CheckResult:
         advice: what to do now, such as ``use 3``. Empty if the check passed, or if ``detail`` has an error's message,
             which ends with what to do.
         sink: the sink's name, or None for a check of the commit log. ``twopc.doctor`` fills it in.
-        may_pass_later: whether the check failed because the target system did not answer.
+        may_pass_later: whether the check failed without a definite answer, so that the driver may be started again.
     """
 
     result: CheckStatus
@@ -67,7 +68,7 @@ class CheckResult:
                 detail = str(error)
             case _:
                 detail = f"{type(error).__name__}: {error}"
-        return cls(CheckStatus.FAILED, check, detail, may_pass_later=isinstance(error, Retriable))
+        return cls(CheckStatus.FAILED, check, detail, may_pass_later=not code_of(type(error)).stays_stopped)
 
     @classmethod
     def of(cls, check: str, call: Callable[[], object]) -> CheckResult:

@@ -277,7 +277,7 @@ class ObjectFolder:
 
     def remove(self, name: str) -> None:
         """Remove the object, or do nothing where there is none."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError), _answers_of_s3():
             self.fs.rm_file(self._object(name))
 
     def sync(self, name: str) -> None:
@@ -347,7 +347,7 @@ class ObjectFolder:
         # By one request, as in the trial: s3fs would send 100 MiB or more in parts, and gcsfs 50 MiB.
         whole = {"chunksize": len(data) + 1} if {"s3", "gs"} & {*_protocols(self.fs)} else {}
         try:
-            with self._one_at_a_time if self.fs.protocol == "memory" else contextlib.nullcontext():
+            with self._one_at_a_time if self.fs.protocol == "memory" else _answers_of_s3():
                 self.fs.pipe_file(path, data, mode="create", **whole)
         except OSError as error:
             # Only AWS names the failed condition, and s3fs relies on that name. Other servers answer a bare 412. There
@@ -615,8 +615,8 @@ def _is_absent(error: OSError) -> bool:
 
 @contextlib.contextmanager
 def _answers_of_s3() -> Iterator[None]:
-    """Around a GET request. S3 gives its code in the body of a 404; without one, the answer is a gateway's, and says
-    nothing about what S3 has."""
+    """Around any request but HEAD. S3 gives its code in the body of a 404; without one, the answer is a gateway's, and
+    says nothing about what S3 has."""
     try:
         yield
     except FileNotFoundError as error:

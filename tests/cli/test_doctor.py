@@ -256,10 +256,15 @@ def test_a_query_that_can_not_be_checked_is_refused(name: str, reason: str, job:
     assert reason in done.err
 
 
-def test_a_module_that_fails_is_refused_with_its_error(job: str, look: Any) -> None:
-    Path("broken_job.py").write_text("1 / 0")
-    done = look("doctor", "--query", "broken_job:write")
-    assert (done.code, "ZeroDivisionError: division by zero" in done.err) == (3, True)
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit: 0")],
+)
+def test_a_module_that_fails_or_ends_itself_is_refused(program: str, reason: str, job: str, look: Any) -> None:
+    name = f"{job}_{len(program)}"
+    Path(f"{name}.py").write_text(program)
+    done = look("doctor", "--query", f"{name}:write")
+    assert (done.code, reason in done.err) == (3, True)
 
 
 @pytest.mark.parametrize("arguments", [(), ("--query", "a:b", "--sinks", "s.toml"), ("--query", "a:b", "--log", "x")])

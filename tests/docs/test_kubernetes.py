@@ -96,6 +96,20 @@ def test_the_job_leaves_a_driver_stopped_after_exactly_the_codes_that_need_an_op
     assert fails["onExitCodes"]["containerName"] in [each["name"] for each in job["template"]["spec"]["containers"]]
 
 
+def test_each_process_that_reaches_the_bucket_has_its_credentials() -> None:
+    given = [{"secretRef": {"name": "orders-s3"}}]
+    pod = of_kind("Job")["spec"]["template"]["spec"]
+    application = of_kind("SparkApplication")["spec"]
+    of_the_application = (application["driver"], application["executor"], *application["driver"]["sidecars"])
+    for each in (*pod["containers"], *pod["initContainers"], *of_the_application):
+        assert each["envFrom"] == given
+    # Spark starts the executors of the Job, and passes no variable of the driver on.
+    [container] = pod["containers"]
+    [arguments] = [each["value"] for each in container["env"] if each["name"] == "PYSPARK_SUBMIT_ARGS"]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert f"--conf spark.kubernetes.executor.secretKeyRef.{name}=orders-s3:{name} " in arguments
+
+
 def test_the_spark_operator_sees_a_held_driver_as_not_ready() -> None:
     driver = of_kind("SparkApplication")["spec"]["driver"]
     [held] = [each["value"] for each in driver["env"] if each["name"] == "TWOPC_HOLD"]

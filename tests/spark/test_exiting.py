@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import signal
 import subprocess
@@ -119,6 +120,34 @@ def test_a_driver_that_is_to_be_held_waits_for_an_operator_and_says_why_in_a_fil
         process.wait()
 
 
+def test_a_file_that_can_not_hold_a_driver_is_refused_before_the_driver_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+    with pytest.raises(SystemExit) as ended, exiting(hold=tmp_path / "absent" / "held"):
+        ran.append(True)
+    assert (ended.value.code, ran) == (ExitCode.REFUSED, [])
+    assert "'hold' must be a file that the driver can write" in capsys.readouterr().err
+
+
+def test_a_driver_is_held_though_its_reason_can_not_be_written(tmp_path: Path) -> None:
+    folder, said = tmp_path / "folder", tmp_path / "said"
+    folder.mkdir()
+    program = (
+        "import pathlib\nfrom twopc import errors\nfrom twopc.spark import exiting\n"
+        f"with exiting(hold={str(folder / 'held')!r}):\n"
+        f"    pathlib.Path({str(folder)!r}).rmdir()\n    raise errors.Fenced('a newer driver goes on')\n"
+    )
+    with said.open("w") as stderr:
+        process = subprocess.Popen([sys.executable, "-u", "-c", program], stderr=stderr)
+    try:
+        wait_until(lambda: process.poll() is not None or "the reason can't be written" in said.read_text())
+        assert process.poll() is None, said.read_text()
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize(("kind", "code"), EVERY_CODE.items())
 def test_each_error_is_found_itself_as_a_cause_and_in_a_traceback(kind: str, code: ExitCode) -> None:
     error: Exception = getattr(errors, kind)("what happened")
@@ -139,6 +168,31 @@ def test_the_error_that_ended_a_query_counts_and_not_those_that_caused_it() -> N
     cause, last = errors.TransactionLost("rolled back"), errors.RoundAborted("the round failed")
     chained = f"{cause}\n\nThe above exception was the direct cause of the following exception:\n\n{last}"
     assert exit_code(Spark(chained)) is ExitCode.NO_ANSWER
+
+
+def test_an_error_that_another_one_replaced_is_found_as_in_a_traceback() -> None:
+    def ended(hidden: bool) -> Exception:
+        try:
+            try:
+                raise errors.Fenced("a newer driver goes on")
+            except errors.Fenced:
+                if hidden:
+                    raise RuntimeError("handled") from None
+                raise RuntimeError("Spark could not be stopped")  # noqa: B904  # such as in a 'finally'
+        except RuntimeError as error:
+            return error
+
+    assert exit_code(ended(hidden=False)) is ExitCode.FENCED
+    assert exit_code(ended(hidden=True)) is ExitCode.OTHER
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="groups of errors came with Python 3.11")
+def test_the_error_of_a_group_that_asks_for_an_operator_counts() -> None:
+    kind = getattr(builtins, "ExceptionGroup")  # noqa: B009  # unknown to Python 3.10
+    lost, silent = errors.TransactionLost("rolled back"), errors.Retriable("no answer")
+    assert exit_code(kind("two queries", [ValueError("x"), silent])) is ExitCode.NO_ANSWER
+    assert exit_code(kind("two queries", [silent, kind("nested", [lost])])) is ExitCode.OPERATOR_REQUIRED
+    assert exit_code(kind("two queries", [ValueError("x")])) is ExitCode.OTHER
 
 
 def test_an_error_of_a_backends_own_class_has_the_code_of_its_base() -> None:

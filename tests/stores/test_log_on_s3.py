@@ -160,6 +160,18 @@ def test_a_404_of_a_gateway_is_taken_neither_for_an_empty_log_nor_for_a_newer_co
     assert CommitLog.open(open_store(bucket), "query").tail.decided == 0
 
 
+def test_a_404_of_a_gateway_refuses_no_new_log_and_removes_no_entry(bucket: Bucket) -> None:
+    store, of_a_gateway = open_store(bucket), Answer(404, b"default backend - 404")
+    bucket.proxy.disturb_all("PUT", of_a_gateway)
+    with pytest.raises(InDoubt, match="a 404 that is not of S3"):
+        CommitLog.open(store, "query")
+    bucket.proxy.heal()
+    CommitLog.open(store, "query")
+    bucket.proxy.disturb_all("DELETE", of_a_gateway)
+    with pytest.raises(OSError, match="a 404 that is not of S3"):
+        store.delete(0)
+
+
 def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced(bucket: Bucket) -> None:
     log = CommitLog.open(open_store(bucket), "query")
     bucket.proxy.disturb_next("PUT", Lost.REQUEST, entry_name(1))

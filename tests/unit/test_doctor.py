@@ -58,6 +58,28 @@ def test_a_target_system_without_an_answer_is_worth_another_start_unless_somethi
         twopc.doctor(Checked(SILENT, DENIED)).raise_for_failed()
 
 
+class Silent:
+    """A log store that does not answer: any other error than a refusal, such as one of its client's own."""
+
+    url = "silent://log"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def slots(self) -> list[int]:
+        raise self.error
+
+    read = put_if_absent = delete = slots
+
+
+@pytest.mark.parametrize("error", [OSError("no route to host"), RuntimeError("EndpointConnectionError")])
+def test_a_log_store_without_an_answer_is_worth_another_start(error: Exception) -> None:
+    with pytest.raises(Retriable, match=str(error)):
+        twopc.doctor(Checked(), Silent(error)).raise_for_failed()  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="no bucket"):
+        twopc.doctor(Checked(), Silent(ConfigurationError("no bucket"))).raise_for_failed()  # type: ignore[arg-type]
+
+
 def test_the_querys_own_sinks_are_as_they_were() -> None:
     sink = Checked()
     sink.bind("orders", "0123456789ab")

@@ -41,7 +41,7 @@ def read_query(
         return sinks_and_log(writer)
     except TwoPhaseCommitError:
         raise
-    except Exception as error:  # whatever the user's module raises
+    except (Exception, SystemExit) as error:  # whatever the user's module raises, or a program that ends itself
         raise ConfigurationError(
             f"the query {where!r} can't be loaded: {type(error).__name__}: {error}. {_WHAT}. The module must be"
             " importable from the current folder without starting the query; start it under"

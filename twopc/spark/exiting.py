@@ -35,16 +35,29 @@ _KINDS = {
 
 
 def exit_code(error: BaseException) -> ExitCode:
-    """Return the exit code for a driver that ends with ``error``: one of twopc, or what Spark raised for it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, errors.TwoPhaseCommitError):
-            return code_of(type(seen))
+    """Return the exit code for a driver that ends with ``error``: one of twopc, or what Spark raised for it.
+
+    Of a group of errors, such as of an ``asyncio.TaskGroup``, one counts that asks for an operator, if there is one.
+    """
+    codes = [code_of(kind) for kind in _kinds_in(error)]
+    return next((code for code in codes if code.stays_stopped), next(iter(codes), code_of(type(error))))
+
+
+def _kinds_in(error: BaseException | None) -> Iterator[type[BaseException]]:
+    """Yield the class of the newest error of twopc in the traceback of ``error``; one for each member of a group."""
+    while error is not None:
+        if isinstance(error, errors.TwoPhaseCommitError):
+            yield type(error)
+            return
+        if members := getattr(error, "exceptions", ()):  # an ExceptionGroup, from Python 3.11
+            for member in members:
+                yield from _kinds_in(member)
+            return
         # The traceback of an error ends with the error itself, after those that caused it.
-        for kind in _LINK.findall(str(seen))[-1:]:
-            return code_of(_KINDS.get(kind, type(seen)))
-        seen = seen.__cause__
-    return code_of(type(error))
+        for link in _LINK.findall(str(error))[-1:]:
+            yield _KINDS.get(link, type(error))
+            return
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 @contextlib.contextmanager
@@ -56,30 +69,47 @@ def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
 
     Args:
         hold: for a supervisor that restarts a driver after any exit code. If the code asks for an operator, the process
-            does not end: it stops Spark, writes the reason to this file, and waits to be killed.
+            does not end: it writes the reason to this file, stops Spark, and waits to be killed. A file that an earlier
+            driver left is removed.
 
     Raises:
         SystemExit: instead of any other error.
     """
-    if hold is not None:
-        Path(hold).unlink(missing_ok=True)  # of an earlier driver
+    file = None
     try:
+        if hold is not None:
+            file = _writable(Path(hold))
         yield
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code(error)
         sys.excepthook(type(error), error, error.__traceback__)
         advice = "an operator must act before the next start" if code.stays_stopped else "it may be started again"
         sys.stderr.write(f"twopc: exit code {int(code)}: {advice}\n")
-        if hold is not None and code.stays_stopped:
-            _wait_to_be_killed(Path(hold), f"twopc: held back from exit code {int(code)}: {error}\n")
+        if file is not None and code.stays_stopped:
+            _wait_to_be_killed(file, f"twopc: held back from exit code {int(code)}: {error}\n")
         raise SystemExit(int(code)) from error
 
 
+def _writable(file: Path) -> Path:
+    """Return ``file``, which is not there, and can be written. Raises ConfigurationError."""
+    try:
+        file.write_text("", encoding="utf-8")
+        file.unlink()
+    except OSError as error:
+        raise errors.ConfigurationError(
+            f"'hold' must be a file that the driver can write: {error}. Name one in a folder that exists, as in /tmp"
+        ) from error
+    return file
+
+
 def _wait_to_be_killed(file: Path, reason: str) -> None:
+    try:
+        file.write_text(reason, encoding="utf-8")  # first, as the end of Spark may take long
+    except OSError as error:
+        sys.stderr.write(f"twopc: held back, but the reason can't be written: {error}\n")
     with contextlib.suppress(Exception):  # Spark may have ended already
         if session := SparkSession.getActiveSession():
             session.stop()  # its executors have nothing to do
-    file.write_text(reason, encoding="utf-8")
     threading.Event().wait()
 
 
