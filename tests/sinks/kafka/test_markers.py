@@ -461,7 +461,7 @@ def test_a_missing_right_to_write_markers_is_refused_before_anything_is_written(
 
     with pytest.raises(ConfigurationError, match=r"may not write to topic .* \(the option 'batch\.markers'\)"):
         wait.until("it is refused", refused)
-    assert [check.what for check in granted.sink.check() if check.result is CheckStatus.FAILED] == [
+    assert [check.check for check in granted.sink.check() if check.result is CheckStatus.FAILED] == [
         f"topic {granted.markers.name!r}: right to write"
     ]
     granted.let(AclOperation.WRITE)
