@@ -519,6 +519,30 @@ def test_a_log_that_becomes_unreadable_is_reported_once(store: CountingLog, cloc
     wait("it is reported again", lambda: len(said) == 3)
 
 
+def test_a_log_is_read_on_although_what_is_reported_cant_be_written(
+    store: CountingLog, clock: Clock, wait: Any
+) -> None:
+    tried: list[str] = []
+
+    def say(line: str) -> None:
+        tried.append(line)
+        raise OSError(28, "No space left on device")
+
+    watched = WatchedLog("memory", clock)
+    watched.follow(0.01, say)
+    wait("it is reported", lambda: tried)
+    CommitLog.open(store, "query", {"orders": "twopc"})
+    wait("it is read again", lambda: watched.reading and watched.reading.query)
+
+
+@pytest.mark.parametrize("owner", ["half \ud800", "bytes \udce9"])
+def test_a_name_that_is_no_text_does_not_take_the_others_away(store: CountingLog, clock: Clock, owner: str) -> None:
+    CommitLog.open(store, owner, {"orders": "twopc"})
+    log = WatchedLog("memory", clock)
+    log.read()
+    assert scraped(log)[of("twopc_log_incarnation", owner=owner.encode(errors="replace").decode())] == 1
+
+
 @pytest.fixture
 def taken() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
@@ -127,7 +128,8 @@ class Watched(ABC):
                 self.read()
                 found = self._found() if self.problem is None else f"can't be read: {self.problem}"
                 if (line := f"{self.name}: {found}") != said:
-                    say(line)
+                    with contextlib.suppress(OSError):  # such as a full disk: the readings go on
+                        say(line)
                     said = line
                 time.sleep(interval_s)
 
