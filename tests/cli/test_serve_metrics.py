@@ -440,6 +440,12 @@ def test_two_hundred_logs_are_read_and_served(tmp_path: Path, wait: Any) -> None
         assert time.monotonic() - started < 5
 
 
+def test_logs_are_not_read_all_at_once(tmp_path: Path) -> None:
+    with Exporter(tmp_path / "a", tmp_path / "b", interval_s=120) as exporter:
+        exporter.wait_for("twopc_log_up", 1, log=str(tmp_path / "a"))
+        assert exporter.value("twopc_log_up", log=str(tmp_path / "b")) == 0
+
+
 # The events of a query. ---------------------------------------------------------------------------------------------
 
 

@@ -118,11 +118,12 @@ class Watched(ABC):
         except Exception as error:  # noqa: BLE001  # whatever it is, it may be readable soon
             self.is_up, self.problem = False, f"{kind_of(error)}: {error}"
 
-    def follow(self, interval_s: float, say: Callable[[str], None]) -> None:
-        """Read again and again, on a daemon thread. ``say``: is given a line when something becomes readable, or no
-        longer is."""
+    def follow(self, interval_s: float, say: Callable[[str], None], after_s: float = 0.0) -> None:
+        """Read again and again, on a daemon thread, first after ``after_s``. ``say``: is given a line when something
+        becomes readable, or no longer is."""
 
         def run() -> None:
+            time.sleep(after_s)
             said: str | None = None
             while True:
                 self.read()
