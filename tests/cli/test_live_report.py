@@ -6,6 +6,7 @@ import re
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import urllib.error
@@ -95,6 +96,17 @@ def test_a_page_of_another_site_gets_nothing(server: Server) -> None:
         code, text = server.get(Host=host)
         assert (code, "orders" in text) == (421, False), host
     assert server.get(Host="localhost:9")[0] == 200  # a tunnel may have another port
+
+
+def test_a_browser_that_is_gone_is_not_reported(server: Server, tmp_path: Path, wait: Any) -> None:
+    port = int(server.url.rsplit(":", 1)[1].strip("/"))
+    with socket.create_connection(("127.0.0.1", port)) as gone:
+        gone.sendall(b"GET / HTTP/1.0\r\n")
+        assert server.get()[0] == 200  # by then, the other one is being read
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+    (tmp_path / "log").rename(tmp_path / "away")
+    wait("the error is shown", lambda: server.get()[0] == 503)
+    assert "there is no commit log at" in server.line()
 
 
 def test_it_serves_one_page_and_takes_nothing(server: Server) -> None:

@@ -440,6 +440,12 @@ def test_two_hundred_logs_are_read_and_served(tmp_path: Path, wait: Any) -> None
         assert time.monotonic() - started < 5
 
 
+def test_logs_are_not_read_all_at_once(tmp_path: Path) -> None:
+    with Exporter(tmp_path / "a", tmp_path / "b", interval_s=120) as exporter:
+        exporter.wait_for("twopc_log_up", 1, log=str(tmp_path / "a"))
+        assert exporter.value("twopc_log_up", log=str(tmp_path / "b")) == 0
+
+
 # The events of a query. ---------------------------------------------------------------------------------------------
 
 
@@ -517,6 +523,30 @@ def test_a_log_that_becomes_unreadable_is_reported_once(store: CountingLog, cloc
     assert said[1].startswith("memory: can't be read: ConfigurationError: the commit log at memory can't be read")
     store.away = None
     wait("it is reported again", lambda: len(said) == 3)
+
+
+def test_a_log_is_read_on_although_what_is_reported_cant_be_written(
+    store: CountingLog, clock: Clock, wait: Any
+) -> None:
+    tried: list[str] = []
+
+    def say(line: str) -> None:
+        tried.append(line)
+        raise OSError(28, "No space left on device")
+
+    watched = WatchedLog("memory", clock)
+    watched.follow(0.01, say)
+    wait("it is reported", lambda: tried)
+    CommitLog.open(store, "query", {"orders": "twopc"})
+    wait("it is read again", lambda: watched.reading and watched.reading.query)
+
+
+@pytest.mark.parametrize("owner", ["half \ud800", "bytes \udce9"])
+def test_a_name_that_is_no_text_does_not_take_the_others_away(store: CountingLog, clock: Clock, owner: str) -> None:
+    CommitLog.open(store, owner, {"orders": "twopc"})
+    log = WatchedLog("memory", clock)
+    log.read()
+    assert scraped(log)[of("twopc_log_incarnation", owner=owner.encode(errors="replace").decode())] == 1
 
 
 @pytest.fixture

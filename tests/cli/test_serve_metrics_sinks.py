@@ -65,6 +65,22 @@ def test_readers_are_held_back_for_as_long_as_a_position_stays(store: MemoryLog)
     assert held_back_s(10) == 0
 
 
+def test_a_reading_that_fails_leaves_the_time_of_the_one_before(
+    store: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CommitLog.open(store, "query", {"a": "twopc"})
+    log, clock = WatchedLog("memory"), Clock()
+    log.read()
+    sink = WatchedSink("a", MemorySink(MemoryTarget()), log, clock)
+    sink.read()
+    read_at_s, clock.s = clock.s, clock.s + 400
+    monkeypatch.delattr(MemorySink, "recover")
+    sink.read()
+    assert not sink.is_up
+    assert sink.reading
+    assert sink.reading.at_s == read_at_s
+
+
 def test_a_sink_that_knows_of_no_readers_has_no_such_value(store: MemoryLog) -> None:
     CommitLog.open(store, "query", {"a": "twopc"})
     log = WatchedLog("memory")

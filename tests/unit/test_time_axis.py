@@ -64,6 +64,7 @@ def test_places_keep_the_order_of_time_and_ticks_do_not_touch(times_s: list[floa
 def test_a_time_without_a_zone_is_utc_and_a_text_that_is_none_has_no_place() -> None:
     assert seconds("2026-11-02T08:00:00") == seconds("2026-11-02T09:00:00+01:00") == START_S
     assert seconds("+00:00<b>") is None
+    assert seconds("0001-01-02T00:00:00+00:00") is None  # a batch before it would be of no year
 
 
 def test_batches_of_five_milliseconds_and_of_ten_minutes_are_both_seen() -> None:

@@ -58,7 +58,7 @@ class LogsCollector(Collector):
         of_logs = (sample for log in self._logs for sample in _samples(log))
         of_sinks = (sample for sink in self._sinks for sample in _samples_of_sink(sink))
         for name, labels, value in chain(of_logs, of_sinks):
-            families[name].add_metric(labels, value)
+            families[name].add_metric([_encodable(label) for label in labels], value)
         return families.values()
 
 
@@ -78,11 +78,18 @@ METRICS = (
     ("twopc_abandoned_transactions", "Decided, and given up by operators.", ["log", "owner", "sink"]),
     # With a sinks file.
     ("twopc_sink_up", "Whether the newest reading of the sink has succeeded.", ["log", "sink"]),
+    ("twopc_sink_read_timestamp_seconds", "When the newest successful reading began.", ["log", "sink"]),
     ("twopc_open_transactions", "Open in the target system.", ["log", "owner", "sink"]),
     ("twopc_oldest_transaction_seconds", "Age of the oldest of them; 0 if none.", ["log", "owner", "sink"]),
     ("twopc_transaction_timeout_seconds", "At which age it is rolled back, if ever.", ["log", "owner", "sink"]),
     ("twopc_held_back_seconds", "How long readers are held back at one place; 0 if not.", ["log", "owner", "sink"]),
 )
+
+
+def _encodable(label: str) -> str:
+    """Return a label that can be served. A path may have bytes that are no UTF-8, and JSON half a surrogate pair; one
+    such label would make each scrape of all logs fail."""
+    return label.encode(errors="replace").decode()
 
 
 def _samples(log: WatchedLog) -> Iterator[tuple[str, list[str], float]]:
@@ -116,6 +123,7 @@ def _samples_of_sink(sink: WatchedSink) -> Iterator[tuple[str, list[str], float]
         yield "twopc_sink_up", [sink.log.name, sink.sink], sink.is_up
     if reading is None:
         return
+    yield "twopc_sink_read_timestamp_seconds", [sink.log.name, sink.sink], reading.at_s
     of_sink = [sink.log.name, reading.owner, sink.sink]
     yield "twopc_open_transactions", of_sink, reading.open.count
     for name, seconds in (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import parse_qsl
 
 from twopc.cli.output import kind_of
@@ -73,6 +75,10 @@ def shown(error: Exception) -> str:
 
 class _Server(ThreadingHTTPServer):
     allow_reuse_port = False  # some releases of Python let a second server share the port
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a browser that loads the page again may drop the first load
+            super().handle_error(request, client_address)
 
 
 def serve(page: LivePage, port: int, started: Callable[[str], None]) -> None:

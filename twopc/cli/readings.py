@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import threading
 import time
@@ -117,17 +118,19 @@ class Watched(ABC):
         except Exception as error:  # noqa: BLE001  # whatever it is, it may be readable soon
             self.is_up, self.problem = False, f"{kind_of(error)}: {error}"
 
-    def follow(self, interval_s: float, say: Callable[[str], None]) -> None:
-        """Read again and again, on a daemon thread. ``say``: is given a line when something becomes readable, or no
-        longer is."""
+    def follow(self, interval_s: float, say: Callable[[str], None], after_s: float = 0.0) -> None:
+        """Read again and again, on a daemon thread, first after ``after_s``. ``say``: is given a line when something
+        becomes readable, or no longer is."""
 
         def run() -> None:
+            time.sleep(after_s)
             said: str | None = None
             while True:
                 self.read()
                 found = self._found() if self.problem is None else f"can't be read: {self.problem}"
                 if (line := f"{self.name}: {found}") != said:
-                    say(line)
+                    with contextlib.suppress(OSError):  # such as a full disk: the readings go on
+                        say(line)
                     said = line
                 time.sleep(interval_s)
 

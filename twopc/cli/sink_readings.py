@@ -18,11 +18,13 @@ class SinkReading:
     """The open transactions of a sink, as they were read.
 
     Attributes:
+        at_s: when the reading began, in seconds since the epoch.
         owner: the query.
         held_back_s: how long committed readers have been seen at the same position of some place, with more behind it;
             0 if they are nowhere, None if the sink does not know.
     """
 
+    at_s: float
     owner: str
     open: OpenTransactions
     held_back_s: float | None
@@ -64,9 +66,10 @@ class WatchedSink(Watched):
         if query is None:
             self.reading = None
             return
+        at_s = self._clock()
         found = self._of(query).open_transactions()
         held_back_s = None if found.held_back is None else self._held_back_s(found.held_back, self._clock())
-        self.reading = SinkReading(query.owner, found, held_back_s)
+        self.reading = SinkReading(at_s, query.owner, found, held_back_s)
 
     def _of(self, query: QueryState) -> TwoPhaseCommitSink[Any]:
         """Return the sink under its name in the log, which another log may have replaced.

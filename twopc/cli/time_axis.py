@@ -135,10 +135,11 @@ class TimeAxis:
 
 def seconds(at: str) -> float | None:
     """Return the time of an entry or event in seconds since the epoch, or None: it is kept for operators, and it is not
-    checked."""
+    checked. Nor is one before the epoch a time: a batch that lasted a century would have begun before year 1."""
     try:
         time = datetime.fromisoformat(at)
-        return (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+        at_s = (time if time.tzinfo else time.replace(tzinfo=timezone.utc)).timestamp()
+        return at_s if at_s >= 0 else None
     except (ValueError, OverflowError, OSError):
         return None
 

@@ -82,8 +82,9 @@ def serve_metrics(
         served_at = exporter.serve(host, port, watched_logs, sinks)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # by default, a container's first process ignores it
         say(f"serving http://{host}:{served_at}/metrics: {len(watched_logs)} logs, read every {interval_s:g} s")
-        for each in (*watched_logs, *sinks, *watched_events):
-            each.follow(interval_s, lambda line: say(redact(line)))
+        watched = (*watched_logs, *sinks, *watched_events)
+        for number, each in enumerate(watched):  # not all at once: 200 logs in one database would take 200 connections
+            each.follow(interval_s, lambda line: say(redact(line)), interval_s * number / len(watched))
         threading.Event().wait()
 
     show(None, False, lambda *_: None, run)
