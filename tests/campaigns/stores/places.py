@@ -20,6 +20,7 @@ from tests.campaigns.every_step.processes import let_an_hour_pass, note, noted
 from tests.campaigns.stores import contents
 from tests.campaigns.stores.foreign import plant, present
 from tests.campaigns.stores.kinds import DISK, KINDS, Kind
+from twopc.durable_files import durable_folder
 from twopc.log.store import LogStore, open_store
 from twopc.places import file_system
 from twopc_files.sink import FileSink
@@ -139,9 +140,20 @@ class Place:
         contents.whole_batches(findings, when, contents.view(self, self._foreign))
 
     def judge(self, findings: Findings) -> None:
+        self._put_one_more_entry()
         view = contents.view(self, self._foreign)
         contents.all_there(findings, view)
         contents.nothing_left(findings, self, view, self._foreign)
+
+    def _put_one_more_entry(self) -> None:
+        """Put an entry into each log of complete batches, as the next batch does, and remove it. This removes what a
+        process could not remove while the server was down."""
+        fs, folder = self.located()
+        for name in ("_spark_metadata", "_manifest"):
+            log = durable_folder(fs, f"{folder}/{name}")
+            if log.names():
+                log.put_if_absent(".later", b"")
+                log.remove(".later")
 
     @property
     def _foreign(self) -> Mapping[str, str]:
