@@ -109,8 +109,9 @@ def test_metrics_and_lineage_are_those_of_a_driver_that_runs_the_batches_itself(
     assert [(batch.batch_id, batch.records) for batch in finished] == [(0, {"sink": 3}), (1, {"sink": 1}), (2, {})]
     assert [(batch.batch_id, batch.recovered) for batch in committed] == [(0, False), (1, False), (2, True)]
     assert [batch.batch_id for batch in of_type(events, BatchFailed)] == [2]
-    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.events] == [0, 1, 2]
-    [output] = receiver.events[0]["outputs"]
+    completed = [event for event in receiver.events if event["eventType"] == "COMPLETE"]
+    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in completed] == [0, 1, 2]
+    [output] = completed[0]["outputs"]
     assert output["name"] == str(pipeline.folder / "archive")
     assert [(field["name"], field["type"]) for field in output["facets"]["schema"]["fields"]] == [
         ("id", "int64"),

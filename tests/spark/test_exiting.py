@@ -57,7 +57,10 @@ def folder_of_query(tmp_path: Path, faults: dict[str, str]) -> Path:
     return tmp_path
 
 
-ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join((str(BACKENDS), os.environ.get("PYTHONPATH", "")))}
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join((str(BACKENDS), os.environ.get("PYTHONPATH", ""))),
+    "PYSPARK_PYTHON": sys.executable,
+}
 
 
 @pytest.mark.spark

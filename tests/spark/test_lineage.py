@@ -47,8 +47,9 @@ def test_a_query_reports_the_topics_that_it_reads_and_those_that_its_records_nam
                 availableNow=True
             ).start().awaitTermination()
         lineage.close()
-    [event] = receiver.events
-    assert event["job"] == {"namespace": "shop", "name": copy.entries("decide")[0]["owner"], "facets": {}}
+    start, event = receiver.events
+    assert (start["eventType"], event["eventType"]) == ("START", "COMPLETE")
+    assert (event["job"]["namespace"], event["job"]["name"]) == ("shop", copy.entries("decide")[0]["owner"])
     assert [(each["namespace"], each["name"]) for each in event["inputs"]] == [(f"kafka://{topic.servers}", topic.name)]
     archive, *copies = event["outputs"]
     assert (archive["namespace"], archive["name"]) == ("file", str(copy.folder / "archive"))

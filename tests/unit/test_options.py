@@ -133,7 +133,7 @@ def backends(checkpoint: Path) -> list[Backend]:
             KafkaSink,
             {"bootstrap.servers": "broker:9092", "topic": "orders"},
             kafka_options.OPTIONS,
-            frozenset({"bootstrap.servers", "topic", "transactional.id.prefix"}),
+            frozenset({"bootstrap.servers", "topic", "transactional.id.prefix", "batch.markers"}),
         ),
         Backend(
             "format('twopc')",

@@ -111,6 +111,7 @@ UNNOTICED = {
     "a committed file's name is not synced": "the syncs of a disk",
     "one commit that fails leaves the others undone": "what else a query has committed when it stops",
     "a batch without transactions is never complete": "the completion of a batch without records",
+    "a batch is announced before it is committed": "announcements",
 }
 """Mutants whose traces the specification accepts, with what it lacks. The ledger rejects them."""
 
