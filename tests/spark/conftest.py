@@ -163,6 +163,16 @@ def pipeline(spark: SparkSession, tmp_path: Path) -> Pipeline:
 
 
 @pytest.fixture(scope="module")
+def data_source(spark: SparkSession) -> Iterator[None]:
+    """Register the data source. The faulty backends are on the path of the processes that Spark starts for it."""
+    environment = spark.sparkContext.environment
+    environment["PYTHONPATH"] = str(Path(__file__).with_name("backends"))
+    spark.dataSource.register(TwoPhaseCommitDataSource)
+    yield
+    del environment["PYTHONPATH"]
+
+
+@pytest.fixture(scope="module")
 def client(spark: SparkSession) -> Iterator[Any]:
     """A Spark Connect client. The server runs in the JVM of the tests' session."""
     from pyspark.sql.connect.session import SparkSession as RemoteSession

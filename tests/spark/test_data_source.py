@@ -14,34 +14,24 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from tests.spark.conftest import rows, wait_until
-from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import Output, foreach_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
     from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.usefixtures("data_source"),
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]
 
-BACKENDS = Path(__file__).with_name("backends")
 VALUE = ["CAST(id AS STRING) AS value"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def data_source(spark: SparkSession) -> Iterator[None]:
-    """Register the data source. The faulty backends are on the path of the processes that Spark starts for it."""
-    environment = spark.sparkContext.environment
-    environment["PYTHONPATH"] = str(BACKENDS)
-    spark.dataSource.register(TwoPhaseCommitDataSource)
-    yield
-    del environment["PYTHONPATH"]
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -19,27 +18,14 @@ from twopc.events import BatchCommitted, BatchFailed, BatchFinished, Event
 from twopc.observers.json_lines import EventReader
 from twopc.observers.openlineage import OpenLineageObserver
 from twopc.observers.prometheus import PrometheusObserver
-from twopc.spark import TwoPhaseCommitDataSource, forward_events
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from twopc.spark import forward_events
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.usefixtures("data_source"),
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]
-
-BACKENDS = Path(__file__).with_name("backends")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def data_source(spark: SparkSession) -> Iterator[None]:
-    environment = spark.sparkContext.environment
-    environment["PYTHONPATH"] = str(BACKENDS)
-    spark.dataSource.register(TwoPhaseCommitDataSource)
-    yield
-    del environment["PYTHONPATH"]
 
 
 def run(pipeline: Pipeline, events: Path, divisor: int = 1) -> None:

@@ -186,9 +186,8 @@ class _SavedPosition:
         if self._descriptor is None:
             return True
         try:
-            fcntl.lockf(
-                self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB
-            )  # unlike flock, not inherited by forked children
+            # Unlike a lock of flock, this one is not inherited by forked children.
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):  # POSIX allows both
             return False
         except OSError as error:
