@@ -468,7 +468,7 @@ class Coordinator:
 
     def _announce(self, batch_id: int) -> None:
         """Have the sinks tell their readers of a batch. Upholds: all of it is visible before."""
-        [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
+        decision = self._unresolved(batch_id)
         given_up: dict[str, list[Committable]] = {}
         for abandonment in self._log.tail.abandoned:
             if abandonment.given_up.batch_id == batch_id:
@@ -480,6 +480,10 @@ class Coordinator:
                 self._until_answered(
                     what, sink.announce, batch_id, decision.committables, given_up, decided_batch_id=batch_id
                 )
+
+    def _unresolved(self, batch_id: int) -> Decision:
+        [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
+        return decision
 
     def _committed(self, batch_id: int, recovered: bool) -> BatchCommitted:
         """Return the event for a pending batch, to be reported when it is complete. A sink that has completed its part
@@ -680,7 +684,7 @@ class Coordinator:
     def _amend(self, batch_id: int, replaced: Mapping[str, Mapping[str, Committable]]) -> Work:
         """Have the log name other transactions in place of lost ones: sink's name → lost transaction's name → new.
         Return the new ones."""
-        [decision] = [decision for decision in self._log.tail.unresolved if decision.batch_id == batch_id]
+        decision = self._unresolved(batch_id)
         committables = {
             name: tuple(replaced.get(name, {}).get(c.transaction_id, c) for c in of_sink)
             for name, of_sink in decision.committables.items()

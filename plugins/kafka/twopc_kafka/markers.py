@@ -130,10 +130,10 @@ def due(
     noted: dict[tuple[Any, Any], list[tuple[str, Committable, bool]]] = defaultdict(list)
     for of_sinks, is_committed in ((committed, True), (given_up, False)):
         for name, committables in of_sinks.items():
-            for handle, each in ((each.handle, each) for each in committables):
-                if "marker_topic" in handle:
+            for each in committables:
+                if "marker_topic" in each.handle:
                     # With the cluster: another one may have a topic of the same name.
-                    place = handle["marker_topic"], handle["marker_cluster"]
+                    place = each.handle["marker_topic"], each.handle["marker_cluster"]
                     noted[place].append((name, each, is_committed))
     for (topic, _), notes in noted.items():
         if min(name for name, *_ in notes) == sink:
