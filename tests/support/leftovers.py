@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import tempfile
 import threading
 import time
@@ -26,6 +27,7 @@ def running() -> set[str]:
 
 def left(expected: set[str]) -> set[str]:
     """Return what still runs beside ``expected`` when it has had time to end."""
+    gc.collect()  # a writer that an error has kept ends its threads when it goes
     deadline = time.monotonic() + ENDS_WITHIN_S
     while (found := running() - expected) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
@@ -28,6 +28,10 @@ from twopc_kafka_broker import KafkaBroker
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+Start: TypeAlias = "Callable[[contextlib.ExitStack, Path], Any]"
+"""Starts a server with a folder of its own, and returns what is sent to the workers. The stack ends the server."""
 
 
 def _kafka(ended: contextlib.ExitStack, folder: Path) -> KafkaBroker:  # it has a folder of its own
@@ -63,7 +67,7 @@ def _browser(ended: contextlib.ExitStack, folder: Path) -> tuple[str, dict[str, 
     return browser.program()
 
 
-STARTS: Mapping[str, Callable[[contextlib.ExitStack, Path], Any]] = {
+STARTS: Mapping[str, Start] = {
     "kafka": _kafka,
     "postgres": _postgres,
     "mariadb": _mariadb,
@@ -72,7 +76,6 @@ STARTS: Mapping[str, Callable[[contextlib.ExitStack, Path], Any]] = {
     "gcs": _gcs,
     "browser": _browser,
 }
-"""Name → what starts the server, and returns what is sent to a worker."""
 
 
 class SharedServers:
@@ -81,11 +84,12 @@ class SharedServers:
     One attempt to start a server is all: its outcome is that of the whole run.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, starts: Mapping[str, Start] = STARTS) -> None:
+        self._start_of = starts
         self._folder = Path(tempfile.mkdtemp(prefix="twopc-servers-"))
         self._listener = Listener(str(self._folder / "socket"))
         # The system ends a server together with the thread that has started it. A pool's threads live until `close`.
-        self._starts = ThreadPoolExecutor(len(STARTS), "shared-server")
+        self._starts = ThreadPoolExecutor(len(starts), "shared-server")
         self._outcomes: dict[str, Future[Outcome]] = {}
         self._lock = threading.Lock()
         self._ended = contextlib.ExitStack()
@@ -106,7 +110,7 @@ class SharedServers:
         folder = self._folder / name
         folder.mkdir()
         try:
-            return Outcome(STARTS[name](self._ended, folder))
+            return Outcome(self._start_of[name](self._ended, folder))
         except pytest.skip.Exception as skipped:
             return Outcome(skipped=str(skipped))
         except BaseException:  # noqa: BLE001  # the worker that asks reports it

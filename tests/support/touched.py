@@ -48,7 +48,8 @@ def touched(found: Mapping[str, Path], changed: Iterable[Path]) -> set[Path]:
 
 def modules() -> dict[str, Path]:
     """Return the path of each module, below the project's folder."""
-    return {_name(path): path for path in map(Path, _git("ls-files", "--cached", "--others", "*.py"))}
+    names = _git("ls-files", "--cached", "--others", "--exclude-standard", "*.py")
+    return {_name(path): path for path in map(Path, names)}
 
 
 def _name(path: Path) -> str:
@@ -84,4 +85,4 @@ def _git(*arguments: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(*main(*sys.argv[1:]))
+    sys.stdout.write(" ".join(main(*sys.argv[1:])))
