@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,11 +12,13 @@ import pytest
 from tests.support.hdfs_server import HdfsServer, why_not
 from tests.support.leftovers import left, running
 from tests.support.once_per_run import ADDRESS, once_per_run
+from tests.support.pages import ROOT
 from tests.support.shared_servers import SharedServers
 from tests.support.spark_home import set_java_and_python
 from tests.support.spark_session import session
 from twopc import resting
 from twopc.testing import SinkContract
+from twopc.testing.kills import FEW
 from twopc_kafka.client import cluster, control
 from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
@@ -43,7 +46,7 @@ take longest, so they begin first."""
 SERVERS = SHARED | {*OWNED, "server"}
 """A test with none of these fixtures, and without the mark of this name, is one of ``make unit``."""
 
-OF_THE_RUN = pytest.StashKey[set[str]]()
+OF_THE_RUN = pytest.StashKey["set[str]"]()
 """What the fixtures of a whole run have started, which outlives a module."""
 
 KILLS_IN_THE_CONTRACT = SinkContract.test_a_process_killed_at_any_step_neither_loses_nor_doubles_a_record.__name__
@@ -56,10 +59,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Offer the servers of this run, unless this process is a worker of a run that has them."""
     config.stash[OF_THE_RUN] = set()
+    os.environ.setdefault(FEW, f"3@{_commit_number()}")
     if ADDRESS not in os.environ:
         servers = SharedServers()
         os.environ[ADDRESS] = servers.address
         config.add_cleanup(servers.close)
+
+
+def _commit_number() -> int:
+    """Return a number of the commit under test, so that successive commits kill at other steps. 0: there is no git."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        return int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout, 16)
+    except (OSError, subprocess.SubprocessError):
+        return 0
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -99,11 +112,14 @@ def _place(item: pytest.Item) -> int:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest) -> Iterator[None]:
-    before = running() if fixturedef.scope == "session" else set()
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    if fixturedef.scope != "session":
+        return (yield)
+    before, of_the_run = running(), request.config.stash[OF_THE_RUN]
     result = yield
-    if fixturedef.scope == "session":
-        request.config.stash[OF_THE_RUN] |= running() - before
+    of_the_run |= running() - before
     return result
 
 
@@ -119,7 +135,8 @@ def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterato
     for of_process in (control._controls, cluster._clusters):
         while of_process._kept:
             of_process._kept.popitem()[1].close()
-    if leftovers := left(before | pytestconfig.stash[OF_THE_RUN]):
+    of_the_run = pytestconfig.stash[OF_THE_RUN]
+    if leftovers := left(before | of_the_run):
         pytest.fail("not ended by the tests of this module:\n" + "\n".join(sorted(leftovers)), pytrace=False)
 
 

@@ -17,11 +17,15 @@ ENDS_WITHIN_S = 10.0
 OURS = ("twopc", "kafka-broker")
 """How the names of the project's own threads begin. Those of clients, such as fsspec's event loop, live on."""
 
+OF_THE_CONTRACT = "from twopc.testing.kills import"
+"""In the command of the process from which the contract forks those that it kills. It lives as long as this one."""
+
 
 def running() -> set[str]:
     """Return the threads of this project, the processes that this one has started, and its open files."""
     threads = {f"thread {each.name} {each.ident}" for each in threading.enumerate() if each.name.startswith(OURS)}
-    processes = {f"process {each.pid}: {_command(each)}" for each in psutil.Process().children()}
+    commands = {each.pid: _command(each) for each in psutil.Process().children()}
+    processes = {f"process {pid}: {command}" for pid, command in commands.items() if OF_THE_CONTRACT not in command}
     return threads | processes | {f"file {path}" for path in _open_files()}
 
 
