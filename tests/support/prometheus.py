@@ -38,7 +38,7 @@ def program(name: str) -> str:
         return found
     pytest.skip(
         f"there is no {name}: install it (on Debian: apt install prometheus), or build it, in some minutes:"
-        " make test-long ARGS='-k go_builds_prometheus'"
+        " make test-all ARGS='-k go_builds_prometheus'"
     )
 
 
