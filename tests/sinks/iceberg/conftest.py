@@ -165,8 +165,12 @@ class Query:
     """A query whose tasks get a copy of its sink, as Spark's do."""
 
     def __init__(self, place: Place, log: Path) -> None:
-        self._sinks = {"orders": place.unbound()}
+        self.sink = place.unbound()
+        self._sinks = {"orders": self.sink}
         self._coordinator = Coordinator(self._sinks, log, owner="query", rest_interval_s=None)
+
+    def close(self) -> None:
+        self._coordinator.close()
 
     def run(self, batch_id: int, validates: bool = True, **columns: list[str]) -> None:
         batch = pa.record_batch(columns)

@@ -349,7 +349,7 @@ def test_long_bounds_of_partitions_are_left_out_of_the_committable(place: Place)
 
 
 @pytest.mark.parametrize(("precision", "scale"), [(4, 2), (38, 0)])
-def test_a_decimal_whose_partition_has_more_digits_than_its_type_is_refused_by_its_place(
+def test_a_decimal_whose_partition_its_type_can_not_hold_is_refused_by_its_place(
     precision: int, scale: int, place: Place
 ) -> None:
     """``truncate`` goes towards minus infinity: to -100.00 for a decimal(4, 2)."""
@@ -359,7 +359,7 @@ def test_a_decimal_whose_partition_has_more_digits_than_its_type_is_refused_by_i
         PartitionSpec(PartitionField(1, 1000, TruncateTransform(10), "amount_trunc")),
     )
     of_type = pa.decimal128(precision, scale)
-    with pytest.raises(RecordRefused, match="amount_trunc has more digits than decimal") as refused:
+    with pytest.raises(RecordRefused, match="amount_trunc is below the least decimal") as refused:
         place.vote(pa.record_batch({"amount": pa.array([most, None, least], of_type)}))
     assert (refused.value.column, refused.value.record) == ("amount", 2)
     place.sink().commit_batch(0, place.decided(pa.record_batch({"amount": pa.array([most, None], of_type)})))

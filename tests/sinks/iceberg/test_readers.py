@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SPEC = PartitionSpec(
     PartitionField(1, 1000, BucketTransform(4), "value_bucket"),
     PartitionField(7, 1001, DayTransform(), "at_day"),
-    PartitionField(2, 1002, TruncateTransform(10), "whole_tens"),
+    PartitionField(2, 1002, TruncateTransform(8), "whole_eights"),
 )
 
 
