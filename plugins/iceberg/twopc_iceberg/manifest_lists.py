@@ -42,8 +42,8 @@ class _Written:
 
 
 class ManifestLists:
-    """Reads and writes the manifest lists of one table, and keeps the last ones that it wrote and read. Errors of the store
-    pass through."""
+    """Reads and writes the manifest lists of one table, and keeps the last ones that it wrote and read.
+    Errors of the store pass through."""
 
     def __init__(self) -> None:
         self._last: _Written | None = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.expressions import EqualTo, IsNaN, IsNull
+from pyiceberg.expressions import EqualTo, IsNaN, IsNull, Reference
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import (
@@ -46,13 +47,11 @@ from pyiceberg.types import (
 )
 
 from tests.sinks.iceberg.conftest import Query
-from twopc import Round
-from twopc.errors import RecordRefused, RoundAborted, SchemaMismatch
-from twopc_iceberg.columns import aligned
+from twopc import Participant, Round
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc_iceberg.columns import KEPT, aligned, check_columns
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.sinks.iceberg.conftest import Place
 
 UTC = dt.timezone.utc
@@ -113,6 +112,14 @@ DOES_NOT_FIT: list[tuple[IcebergType, pa.DataType]] = [
     (StringType(), pa.struct([("a", pa.string())])),
     (StringType(), pa.null()),
 ]
+
+
+OTHER_TYPES = [
+    *(pa.null(), pa.uint64(), pa.date64(), pa.time64("ns"), pa.timestamp("ns"), pa.timestamp("ns", "UTC")),
+    *(pa.duration("us"), pa.month_day_nano_interval(), pa.string_view(), pa.binary_view()),
+    *(pa.list_(pa.int32()), pa.struct([("x", pa.int32())]), pa.map_(pa.string(), pa.int32()), pa.decimal128(38, 38)),
+]
+"""No column of one value keeps these."""
 
 
 def columns(**types: IcebergType) -> Schema:
@@ -189,6 +196,66 @@ def test_a_nested_column_that_the_table_lacks_is_refused(place: Place) -> None:
     place.create(columns(s=StructType(NestedField(5, "a", StringType()))))
     with pytest.raises(SchemaMismatch, match=r"no column 's\.b'"):
         place.sink().validate(pa.schema([("s", pa.struct([("b", pa.string())]))]))
+
+
+def test_two_columns_of_one_name_are_refused_however_deep(place: Place) -> None:
+    place.create(columns(s=StructType(NestedField(5, "a", StringType()))))
+    twice = pa.struct([("a", pa.string()), ("a", pa.string())])
+    for schema in (pa.schema([("s", twice)]), pa.schema([("s", twice), ("s", twice)])):
+        with pytest.raises(SchemaMismatch, match="have one name"):
+            place.sink().validate(schema)
+
+
+def test_a_time_that_no_day_has_is_refused_by_its_place(place: Place) -> None:
+    place.create(columns(x=TimeType()))
+    batch = pa.record_batch({"x": pa.array([0, None, 86_400_000_000], pa.int64()).cast(pa.time64("us"))})
+    with pytest.raises(RecordRefused, match="no time of a day") as refused:
+        place.vote(batch)
+    assert refused.value.record == 2
+
+
+@pytest.mark.parametrize(("kind", "given"), [(IntegerType(), pa.int32()), (LongType(), pa.int64())])
+@pytest.mark.parametrize("width", [7, 10_000])
+def test_a_number_whose_partition_its_type_can_not_hold_is_refused_by_its_place(
+    kind: IcebergType, given: pa.DataType, width: int, place: Place
+) -> None:
+    """``truncate`` goes towards minus infinity, and would wrap around to the largest numbers."""
+    place.create(columns(x=kind), PartitionSpec(PartitionField(1, 1000, TruncateTransform(width), "x_trunc")))
+    least = -(2 ** (given.bit_width - 1))
+    first = least + -least % width  # the first that is held
+    with pytest.raises(RecordRefused, match="x_trunc is below the least") as refused:
+        place.vote(pa.record_batch({"x": pa.array([0, None, least], given)}))
+    assert refused.value.record == 2
+    write(place, pa.record_batch({"x": pa.array([first, -1, 5], given)}))
+    assert place.table().scan(row_filter=f"x = {first}").count() == 1
+    assert place.table().scan(row_filter="x < 0").count() == 2
+
+
+def test_a_width_that_iceberg_for_java_can_not_add_is_refused_by_name(place: Place) -> None:
+    place.create(columns(x=IntegerType()), PartitionSpec(PartitionField(1, 1000, TruncateTransform(2**30 + 1), "p")))
+    with pytest.raises(ConfigurationError, match=r"truncate\[1073741825\].*Use a width of 1073741824"):
+        place.sink().open()
+
+
+# Bounds, by which readers pass files over. ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "texts", [["m", "z" * 5000], ["z" * 5000, "m"], ["m", "\ud7ff" * 20], ["\U0010ffff" * 20, "m"]]
+)
+def test_a_text_is_found_whatever_the_bounds_of_its_file(
+    texts: list[str], place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row group for each. Of texts longer than 4 kB Arrow keeps no bounds."""
+    monkeypatch.setattr("twopc_iceberg.writer.ROW_GROUP_BYTES", 1)
+    place.create(columns(x=StringType(), y=BinaryType()))
+    participant = Participant({"orders": place.sink()}, Round(1, 0), partition=0)
+    for text in texts:
+        participant.write("orders", pa.record_batch({"x": [text], "y": [text.encode()]}))
+    place.sink().commit_batch(0, place.sink().seal([participant.pre_commit()["orders"]], 0.0))
+    for text in texts:
+        assert place.table().scan(row_filter=EqualTo(term=Reference("x"), value=text)).count() == 1
+        assert place.table().scan(row_filter=EqualTo(term=Reference("y"), value=text.encode())).count() == 1
 
 
 def test_a_required_column_must_be_there_and_have_values(place: Place) -> None:
@@ -408,3 +475,27 @@ def test_an_element_that_pyiceberg_does_not_hold_is_refused_with_its_record(plac
     days = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), FAR_DAY)
     _, refused = place.vote_without_bad({"x": days})
     assert refused == [2]
+
+
+# The page. ------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_has_the_table_of_what_is_kept() -> None:
+    rows = ["| column | Arrow types that it keeps | cast others to |", "| --- | --- | --- |"]
+    for kind, kept in KEPT.items():
+        name = kind.__name__.removesuffix("Type").lower().replace("integer", "int")
+        given = ", ".join([*map(str, kept.given), *([kept.more] if kept.more else [])])
+        rows.append(f"| `{name}` | {given} | `{kept.cast}` |")
+    table = "\n".join(rows)
+    readme = Path(__file__).parents[3] / "plugins/iceberg/README.md"
+    assert table in readme.read_text(encoding="utf-8"), f"{readme} must have this table:\n{table}"
+
+
+@pytest.mark.parametrize("kind", [*KEPT], ids=lambda kind: str(kind.__name__))
+def test_every_other_type_is_refused_with_the_cast_that_works(kind: type[IcebergType], place: Place) -> None:
+    """Accepted by a list of what is kept: a type that pyarrow gets tomorrow is not among them."""
+    parameters = {DecimalType: (9, 2), FixedType: (4,)}.get(kind, ())
+    schema = columns(x=kind(*parameters))
+    for given in OTHER_TYPES:
+        with pytest.raises(SchemaMismatch, match=f"Cast it to {KEPT[kind].cast}"):
+            check_columns(pa.schema([("x", given)]), schema, "the table")
