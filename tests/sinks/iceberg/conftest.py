@@ -7,7 +7,7 @@ import json
 import pickle
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -144,6 +144,12 @@ class Place(SinkPlace[IcebergSink]):
         votes = [self.vote(each, round, number, sink) for number, each in enumerate(records)]
         sealed = (sink or self.sink()).seal(votes, 0.0)
         return [from_log(each) for each in sealed]
+
+
+def few(kept: Sequence[object], *others: object) -> list[Any]:
+    """The values of a parameter, of which the gate tries those that are kept."""
+    parts = [other if isinstance(other, tuple) else (other,) for other in others]
+    return [*kept, *(pytest.param(*each, marks=pytest.mark.long) for each in parts)]
 
 
 def place_on_s3(storage: Mapping[str, str], folder: Path, **properties: str) -> Place:

@@ -72,6 +72,7 @@ def test_a_commit_requires_the_table_and_the_snapshot_at_which_the_mark_was_look
     ]
 
 
+@pytest.mark.long
 def test_a_batch_is_committed_among_many_foreign_appends(place: Place) -> None:
     batch, sink = place.decided(["a"]), place.sink()
     Between(before=times(29, lambda: append(place))).stand(sink)
@@ -439,6 +440,7 @@ def test_the_file_of_an_attempt_that_lost_a_race_is_removed(place: Place) -> Non
     assert len(lists(place)) == len(place.table().snapshots()) == 3
 
 
+@pytest.mark.long
 def test_a_commit_that_loses_race_after_race_keeps_one_file(place: Place) -> None:
     append(place)
     batch, sink = place.decided(["a"]), place.sink()
