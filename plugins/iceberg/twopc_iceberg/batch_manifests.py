@@ -118,15 +118,15 @@ def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, cha
     yet."""
     try:
         found = _described(pack, location, io.read(location))
+        if len(found.data_files()) == found.prepared.files:
+            return found
     except FileNotFoundError:
         raise changed from None
     except OSError:
         raise
     except Exception:  # noqa: BLE001  # pyiceberg's decoder raises anything
         raise FileChanged(location) from None
-    if len(found.data_files()) != found.prepared.files:
-        raise FileChanged(location)
-    return found
+    raise FileChanged(location)
 
 
 def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:

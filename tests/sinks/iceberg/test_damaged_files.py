@@ -175,10 +175,13 @@ def test_damaged_metadata_of_the_table_is_not_taken_for_a_missing_answer(how: st
 def test_a_mark_that_is_not_a_number_stops_the_query(mark: str, place: Place) -> None:
     batch, vote = place.decided(["a"]), place.vote(["b"], Round(1, 1))
     set_mark(place, mark)
-    with pytest.raises(Refused, match="must be a number"):
-        place.sink().seal([vote], 0.0)
+    sink = place.unbound()
+    sink.bind("orders", "log")
+    for before_the_decision in (sink.open, lambda: sink.seal([vote], 0.0)):
+        with pytest.raises(Refused, match="must be a number"):
+            before_the_decision()
     with pytest.raises(OperatorRequired, match="must be a number"):
-        place.sink().commit_batch(0, batch)
+        sink.commit_batch(0, batch)
     assert place.values() == []
 
 

@@ -370,7 +370,7 @@ def test_a_catalog_that_has_lost_the_commit_of_a_batch_decides_no_further_one(
     with pytest.raises(Retriable, match="shows batch 0: it answers with an old copy"):
         sink.seal([vote], 0.0)
     monkeypatch.setattr("twopc_iceberg.sink.STALE_S", 0.0)
-    with pytest.raises(LogMismatch, match="write them by other means"):
+    with pytest.raises(LogMismatch, match="write the missing records by other means"):
         sink.seal([vote], 0.0)
     place.sink().commit_batch(1, batch)  # as recovery does
     assert place.values() == ["a", "b"]
@@ -602,6 +602,7 @@ def test_credentials_that_have_ended_unannounced_are_renewed_by_the_next_call(
 ) -> None:
     batch, sink = place.decided(["a"]), place.sink()
     sink._lake.table().io.properties["s3.session-token"] = "old"
+    sink._lake._is_renewing = True
     remove = DurableFileIO.remove
 
     def refuse_the_old(io: DurableFileIO, locations: Iterable[str]) -> None:
