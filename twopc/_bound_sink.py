@@ -49,11 +49,14 @@ class BoundSink(ABC):
     Attributes:
         pending: the decided transactions that are not yet known to be committed. On the coordinator only.
         replay_copies: where participants copy what they write to this sink, or None.
+        last_batch_id: the newest decided batch that has transactions of this sink, by the log; None if the log does not
+            know one. It is committed unless it is ``pending``. On the coordinator only.
     """
 
     prefix: str
     pending: PendingTransactions
     replay_copies: ReplayCopies | None = None
+    last_batch_id: int | None = None
     _transactional_ids: TransactionalIdPool
     _validated: pa.Schema | None = None
 

@@ -727,6 +727,7 @@ class Coordinator:
         self._recompute, self._loss = None, None  # an earlier batch's frames may be no longer there
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._replay_copies if sink.may_time_out else None)
+            sink.last_batch_id = self._log.tail.newest.get(name)
         for decision in self._log.tail.unresolved:
             self._remember(decision)
         away = [sink for sink in self._sinks.values() if not self._opens(sink)]

@@ -21,6 +21,7 @@ from twopc.log.entries import (
     abandoned,
     amended,
     closed,
+    completed,
     decided,
     opened,
     parse,
@@ -147,6 +148,15 @@ def test_nothing_can_be_abandoned_where_nothing_is_in_doubt() -> None:
         abandoned(closed(ENTRY), 0, {"a": [A]}, "ann@ops")
 
 
+def test_the_newest_batch_of_each_sink_is_carried_forward_until_it_is_given_up() -> None:
+    """A sink looks for it in its target system. What was given up is not there."""
+    entry = decided(ENTRY, Decision(Round(1, 1), {"a": (A,), "b": ()}))
+    assert entry.newest == {**ENTRY.newest, "a": 1}
+    for later in (completed(entry), closed(entry), opened(closed(entry), entry.owner, {})):
+        assert later.newest == entry.newest
+    assert "a" not in abandoned(entry, 1, {"a": [A]}, "ann@ops").newest
+
+
 def test_a_transaction_that_is_not_in_the_decision_cannot_be_abandoned() -> None:
     with pytest.raises(LogMismatch, match=rf"{B.transaction_id} of sink 'a' can't be abandoned"):
         abandoned(ENTRY, 0, {"a": [B]}, "ann@ops")
@@ -182,7 +192,16 @@ def entries(draw: st.DrawFn) -> Entry:
     )
     texts = [draw(st.text(min_size=1)) for _ in range(4)]
     return Entry(
-        kind, texts[0], texts[1], texts[2], draw(st.integers(1, 2**63 - 1)), newest, unresolved, texts[3], lost
+        kind,
+        texts[0],
+        texts[1],
+        texts[2],
+        draw(st.integers(1, 2**63 - 1)),
+        newest,
+        unresolved,
+        texts[3],
+        lost,
+        newest=draw(st.dictionaries(st.text(), COUNT, max_size=3)),
     )
 
 

@@ -86,6 +86,8 @@ class Entry:
         prefixes: the prefix of each sink's transactional ids, by the sink's name.
         reads: what batch ``decided`` read, as the caller of ``run`` gave it, or None if unknown. It is carried forward
             until the next decision, since a batch may come again long after its commit.
+        newest: the newest decided batch that has transactions of a sink, by the sink's name. A sink compares it with
+            what its target system has. An older log does not know it of every sink.
     """
 
     kind: Kind
@@ -99,6 +101,7 @@ class Entry:
     abandoned: tuple[Abandonment, ...] = ()
     prefixes: Mapping[str, str] = field(default_factory=dict)
     reads: JsonValue = None
+    newest: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def committed_through(self) -> int | None:
@@ -160,7 +163,9 @@ def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
 def decided(tail: Entry, decision: Decision, reads: JsonValue = None) -> Entry:
     """Return the entry that decides a batch that read ``reads``. All older batches are committed: no round begins
     before."""
-    return _next(tail, "decide", decided=decision.batch_id, unresolved=(decision,), reads=reads)
+    written = {name: decision.batch_id for name, committables in decision.committables.items() if committables}
+    newest = {**tail.newest, **written}
+    return _next(tail, "decide", decided=decision.batch_id, unresolved=(decision,), reads=reads, newest=newest)
 
 
 def amended(tail: Entry, decision: Decision) -> Entry:
@@ -195,7 +200,8 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
     }
     unresolved[batch_id] = Decision(decision.round, rest)
     loss = Decision(decision.round, {sink: tuple(committables) for sink, committables in given_up.items()})
-    entry = _next(tail, "abandon", unresolved=tuple(unresolved.values()))
+    newest = {sink: newest for sink, newest in tail.newest.items() if sink not in given_up or newest != batch_id}
+    entry = _next(tail, "abandon", unresolved=tuple(unresolved.values()), newest=newest)
     return replace(entry, abandoned=(*tail.abandoned, Abandonment(loss, by, entry.written_at)))
 
 
@@ -253,6 +259,8 @@ def serialise(entry: Entry) -> bytes:
         value["prefixes"] = dict(entry.prefixes)
     if entry.reads is not None:  # nor this one
         value["reads"] = entry.reads
+    if entry.newest:  # nor this one
+        value["newest"] = dict(entry.newest)
     data = _laid_out(value).encode()
     if entry.kind == "decide" and len(data) > LONGEST_DECISION:
         raise ConfigurationError(
@@ -320,6 +328,7 @@ def parse(data: bytes, where: str) -> Entry:
             ),
             prefixes={name: _text(prefix) for name, prefix in value.get("prefixes", {}).items()},
             reads=value.get("reads"),
+            newest={name: _count(batch_id) for name, batch_id in value.get("newest", {}).items()},
         )
         batches = [decision.batch_id for decision in entry.unresolved]
         if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):

@@ -49,8 +49,12 @@ def with_blocks(content: bytes, start: int, others: Iterable[bytes]) -> bytes:
 class InMemory:
     """A file in memory, as pyiceberg asks for one."""
 
-    def __init__(self, content: bytes = b"") -> None:
+    def __init__(self, content: bytes = b"", location: str = "") -> None:
         self.content = content
+        self.location = location
+
+    def __len__(self) -> int:
+        return len(self.content)
 
     def new_input(self, location: str) -> InMemory:  # noqa: ARG002
         return self

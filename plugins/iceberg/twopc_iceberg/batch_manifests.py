@@ -18,13 +18,13 @@ from typing import TypeVar
 from twopc_iceberg import avro
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.layout import Layout
-from twopc_iceberg.prepared import Prepared, joined_partitions
+from twopc_iceberg.prepared import Prepared, digest_of, joined_partitions
 
 ItemT = TypeVar("ItemT")
 
 
 class FileChanged(Exception):
-    """A file of a batch is gone or cut short.
+    """A file of a batch is not there as its task has written it.
 
     Attributes:
         location: the file.
@@ -71,7 +71,7 @@ def of_batch(
         locate: returns the location of a metadata file of a given name.
 
     Raises:
-        FileChanged: a manifest is gone or cut short.
+        FileChanged: a manifest is not there as it was written.
     """
     alike: dict[tuple[int, str], list[Prepared]] = defaultdict(list)
     for each in prepared:
@@ -109,7 +109,7 @@ def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str]
     head = contents[0][:start]
     if len(pack) == 1 or not all(content.startswith(head) for content in contents):
         return [BatchManifest(each, content, is_new=False) for each, content in zip(pack, contents, strict=True)]
-    blocks = [block for each, content in zip(pack, contents, strict=True) for block in _blocks(each, content, start)]
+    blocks = [block for content in contents for block in avro.blocks(content, start)]
     return [_described(pack, location, avro.with_blocks(contents[0], start, blocks))]
 
 
@@ -117,9 +117,16 @@ def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, cha
     """Return what a commit has made of manifests that are gone: the catalog has lost that commit, or does not show it
     yet."""
     try:
-        return _described(pack, location, io.read(location))
+        found = _described(pack, location, io.read(location))
+        if len(found.data_files()) == found.prepared.files:
+            return found
     except FileNotFoundError:
         raise changed from None
+    except OSError:
+        raise
+    except Exception:  # noqa: BLE001  # pyiceberg's decoder raises anything
+        raise FileChanged(location) from None
+    raise FileChanged(location)
 
 
 def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
@@ -131,16 +138,9 @@ def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
 
     found: list[bytes] = io.at_once(content, [each.manifest for each in pack])
     for each, read in zip(pack, found, strict=True):
-        if len(read) != each.length:
+        if len(read) != each.length or each.digest not in (None, digest_of(read)):
             raise FileChanged(each.manifest)
     return found
-
-
-def _blocks(prepared: Prepared, content: bytes, start: int) -> list[bytes]:
-    try:
-        return [*avro.blocks(content, start)]
-    except EOFError:
-        raise FileChanged(prepared.manifest) from None
 
 
 def _described(pack: Sequence[Prepared], location: str, content: bytes) -> BatchManifest:

@@ -90,7 +90,9 @@ class Lake:
         """Return what a failed request means, and load the table anew before the next one: its credentials may have
         ended, as not every catalog reports when. Credentials that no catalog renews are refused for good."""
         self.forget_table()
-        return PermissionError(str(error)) if is_refused_by_store(error) and not self._is_renewing else error
+        if not is_refused_by_store(error):
+            return error
+        return TimeoutError(str(error)) if self._is_renewing else PermissionError(str(error))
 
     def io(self) -> DurableFileIO:
         """Return access to the table's files, with the credentials that came with it."""

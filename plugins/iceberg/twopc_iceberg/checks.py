@@ -49,8 +49,13 @@ def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterato
 def _try_files(io: DurableFileIO, location: str) -> None:
     folder, name = f"{location.rstrip('/')}/{FOLDER}", f"{uuid.uuid4().hex}.probe"
     try:
-        io.write(f"{folder}/{name}", b"")
+        io.write(f"{folder}/{name}", name.encode())
         if name not in io.names_in(folder):
             raise FileNotFoundError(f"{folder} does not list a file that was just written")
+        if io.read(f"{folder}/{name}") != name.encode():
+            raise OSError(
+                f"{folder} keeps other bytes than were written, such as the framing of requests: see whether the store"
+                " takes aws-chunked requests, and whether a proxy changes them"
+            )
     finally:
         io.remove([f"{folder}/{name}"])

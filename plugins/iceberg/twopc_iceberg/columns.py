@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyarrow import compute as pc
@@ -39,45 +40,62 @@ from pyiceberg.types import (
 from twopc.bad_records import are_utf8, first_bad
 from twopc.errors import RecordRefused, SchemaMismatch
 
-Fits = Callable[[pa.DataType], bool]
+_INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
+_TEXTS = (pa.string(), pa.large_string())
+_BYTES = (pa.binary(), pa.large_binary())
+_TIMESTAMPS = (pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"))
 
 
-def _is_int(given: pa.DataType) -> bool:
-    return bool(_is_long(given) and (given.bit_width < 32 or given == pa.int32()))
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a column of one type keeps exactly. Everything else is refused.
+
+    Attributes:
+        given: the types of Arrow of which every value is kept.
+        cast: what to cast others to, as Spark's SQL names it.
+        more: the types with parameters that are kept as well, in words.
+    """
+
+    given: tuple[pa.DataType, ...]
+    cast: str
+    more: str = ""
 
 
-def _is_long(given: pa.DataType) -> bool:
-    return bool(types.is_integer(given) and given != pa.uint64())
-
-
-def _is_text(given: pa.DataType) -> bool:
-    return bool(types.is_string(given) or types.is_large_string(given))
-
-
-def _is_bytes(given: pa.DataType) -> bool:
-    return bool(types.is_binary(given) or types.is_large_binary(given))
-
-
-def _is_coarse(given: pa.DataType) -> bool:
-    """Whether a time or timestamp has microseconds at most, as Iceberg's have."""
-    return bool(given.unit != "ns")
-
-
-_HOLDS: Mapping[type[IcebergType], Fits] = {
-    BooleanType: types.is_boolean,
-    IntegerType: _is_int,
-    LongType: _is_long,
-    FloatType: lambda given: given in (pa.float16(), pa.float32()),
-    DoubleType: types.is_floating,
-    DateType: types.is_date32,
-    TimeType: lambda given: types.is_time(given) and _is_coarse(given),
-    TimestampType: lambda given: types.is_timestamp(given) and given.tz is None and _is_coarse(given),
-    TimestamptzType: lambda given: types.is_timestamp(given) and given.tz is not None and _is_coarse(given),
-    StringType: _is_text,
-    BinaryType: lambda given: _is_bytes(given) or types.is_fixed_size_binary(given),
-    UUIDType: lambda given: given in (pa.uuid(), pa.binary(16)),
+KEPT: Mapping[type[IcebergType], Kept] = {
+    BooleanType: Kept((pa.bool_(),), "BOOLEAN"),
+    IntegerType: Kept(_INTS, "INT"),
+    LongType: Kept((*_INTS, pa.int64(), pa.uint32()), "BIGINT"),
+    FloatType: Kept((pa.float16(), pa.float32()), "FLOAT"),
+    DoubleType: Kept((pa.float16(), pa.float32(), pa.float64()), "DOUBLE"),
+    DecimalType: Kept((), "DECIMAL", "decimals with at most as many digits before and after the point"),
+    DateType: Kept((pa.date32(),), "DATE"),
+    TimeType: Kept((pa.time32("s"), pa.time32("ms"), pa.time64("us")), "TIME"),
+    TimestampType: Kept(_TIMESTAMPS, "TIMESTAMP_NTZ"),
+    TimestamptzType: Kept((), "TIMESTAMP", "timestamps with a zone in s, ms or us"),
+    StringType: Kept(_TEXTS, "STRING"),
+    BinaryType: Kept(_BYTES, "BINARY", "fixed_size_binary"),
+    FixedType: Kept((), "BINARY", "fixed_size_binary of that length; in a top-level column also binary, large_binary"),
+    UUIDType: Kept((pa.uuid(), pa.binary(16)), "STRING", "in a top-level column also string, large_string"),
 }
-"""Iceberg's type → whether every value of an Arrow type fits. Those with parameters and parts: below."""
+"""The type of a column → what it keeps. ``list``, ``map`` and ``struct`` keep the same of Arrow's, if their parts fit.
+A dictionary counts as its values."""
+
+
+def _is_kept(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:
+    match wanted:
+        case DecimalType() if types.is_decimal(given):
+            whole_digits = wanted.precision - wanted.scale
+            return bool(given.scale <= wanted.scale and given.precision - given.scale <= whole_digits)
+        case TimestamptzType() if types.is_timestamp(given):
+            return given.tz is not None and pa.timestamp(given.unit) in _TIMESTAMPS
+        case BinaryType() if types.is_fixed_size_binary(given):
+            return True
+        case FixedType():  # of variable length, each value is looked at as it is written
+            return given == pa.binary(wanted.root) or (given in _BYTES and not is_nested)
+        case UUIDType() if given in _TEXTS:
+            return not is_nested
+        case _:
+            return type(wanted) in KEPT and given in KEPT[type(wanted)].given
 
 
 def check_columns(records: pa.Schema, table: Schema, what: str) -> None:
@@ -86,25 +104,26 @@ def check_columns(records: pa.Schema, table: Schema, what: str) -> None:
     Raises:
         SchemaMismatch: names the column.
     """
-    if len({*records.names}) < len(records.names):
-        raise SchemaMismatch(f"two columns of the records for {what} have one name. Rename or drop one.")
     _check_struct(list(records), table.as_struct(), what, "")
 
 
 def _check_struct(given: list[pa.Field], wanted: StructType, what: str, path: str) -> None:
     by_name = {field.name: field for field in wanted.fields}
+    if len({field.name for field in given}) < len(given):
+        where = f"column {path[:-1]!r} of " if path else ""
+        raise SchemaMismatch(f"two columns of {where}the records for {what} have one name. Rename or drop one.")
     for field in given:
         name = f"{path}{field.name}"
         if field.name not in by_name:
             raise SchemaMismatch(f"{what} has no column {name!r}. It has: {', '.join(by_name)}. Drop or rename it.")
-        _check(field.type, by_name[field.name].field_type, what, name)
+        _check(field.type, by_name[field.name].field_type, what, name, is_nested=bool(path))
     missing = [f"{path}{field.name}" for field in wanted.fields if field.required]
     missing = [name for name in missing if name not in [f"{path}{field.name}" for field in given]]
     if missing:
         raise SchemaMismatch(f"column {missing[0]!r} of {what} is required: add it")
 
 
-def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str) -> None:
+def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nested: bool = True) -> None:
     if types.is_dictionary(given):
         given = given.value_type
     match wanted:
@@ -115,27 +134,13 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str) -> Non
         case MapType() if types.is_map(given):
             _check(given.key_type, wanted.key_type, what, f"{name}.key")
             _check(given.item_type, wanted.value_type, what, f"{name}.value")
-        case _ if not _fits(given, wanted, is_nested="." in name):
+        case _ if not _is_kept(given, wanted, is_nested):
+            parameters = f"({wanted.precision}, {wanted.scale})" if isinstance(wanted, DecimalType) else ""
+            cast = f" to {KEPT[type(wanted)].cast}{parameters}" if type(wanted) in KEPT else ""
             raise SchemaMismatch(
                 f"column {name!r} has the Arrow type {given}, of which not every value fits into {wanted}, the type"
-                f" that it has in {what}. Cast it, or change the table."
+                f" that it has in {what}. Cast it{cast} in the query, or change the table."
             )
-
-
-def _fits(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:
-    match wanted:
-        case DecimalType():
-            whole_digits = wanted.precision - wanted.scale
-            is_decimal = types.is_decimal(given)
-            return bool(is_decimal and given.scale <= wanted.scale and given.precision - given.scale <= whole_digits)
-        case FixedType():
-            # Of variable length, each value is looked at as it is written.
-            return given == pa.binary(wanted.root) or (_is_bytes(given) and not is_nested)
-        case UUIDType() if _is_text(given):
-            return not is_nested
-        case _:
-            fits = _HOLDS.get(type(wanted))
-            return fits is not None and fits(given)
 
 
 # Records. -------------------------------------------------------------------------------------------------------
@@ -173,9 +178,9 @@ def _converted(given: pa.Array, field: NestedField, target: pa.Field) -> pa.Arra
     if types.is_dictionary(given.type):
         given = given.dictionary_decode()
     _require_values(given, field, field.name)
-    if isinstance(field.field_type, UUIDType) and _is_text(given.type):
+    if isinstance(field.field_type, UUIDType) and given.type in _TEXTS:
         given = _uuids(given, field.name)
-    if isinstance(field.field_type, FixedType) and _is_bytes(given.type):
+    if isinstance(field.field_type, FixedType) and given.type in _BYTES:
         require(pc.equal(pc.binary_length(given), field.field_type.root), field.name, f"is no {field.field_type}")
     return given if given.type == target.type else given.cast(target.type)
 
@@ -210,9 +215,14 @@ def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
 
 def _require_held(given: pa.Array, path: str) -> None:
     """Refuse a value that pyiceberg can't hold. It would find out when it makes the file's statistics, and fail."""
-    if _is_text(given.type):
+    if given.type in _TEXTS:
         if (position := first_bad(given, are_utf8)) is not None:
             raise _refused(position, path, "is text that is not UTF-8")
+    elif types.is_time(given.type):
+        end = _PER_DAY[given.type.unit]
+        numbers = given.cast(pa.int32() if given.type.bit_width == 32 else pa.int64())
+        is_held = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, end))
+        require(is_held, path, "is no time of a day")
     elif types.is_date32(given.type) or types.is_timestamp(given.type):
         is_date = types.is_date32(given.type)
         numbers = given.cast(pa.int32() if is_date else pa.int64())

@@ -174,8 +174,9 @@ class DurableFileIO(PyArrowFileIO):
         return next((location for (location, wanted), length in found if length != wanted), None)
 
     def _length(self, location: str) -> int | None:
+        scheme, _, path = self.parse_location(location, self.properties)
         try:
-            return len(self.new_input(location))
+            return Path(path).stat().st_size if scheme == LOCAL else len(self.new_input(location))
         except FileNotFoundError:
             return None
 

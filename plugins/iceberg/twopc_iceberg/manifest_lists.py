@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.manifest import ManifestFile, read_manifest_list, write_manifest_list
 
 from twopc_iceberg import avro
+from twopc_iceberg.outcomes import reading
 from twopc_iceberg.table import avro_compression
 
 if TYPE_CHECKING:
@@ -41,16 +42,21 @@ class _Written:
 
 
 class ManifestLists:
-    """Reads and writes the manifest lists of one table, and keeps the last one that it wrote. Errors of the store pass
-    through."""
+    """Reads and writes the manifest lists of one table, and keeps the last ones that it wrote and read.
+    Errors of the store pass through."""
 
     def __init__(self) -> None:
         self._last: _Written | None = None
+        self._read: tuple[str, Sequence[ManifestFile]] | None = None  # the location of the last one read, and it
 
     def read(self, io: DurableFileIO, snapshot: Snapshot) -> Sequence[ManifestFile]:
-        """Return the manifests of a snapshot."""
-        last = self._written_for(snapshot)
-        return snapshot.manifests(io) if last is None else last.manifests
+        """Return the manifests of a snapshot. Raises Damaged."""
+        if (last := self._written_for(snapshot)) is not None:
+            return last.manifests
+        if self._read is None or self._read[0] != snapshot.manifest_list:
+            with reading(snapshot.manifest_list):
+                self._read = snapshot.manifest_list, snapshot.manifests(io)
+        return self._read[1]
 
     def live(self, io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
         """Return the manifests of a snapshot that have files."""

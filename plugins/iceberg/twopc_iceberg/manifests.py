@@ -23,7 +23,9 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from twopc_iceberg.batch_manifests import packed
+from twopc_iceberg.layout import Layout
 from twopc_iceberg.outcomes import told
+from twopc_iceberg.prepared import with_both_zeros
 from twopc_iceberg.snapshot import Attempt, moved, new_snapshot, requirements
 from twopc_iceberg.table import avro_compression
 
@@ -131,7 +133,8 @@ def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], atte
         for manifest in group:
             for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
                 writer.existing(entry)
-    return writer.to_manifest_file()
+    layout = Layout.of(metadata.schema(), metadata.specs()[group[0].partition_spec_id])
+    return with_both_zeros(writer.to_manifest_file(), layout.partition_types())
 
 
 def _summary(

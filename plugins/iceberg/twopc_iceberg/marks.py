@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from pyiceberg.table.metadata import TableMetadata
 
+from twopc.errors import OperatorRequired
+
 PREFIX = "twopc.committed."
 
 SCOPE, BATCH = "twopc.scope", "twopc.batch"
@@ -39,9 +41,15 @@ class Mark:
         """Return the newest visible batch by the table's property; None if there is no such property.
 
         Raises:
-            ValueError: the property is not a number.
+            OperatorRequired: the property is not a number. Which batches are visible is not known then.
         """
         value = metadata.properties.get(self.property)
+        if value is not None and not (value.isascii() and value.isdecimal()):
+            raise OperatorRequired(
+                f"the table's property {self.property!r} is {value[:50]!r}, and must be a number: it was changed by"
+                " hand. Set it to the newest batch of this query that the table has, and start again. The summary of"
+                f" the batch's snapshot has that number as {BATCH!r}."
+            )
         return None if value is None else int(value)
 
     def snapshot(self, metadata: TableMetadata, batch_id: int) -> int | None:

@@ -15,10 +15,12 @@ On a disk, a note is first written aside. What a task leaves there when it is ki
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from twopc_iceberg.files import ASIDE, DurableFileIO
+from twopc_iceberg.outcomes import reading
 
 FOLDER = "_twopc"
 
@@ -39,10 +41,19 @@ class Note:
         return json.dumps({"manifest": self.manifest, "files": self.files}).encode()
 
     @classmethod
-    def from_json(cls, data: bytes) -> Note:
-        """Read what ``to_json`` makes. Raises ValueError, KeyError or TypeError for anything else."""
-        value = json.loads(data)
-        return cls(str(value["manifest"]), tuple(map(str, value["files"])))
+    def from_json(cls, name: str, data: bytes) -> Note:
+        """Read what ``to_json`` makes.
+
+        Raises:
+            ValueError: it is anything else, or names a file of another transaction than ``name``. An abort would remove
+                that file.
+        """
+        match json.loads(data):
+            case {"manifest": str(manifest), "files": [*files]} if all(isinstance(each, str) for each in files):
+                of_transaction = re.compile(rf"(.*[/-])?{re.escape(name)}-(m0\.avro|\d+\.parquet)")
+                if all(of_transaction.fullmatch(each) for each in (manifest, *files)):
+                    return cls(manifest, tuple(files))
+        raise ValueError("it does not name the files of its transaction")
 
 
 class Notes:
@@ -67,11 +78,13 @@ class Notes:
         self._io.write(self._note(name), note.to_json())
 
     def read(self, name: str) -> Note | None:
-        """Return the note of transaction ``name``; None if there is none."""
+        """Return the note of transaction ``name``; None if there is none. Raises Damaged."""
         try:
-            return Note.from_json(self._io.read(self._note(name)))
+            data = self._io.read(self._note(name))
         except FileNotFoundError:
             return None
+        with reading(self._note(name)):
+            return Note.from_json(name, data)
 
     def exists(self, name: str) -> bool:
         return self._io.new_input(self._note(name)).exists()

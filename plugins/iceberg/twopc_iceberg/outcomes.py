@@ -6,7 +6,10 @@ commit is believed by itself. The table is loaded again; what is in it counts. S
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import re
+from collections.abc import Iterator
 from enum import Enum
 from http import HTTPStatus
 
@@ -17,16 +20,29 @@ from pyiceberg.exceptions import (
     AuthorizationExpiredError,
     BadRequestError,
     CommitFailedException,
+    CommitStateUnknownException,
     ForbiddenError,
     NoSuchNamespaceError,
     NoSuchTableError,
     OAuthError,
     RESTError,
+    ServerError,
+    ServiceUnavailableError,
+    TooManyRequestsError,
     UnauthorizedError,
     ValidationError,
     ValidationException,
 )
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, ProgrammingError, SQLAlchemyError
+from requests.exceptions import (
+    ChunkedEncodingError,
+    ContentDecodingError,
+    InvalidHeader,
+    InvalidJSONError,
+    InvalidSchema,
+    InvalidURL,
+    MissingSchema,
+)
+from sqlalchemy.exc import DBAPIError, InterfaceError, ProgrammingError, SQLAlchemyError
 
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
 
@@ -38,6 +54,7 @@ class CatalogAnswer(Enum):
     REPEAT = "repeat"
     MISSING = "missing"
     REFUSED = "refused"
+    UNKNOWN = "stop, with the words of the server"
 
 
 CATALOG_ERRORS = (
@@ -74,14 +91,69 @@ _DENIED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN
 ANSWERS: tuple[tuple[tuple[type[Exception], ...], CatalogAnswer], ...] = (
     ((NoSuchTableError, NoSuchNamespaceError), CatalogAnswer.MISSING),
     ((CommitFailedException,), CatalogAnswer.CONFLICT),
-    ((*_DENIALS, BadRequestError), CatalogAnswer.REFUSED),
+    ((*_DENIALS, BadRequestError, InvalidURL, InvalidSchema, MissingSchema, InvalidHeader), CatalogAnswer.REFUSED),
     (
-        (OperationalError, InterfaceError, RESTError, UnreadableError, requests.RequestException, OSError),
+        (
+            *(ServerError, ServiceUnavailableError, TooManyRequestsError, CommitStateUnknownException),
+            *(requests.ConnectionError, requests.Timeout, ChunkedEncodingError, ContentDecodingError),
+            *(InterfaceError, UnreadableError, InvalidJSONError),
+        ),
         CatalogAnswer.REPEAT,
     ),
 )
-"""Kinds of errors → what to do; the first that fits counts. Any other is a refusal. UnreadableError: an answer that the
-specification does not have, such as the page of a proxy."""
+"""Kinds of errors → what to do; the first that fits counts. In what else an error's class does not decide, its code
+does, by the tables below. What is in none of them stops the query: unknown is not temporary. UnreadableError: an answer
+that the specification does not have, such as the page of a proxy."""
+
+_BUSY_HTTP = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
+
+_BUSY_DISK = (
+    *(errno.ENOENT, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO),  # a mount that is away
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK, errno.ENOBUFS),
+    *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET),
+    *(errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN),
+)
+
+_BUSY_STORE = re.compile(
+    r"AWS Error (NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING|REQUEST_TIMEOUT"
+    r"|UNKNOWN \(HTTP status (408|429|5\d\d)\)) "
+    r"|: Unable to parse ExceptionName: (InternalError|ServiceUnavailable|SlowDown|RequestTimeout|OperationAborted"
+    r"|TooManyRequests) "
+)
+
+_BUSY_DATABASE = re.compile(
+    # Of SQLite.
+    r"database( table)? is locked|disk I/O error|database or disk is full|interrupted"
+    # What libpq reports of a server that it does not reach. A server's own refusal is FATAL.
+    r"|connection to server .* failed: (?!.*FATAL)|could not (connect to|receive data from|send data to) server"
+    r"|could not translate host name|server closed the connection|SSL (SYSCALL|connection)|timeout expired"
+    # Of a server in PostgreSQL that starts, stops or is full.
+    r"|the database system is |too many (clients|connections)|remaining connection slots|terminating connection",
+    re.DOTALL,
+)
+
+_BUSY_SQLSTATE = ("08", "40", "53", "55P03", "55006", "57", "58")
+"""The start of SQLSTATEs: connections, serialization, resources, locks, operators and the system."""
+
+
+class Damaged(ValueError):
+    """A file that was read back is not what was written. The message names it."""
+
+
+@contextlib.contextmanager
+def reading(location: str | None) -> Iterator[None]:
+    """Around the decoding of a file: whatever else a decoder raises, the file is damaged.
+
+    Raises:
+        Damaged: names the file. Errors of the catalog and of the store pass through.
+    """
+    try:
+        yield
+    except (OSError, SQLAlchemyError, NoSuchTableError, Damaged):
+        raise
+    except Exception as error:
+        raise Damaged(f"file {location} is damaged: {told(error)}") from error
+
 
 _REFUSED_BY_STORE = re.compile(
     r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|INVALID_SIGNATURE|SIGNATURE_DOES_NOT_MATCH"
@@ -101,13 +173,32 @@ def answer(error: Exception) -> CatalogAnswer:
         return CatalogAnswer.REPEAT
     if is_denial(error):
         return CatalogAnswer.REFUSED
-    return next((meaning for kinds, meaning in ANSWERS if isinstance(error, kinds)), CatalogAnswer.REFUSED)
+    if (found := next((meaning for kinds, meaning in ANSWERS if isinstance(error, kinds)), None)) is not None:
+        return found
+    return CatalogAnswer.REPEAT if _is_busy(error) else CatalogAnswer.UNKNOWN
+
+
+def _is_busy(error: Exception) -> bool:
+    """Whether an error's code is one that goes away by itself."""
+    match error:
+        case requests.HTTPError(response=requests.Response(status_code=status)):
+            return status in _BUSY_HTTP or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        case DBAPIError():
+            state = getattr(error.orig, "pgcode", None) or ""
+            return state.startswith(_BUSY_SQLSTATE) or (not state and bool(_BUSY_DATABASE.search(str(error.orig))))
+        case OSError():
+            kinds = FileNotFoundError | ConnectionError | TimeoutError  # pyarrow's have no errno
+            return error.errno in _BUSY_DISK or isinstance(error, kinds) or bool(_BUSY_STORE.search(str(error)))
+        case _:
+            return False
 
 
 def is_denial(error: Exception) -> bool:
     """Whether the request would be refused whatever the table looks like, such as for a missing right."""
     if isinstance(error, requests.HTTPError) and error.response is not None:  # of a server that gives out tokens
         return error.response.status_code in _DENIED
+    if isinstance(error, requests.exceptions.SSLError):
+        return "CERTIFICATE_VERIFY_FAILED" in str(error)
     return isinstance(error, _DENIALS)
 
 
@@ -123,6 +214,15 @@ def asked_in_vain(error: Exception, what: str) -> TwoPhaseCommitError:
             return Retriable(f"{what}: the catalog or the store gave no answer: {told(error)}")
         case CatalogAnswer.MISSING:
             return ConfigurationError(f"{what}: the catalog has no such table. Create it; the sink creates none.")
+        case _ if isinstance(error, Damaged):
+            return OperatorRequired(
+                f"{what}: {error}. Restore the file, or roll the table back to what can be read, and start again."
+            )
+        case CatalogAnswer.UNKNOWN:
+            return OperatorRequired(
+                f"{what}: the catalog or the store has an answer that the sink does not know: {told(error)}. See what"
+                " it means and start again: recovery continues where it stopped."
+            )
         case _:
             return OperatorRequired(
                 f"{what}: the catalog or the store refuses: {told(error)}. Check the catalog's properties, grant the"

@@ -16,12 +16,16 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import BinaryType, DecimalType, FixedType, StructType
+from pyiceberg.types import BinaryType, DecimalType, FixedType, IcebergType, IntegerType, LongType, StructType
 
 from twopc.errors import ConfigurationError
 from twopc_iceberg.columns import require
 
 LONGEST_NAME = 200
+
+WIDEST = 2**30
+"""The widest ``truncate``. Iceberg for Java adds the width to the remainder of an ``int`` in 32 bits: with a wider one
+it looks for a record in another partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,11 @@ def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
                 f"{what} is partitioned by {field.name!r} with the transform {field.transform}, which pyiceberg does"
                 " not know."
             )
+        if isinstance(field.transform, TruncateTransform) and field.transform.width > WIDEST:
+            raise ConfigurationError(
+                f"{what} is partitioned by {field.name!r} with the transform {field.transform}, and Iceberg for Java"
+                f" finds no records in such partitions. Use a width of {WIDEST} at most."
+            )
 
 
 def split(records: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[Partition]:
@@ -100,17 +109,24 @@ def _transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa
     if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, BinaryType):
         return pc.binary_slice(column, 0, field.transform.width)  # pyiceberg truncates no large_binary
     found = _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
-    if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, DecimalType):
-        _require_precision(found, source.field_type, field.name, schema.find_column_name(field.source_id))
+    if isinstance(field.transform, TruncateTransform):
+        _require_held(found, column, source.field_type, field.name, schema.find_column_name(field.source_id))
     return found
 
 
-def _require_precision(found: pa.Array, of_type: DecimalType, name: str, column: str | None) -> None:
-    """Refuse a record whose truncated value has more digits than its type: truncation is towards minus infinity, and
-    nobody could write that partition."""
-    least = decimal.Decimal((1, (9,) * of_type.precision, -of_type.scale))
-    fits = pc.greater_equal(found, pa.scalar(least, found.type))
-    require(fits, str(column), f"is in a partition whose {name} has more digits than {of_type}")
+def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name: str, source: str | None) -> None:
+    """Refuse a record whose truncated value its type can't hold. Truncation is towards minus infinity: the least
+    integers wrap around to the largest, and a decimal gets one digit more. No reader would look for the record there.
+    """
+    match of_type:
+        case IntegerType() | LongType():
+            fits = pc.less_equal(found, column)
+        case DecimalType():
+            least = decimal.Decimal((1, (9,) * of_type.precision, -of_type.scale))
+            fits = pc.greater_equal(found, pa.scalar(least, found.type))
+        case _:
+            return
+    require(fits, str(source), f"is in a partition whose {name} is below the least {of_type}")
 
 
 def _source(records: pa.Table, schema: Schema, source_id: int) -> pa.Array:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pyiceberg.avro.file import AvroFile
-from pyiceberg.conversions import from_bytes
+from pyiceberg.conversions import from_bytes, to_bytes
 from pyiceberg.manifest import UNASSIGNED_SEQ, ManifestContent, ManifestFile, PartitionFieldSummary
-from pyiceberg.types import IcebergType
+from pyiceberg.types import DoubleType, FloatType, IcebergType
 
 from twopc.transaction import Committable, JsonValue
 from twopc_iceberg.files import DurableFileIO
@@ -38,6 +39,7 @@ class Prepared:
         rows: how many records these have.
         bytes: how large they are.
         partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if they are left out.
+        digest: of the manifest's bytes as the task made them; None in a log of an older release.
     """
 
     table: str
@@ -49,9 +51,10 @@ class Prepared:
     rows: int
     bytes: int
     partitions: list[JsonValue] | None
+    digest: str | None = None
 
     @classmethod
-    def of(cls, table: str, layout: str, manifest: ManifestFile, bytes: int) -> Prepared:
+    def of(cls, table: str, layout: str, manifest: ManifestFile, bytes: int, digest: str) -> Prepared:
         summary: list[JsonValue] = [_summary(field) for field in manifest.partitions or []]
         is_short = len(json.dumps(summary)) <= MOST_SUMMARY_CHARACTERS
         return cls(
@@ -64,6 +67,7 @@ class Prepared:
             rows=manifest.added_rows_count or 0,
             bytes=bytes,
             partitions=summary if is_short else None,
+            digest=digest,
         )
 
     def to_handle(self) -> Mapping[str, JsonValue]:
@@ -73,10 +77,12 @@ class Prepared:
     def from_committable(cls, committable: Committable) -> Prepared:
         """Read what ``to_handle`` makes. Raises KeyError or TypeError for any other value."""
         handle: Mapping[str, Any] = committable.handle
-        found = {each.name: handle[each.name] for each in fields(cls)}
-        if not all(isinstance(found[name], str) for name in _TEXTS) or not isinstance(found["partitions"], list | None):
+        found = {each.name: handle[each.name] for each in fields(cls) if each.name != "digest"}
+        found["digest"] = handle.get("digest")
+        kinds = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}
+        if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
             raise TypeError("a committable of the iceberg sink has another handle")
-        if not all(type(found[name]) is int for name in found.keys() - {*_TEXTS, "partitions"}):
+        if not all(type(found[name]) is int for name in found.keys() - kinds.keys()):
             raise TypeError("a committable of the iceberg sink has other numbers")
         return cls(**found)
 
@@ -131,6 +137,25 @@ def _joined(of_type: IcebergType, fields: Sequence[Any]) -> JsonValue:
         min((bound for bound in lower if bound is not None), key=value, default=None),
         max((bound for bound in upper if bound is not None), key=value, default=None),
     ]
+
+
+def with_both_zeros(manifest: ManifestFile, types: Sequence[IcebergType]) -> ManifestFile:
+    """Return the manifest's entry with bounds of its partitions that enclose both zeros if they end at one.
+
+    Iceberg for Java orders -0.0 before 0.0. Python, and so pyiceberg, takes whichever came first.
+    """
+    for summary, of_type in zip(manifest.partitions or (), types, strict=False):
+        if isinstance(of_type, FloatType | DoubleType):
+            zeros = [to_bytes(of_type, zero) for zero in (-0.0, 0.0)]
+            for place, bound in enumerate((summary.lower_bound, summary.upper_bound)):
+                if bound in zeros:
+                    summary[2 + place] = zeros[place]
+    return manifest
+
+
+def digest_of(content: bytes) -> str:
+    """Return what shows whether a manifest is as its task made it."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def _summary(field: PartitionFieldSummary) -> JsonValue:

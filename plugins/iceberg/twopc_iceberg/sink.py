@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from twopc.errors import (
     LogMismatch,
     OperatorRequired,
     RecordRefused,
+    Refused,
     Retriable,
     RoundAborted,
     TwoPhaseCommitError,
@@ -34,35 +36,46 @@ from twopc_iceberg.batch_manifests import BatchManifest, FileChanged, of_batch
 from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
-from twopc_iceberg.files import AT_ONCE
 from twopc_iceberg.joint import Part, commit_parts
 from twopc_iceberg.manifest_lists import ManifestLists
 from twopc_iceberg.manifests import ManifestMerger, target_bytes
 from twopc_iceberg.marks import Mark
 from twopc_iceberg.notes import Note, Notes
 from twopc_iceberg.options import IcebergOptions
-from twopc_iceberg.outcomes import CATALOG_ERRORS, asked_in_vain, commit_failed, told
+from twopc_iceberg.outcomes import (
+    CATALOG_ERRORS,
+    CatalogAnswer,
+    Damaged,
+    answer,
+    asked_in_vain,
+    commit_failed,
+    is_refused_by_store,
+    reading,
+    told,
+)
 from twopc_iceberg.prepared import Prepared
 from twopc_iceberg.snapshot import BatchCommitter, DecidedBatch, head
 from twopc_iceberg.support import obstacle, require_honest, require_supported
-from twopc_iceberg.table import TableForTasks
+from twopc_iceberg.table import TableForTasks, are_given_out
 from twopc_iceberg.writer import TransactionWriter, target_file_bytes
 
 if TYPE_CHECKING:
+    from pyiceberg.manifest import ManifestFile
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
     from twopc.checks import CheckResult
+    from twopc_iceberg.files import DurableFileIO
+
+logger = logging.getLogger(__name__)
 
 _MARK, _BRANCH = "mark", "branch"
 """In the handle of a decided transaction: the table's mark before the decision, and the branch that it goes to."""
 
 TRUSTED_S = 60.0
-"""How long after a look the files of a batch count as present. Clean-up jobs spare new files for far longer."""
-
-FEW_FILES = AT_ONCE
-"""``seal`` looks at each data file of a batch that has at most this many. That takes two rounds of requests."""
+"""How long after ``seal`` has looked at them the files of a batch count as present. Clean-up jobs spare new files for
+far longer."""
 
 STALE_S = 60.0
 """How long a catalog may show a table without a batch that it has committed, as one does that reads from a replica.
@@ -163,8 +176,13 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         name = transaction.id.exact
         with self._writing(name):
             prepared = transaction.writer.finish()
-            if not transaction.notes.exists(name) or transaction.writer.changed_file() is not None:
+            if not transaction.notes.exists(name):
                 raise RoundAborted(f"transaction {name} to {self._options} was rolled back while it was written")
+            if (changed := transaction.writer.changed_file()) is not None:
+                raise RoundAborted(
+                    f"the store does not have file {changed} of {self._options} as it was written: transaction {name}"
+                    " was rolled back, or the store has lost or changed it"
+                )
         return Committable(name, prepared.to_handle(), transaction.records)
 
     def discard(self, transaction: IcebergTransaction) -> None:
@@ -180,10 +198,17 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         except TwoPhaseCommitError:
             raise
         except CATALOG_ERRORS as error:
-            raise RoundAborted(
-                f"transaction {name} to {self._options} could not be written: {told(error)}. The batch can be run"
-                " again."
-            ) from error
+            says = f"transaction {name} to {self._options} could not be written: {told(error)}."
+            if self._is_temporary(error):
+                raise RoundAborted(f"{says} The batch can be run again.") from error
+            raise Refused(f"{says} That does not go away by itself. Correct it, and start again.") from error
+
+    def _is_temporary(self, error: Exception) -> bool:
+        """Whether a task's error may go away, as with the next credentials that the catalog gives out."""
+        properties = {} if self._for_tasks is None else self._for_tasks.io_properties
+        are_renewed = are_given_out(properties) and not are_given_out(self._options.properties)
+        is_over = are_renewed and is_refused_by_store(error)
+        return is_over or answer(error) in (CatalogAnswer.REPEAT, CatalogAnswer.CONFLICT)
 
     # On the coordinator, before the decision. -------------------------------------------------------------------
 
@@ -193,79 +218,89 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         Raises:
             ConfigurationError: there is no such table or branch, the table has a feature that the sink does not
                 support, or the catalog ignores requirements.
-            Retriable: the catalog does not answer.
+            LogMismatch: the table lacks the last batch that the log has as committed to it.
+            Retriable: the catalog does not answer, or shows an older table.
         """
         what = f"the start of a query into {self._options}"
-        with self._asking(what):
+        with self._undecided(what):
             table = self._lake.load()
             require_supported(table, self._options)
             require_honest(table, self._options)
+            self._require_no_gap(table.metadata)
         self._use(TableForTasks.of(table))
 
     def validate(self, schema: pa.Schema) -> None:
-        with self._asking(f"a look at {self._options}"):
+        with self._undecided(f"a look at {self._options}"):
             if self._for_tasks is None:
                 self._for_tasks = TableForTasks.of(self._lake.load())
         check_columns(schema, self._for_tasks.schema, str(self._options))
 
-    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto the batch if it can't be committed any more; else note what the table's mark is before the decision.
 
-        Many data files that were written just now are not looked at one by one.
+        Looks at every file of the batch, however many there are: a snapshot that lacks one can't be read.
         """
         if not committables:
             return committables
         what = f"a look at {self._options} before the decision"
         prepared = [Prepared.from_committable(committable) for committable in committables]
-        with self._asking(what):
+        with self._undecided(what):
             table = self._lake.load()
             metadata = table.metadata
             self._require_same_table(metadata, prepared)
             found = self._undecided_mark(metadata, committables)
-            with self._vetoing():
-                head(metadata, self._options.branch, what)
+            # Its manifest list is what the commit begins with.
+            self._lists.live(self._lake.io(), head(metadata, self._options.branch, what))
             if why := obstacle(table, prepared, self._lake.io()):
                 raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
-            looks = age_s >= TRUSTED_S or sum(each.files for each in prepared) <= FEW_FILES
+            since_s = time.monotonic()
             try:
                 manifests = self._manifests(prepared)
-                if looks:
-                    self._require_data_files(manifests)
+                self._require_data_files(manifests)
             except FileChanged as changed:
                 raise RoundAborted(
-                    f"file {changed.location} of {self._options} is gone: its transaction was rolled back"
+                    f"file {changed.location} of {self._options} is not there as its task has written it: the"
+                    " transaction was rolled back, or the store has lost or changed the file"
                 ) from None
-        self._look = _Look(_names(committables), time.monotonic() - (0.0 if looks else age_s), manifests)
+        self._look = _Look(_names(committables), since_s, manifests)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
         return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
+
+    def _require_no_gap(self, metadata: TableMetadata) -> None:
+        """Compare the table with the last batch of this sink that the log has as committed. Upholds: no batch follows
+        one that is gone, as with a catalog that was restored while the query was stopped.
+
+        Raises:
+            Retriable: the table does not have that batch. LogMismatch: that does not change.
+        """
+        last = self.last_batch_id
+        if last is not None and last not in self.pending:
+            self._committed = max(last, self._committed or 0)
+        found = self._mark().found(metadata)
+        if self._committed is not None and (found is None or found < self._committed):
+            raise self._fell_back(self._committed, found)
+        self._behind_since_s = None
 
     def _undecided_mark(self, metadata: TableMetadata, committables: Sequence[Committable]) -> int | None:
         """Return the table's mark.
 
         Raises:
-            LogMismatch: the table has this batch, which the log has not decided: it is older than the table.
-            Retriable: the table does not have a batch any more that this process has committed. LogMismatch: that does
-                not change.
+            LogMismatch: the table has this batch, which the log has not decided: it is older than the table. Raises
+                otherwise like ``_require_no_gap``.
         """
-        mark = Mark.of(self.transactional_ids.scope)
         batch_id = self._batch_of(committables)
-        try:
-            found = mark.found(metadata)
-        except ValueError:
-            raise OperatorRequired(f"{self._options}: its property {mark.property!r} must be a number") from None
+        found = self._mark().found(metadata)
         if found is not None and found >= batch_id:
             raise LogMismatch(
                 f"{self._options} has batch {found} of this query, and the commit log is about to decide batch"
                 f" {batch_id}: the log was restored from an older copy, or lost entries. Restore the newest one."
             )
-        if self._committed is not None and (found is None or found < self._committed):
-            raise self._fell_back(self._committed, found)
-        self._behind_since_s = None
+        self._require_no_gap(metadata)
         return found
 
     def _fell_back(self, committed: int, found: int | None) -> Retriable | LogMismatch:
-        """Return the error for a table without a batch that this process has committed to it. The answer may be old, so
-        it is final only when the catalog has repeated it for a while."""
+        """Return the error for a table without a batch that was committed to it. The answer may be old, so it is final
+        only when the catalog has repeated it for a while."""
         self._behind_since_s = self._behind_since_s or time.monotonic()
         shows = (
             f"{self._options} had batch {committed} of this query, and the catalog shows"
@@ -274,9 +309,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         if time.monotonic() - self._behind_since_s < STALE_S:
             return Retriable(f"{shows}: it answers with an old copy of the table, or has lost a commit")
         return LogMismatch(
-            f"{shows}: it has lost a commit, or the table was restored from a copy. The batch was rolled back. Restore"
-            " what is lost, or see which records are missing and write them by other means. A restarted query commits"
-            " the last batch again, unless the log has it as complete, and goes on."
+            f"{shows}: it has lost a commit, or the table was restored from a copy or created again. No batch is"
+            " decided until that is settled. Start again first: if the log does not have the last batch as complete, it"
+            " is committed again. Else restore what is lost; or write the missing records by other means, set the"
+            f" table's property {self._mark().property!r} to {committed}, and start again."
         )
 
     def _require_same_table(self, metadata: TableMetadata, prepared: Sequence[Prepared]) -> None:
@@ -284,12 +320,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             raise RoundAborted(f"{self._options} was dropped and created again while the batch was written")
 
     @contextlib.contextmanager
-    def _vetoing(self) -> Iterator[None]:
-        """Around a look at the table: before the decision, what an operator would have to settle is a veto."""
+    def _undecided(self, what: str) -> Iterator[None]:
+        """Map the errors of a request, ``what``, before the decision: nothing is at stake, and what an operator would
+        have to settle refuses the batch."""
         try:
-            yield
+            with self._asking(what):
+                yield
         except OperatorRequired as error:
-            raise RoundAborted(error.message) from error
+            raise Refused(error.message) from error
 
     def _manifests(self, prepared: Sequence[Prepared]) -> list[BatchManifest]:
         table = self._lake.table()
@@ -327,7 +365,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         where = replace(self._options, branch=branch)
         prepared, names = [self._prepared(committable) for committable in committables], _names(committables)
         batch = DecidedBatch(
-            mark=Mark.of(self.transactional_ids.scope),
+            mark=self._mark(),
             mark_before=self._mark_before(committables),
             batch_id=batch_id,
             branch=branch,
@@ -401,7 +439,15 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         name = self.transactional_ids.exact(committable.transaction_id)
         with self._asking(f"transaction {name} of {self._options} is to be rolled back"):
             notes = self._notes()
-            note = notes.read(name)
+            try:
+                note = notes.read(name)
+            except Damaged as damaged:
+                logger.warning(
+                    "%s. Transaction %s is not decided, and its note is removed. What it has written is left for"
+                    " remove_orphan_files.",
+                    *(damaged, name),
+                )
+                note = None
             if note is not None and not self._may_be_visible(name, note):
                 self._lake.io().remove([*note.files, note.manifest])
             notes.remove([name])
@@ -411,19 +457,19 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         in no snapshot, and its batch is visible."""
         table = self._lake.load()
         batch_id = self.transactional_ids.round_of(name).batch_id
-        found = Mark.of(self.transactional_ids.scope).found(table.metadata)
+        found = self._mark().found(table.metadata)
         if found is None or found < batch_id:
             return False
         if (snapshot := self._snapshot_of(batch_id)) is None:
             return True  # it has expired
         io, files = self._lake.io(), {*note.files}
-        added = (each for each in snapshot.manifests(io) if each.added_snapshot_id == snapshot.snapshot_id)
-        return any(entry.data_file.file_path in files for each in added for entry in each.fetch_manifest_entry(io))
+        added = (each for each in self._lists.read(io, snapshot) if each.added_snapshot_id == snapshot.snapshot_id)
+        return any(not files.isdisjoint(_data_files(io, each)) for each in added)
 
     def _snapshot_of(self, batch_id: int) -> Snapshot | None:
         """Return the snapshot that made the batch visible, if the table, as it was last seen, still has it."""
         metadata = self._lake.table().metadata
-        snapshot_id = Mark.of(self.transactional_ids.scope).snapshot(metadata, batch_id)
+        snapshot_id = self._mark().snapshot(metadata, batch_id)
         return None if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
 
     def recover(self) -> Iterable[Committable]:
@@ -441,6 +487,9 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         self._lake.close()
 
     # What these share. ------------------------------------------------------------------------------------------
+
+    def _mark(self) -> Mark:
+        return Mark.of(self.transactional_ids.scope)
 
     def _notes(self) -> Notes:
         return Notes(self._lake.io(), self._lake.table().metadata.location, self.transactional_ids.scope)
@@ -463,6 +512,12 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             raise
         except CATALOG_ERRORS as error:
             raise failed(self._lake.failed(error), what) from error
+
+
+def _data_files(io: DurableFileIO, manifest: ManifestFile) -> list[str]:
+    """Return the locations of the data files in a manifest. Raises Damaged."""
+    with reading(manifest.manifest_path):
+        return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
 
 
 def _names(committables: Iterable[Committable]) -> frozenset[str]:

@@ -373,7 +373,8 @@ def is_visible(metadata: TableMetadata, batch: DecidedBatch) -> bool:
     """Whether the batch is in a snapshot of the table, or was: rolled back by hand, expired or rewritten since.
 
     Raises:
-        OutcomeUnknown: the table is another one, or its mark was changed by hand.
+        OutcomeUnknown: the table is another one, or its mark was moved back by hand.
+        OperatorRequired: its mark is not a number.
     """
     if str(metadata.table_uuid) != batch.table:
         raise OutcomeUnknown(
@@ -381,10 +382,7 @@ def is_visible(metadata: TableMetadata, batch: DecidedBatch) -> bool:
             " table was dropped, or replaced by one of the same name. If its records matter, bring it back under this"
             " name and start again. If they don't, give the transactions up with 'twopc abandon'."
         )
-    try:
-        found = batch.mark.found(metadata)
-    except ValueError:
-        found = -1
+    found = batch.mark.found(metadata)
     if found is not None and found >= batch.batch_id:
         return True
     if batch.mark.snapshot(metadata, batch.batch_id) is not None:

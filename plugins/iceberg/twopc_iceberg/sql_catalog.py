@@ -19,6 +19,8 @@ from pyiceberg.typedef import Identifier
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from twopc_iceberg.outcomes import reading
+
 
 class SharedMetadata(TableMetadataV2):
     """A table's metadata, of which a changed copy shares what has not changed."""
@@ -43,7 +45,8 @@ class KeptSqlCatalog(SqlCatalog):
     def load_table(self, identifier: str | Identifier) -> Table:
         kept, location = self._kept, self._location(identifier)
         if kept is None or kept[0] != location:
-            table = super().load_table(identifier)
+            with reading(location):
+                table = super().load_table(identifier)
             kept = self._kept = table.metadata_location, SharedMetadata.of(table.metadata)
         location, metadata = kept
         io = load_file_io({**self.properties, **metadata.properties}, location)

@@ -17,13 +17,14 @@ from pyiceberg.manifest import (
 from pyiceberg.table import TableProperties
 from pyiceberg.typedef import Record
 
+from twopc_iceberg import avro
 from twopc_iceberg.columns import aligned, check_columns
 from twopc_iceberg.files import DurableFile
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.notes import Note
 from twopc_iceberg.parquet import ParquetWriter
 from twopc_iceberg.partitions import Partition, split
-from twopc_iceberg.prepared import Prepared
+from twopc_iceberg.prepared import Prepared, digest_of, with_both_zeros
 from twopc_iceberg.table import TableForTasks, avro_compression
 
 ROW_GROUP_BYTES = 64 * 2**20
@@ -160,7 +161,7 @@ class TransactionWriter:
                 file_path=file.location,
                 file_format=FileFormat.PARQUET,
                 partition=file.partition,
-                file_size_in_bytes=len(file.output),
+                file_size_in_bytes=file.writer.length,
                 sort_order_id=None,
                 spec_id=self._table.spec.spec_id,
                 equality_ids=None,
@@ -173,24 +174,28 @@ class TransactionWriter:
         """Make every record durable, and write the manifest."""
         for key in list(self._open):
             self._finish(key)
-        metadata = self._table.parsed
+        metadata, in_memory = self._table.parsed, avro.InMemory(location=self._manifest)
         # Entries without a snapshot id: they inherit that of the manifest list which first names the manifest.
         with write_manifest(
             format_version=metadata.format_version,
             spec=self._table.spec,
             schema=self._table.schema,
-            output_file=self._io.new_output(self._manifest),
+            output_file=in_memory,  # type: ignore[arg-type]
             snapshot_id=None,  # type: ignore[arg-type]
             avro_compression=avro_compression(metadata.properties),
         ) as writer:
             for data_file in self._done:
                 writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=data_file))
         sizes = sum(data_file.file_size_in_bytes for data_file in self._done)
-        layout = Layout.of(self._table.schema, self._table.spec).fingerprint
-        return Prepared.of(str(metadata.table_uuid), layout, writer.to_manifest_file(), sizes)
+        layout = Layout.of(self._table.schema, self._table.spec)
+        manifest = with_both_zeros(writer.to_manifest_file(), layout.partition_types())
+        with self._io.new_output(self._manifest).create(overwrite=True) as stream:
+            stream.write(in_memory.content)
+        digest = digest_of(in_memory.content)
+        return Prepared.of(str(metadata.table_uuid), layout.fingerprint, manifest, sizes, digest)
 
     def changed_file(self) -> str | None:
-        """Return a finished data file that is gone or cut short: somebody has rolled the transaction back."""
+        """Return a finished data file that the store does not have as it was written; None if there is none."""
         return self._io.first_changed({each.file_path: each.file_size_in_bytes for each in self._done})
 
     def discard(self) -> None:

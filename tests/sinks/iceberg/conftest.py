@@ -7,7 +7,7 @@ import json
 import pickle
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -146,6 +146,12 @@ class Place(SinkPlace[IcebergSink]):
         return [from_log(each) for each in sealed]
 
 
+def few(kept: Sequence[object], *others: object) -> list[Any]:
+    """The values of a parameter, of which the gate tries those that are kept."""
+    parts = [other if isinstance(other, tuple) else (other,) for other in others]
+    return [*kept, *(pytest.param(*each, marks=pytest.mark.long) for each in parts)]
+
+
 def place_on_s3(storage: Mapping[str, str], folder: Path, **properties: str) -> Place:
     """A catalog in SQLite whose tables are in a bucket of their own. ``properties`` replace those of the catalog."""
     bucket = f"lake-{uuid.uuid4().hex[:8]}"
@@ -165,8 +171,12 @@ class Query:
     """A query whose tasks get a copy of its sink, as Spark's do."""
 
     def __init__(self, place: Place, log: Path) -> None:
-        self._sinks = {"orders": place.unbound()}
+        self.sink = place.unbound()
+        self._sinks = {"orders": self.sink}
         self._coordinator = Coordinator(self._sinks, log, owner="query", rest_interval_s=None)
+
+    def close(self) -> None:
+        self._coordinator.close()
 
     def run(self, batch_id: int, validates: bool = True, **columns: list[str]) -> None:
         batch = pa.record_batch(columns)

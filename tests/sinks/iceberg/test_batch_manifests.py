@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from tests.sinks.iceberg.conftest import Place
 
+MERGE_AT = "commit.manifest.min-count-to-merge"
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 TASKS = [[f"{task:02}"] for task in range(12)]
 RECORDS = [value for [value] in TASKS]
@@ -225,6 +227,21 @@ def test_a_filter_finds_each_value_of_a_partition_field(
         assert place.table().scan(row_filter=_equal_to(value)).count() == 1, value
 
 
+@pytest.mark.parametrize("tasks", [[[0.0, -0.0]], [[0.0], [-0.0]]], ids=["one task", "joined"])
+@pytest.mark.parametrize("is_merged", [False, True])
+def test_bounds_of_partitions_enclose_both_zeros(tasks: list[list[float]], is_merged: bool, place: Place) -> None:
+    """Iceberg for Java orders -0.0 before 0.0, and would pass over a manifest whose bounds do not have it."""
+    place.create(Schema(NestedField(1, "value", DoubleType())), BY_VALUE, properties={MERGE_AT: "2"})
+    sink = place.sink()
+    for number in range(2 if is_merged else 1):
+        batch = place.decided(*[{"value": values} for values in tasks], round=Round(1, number), sink=sink)
+        sink.commit_batch(number, batch)
+        sink.complete(number, batch)
+    [manifest] = manifests(place)
+    [summary] = manifest.partitions or []
+    assert (summary.lower_bound, summary.upper_bound) == (struct.pack("<d", -0.0), struct.pack("<d", 0.0))
+
+
 def _records(values: list[Any], schema: pa.Schema) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, schema.field("value").type)], names=["value"])
 
@@ -238,7 +255,7 @@ def _equal_to(value: Any) -> BooleanExpression:
 
 
 def test_joined_manifests_of_many_batches_are_merged(place: Place) -> None:
-    place.create(spec=BY_VALUE, properties={"commit.manifest.min-count-to-merge": "3"})
+    place.create(spec=BY_VALUE, properties={MERGE_AT: "3"})
     sink = place.sink()
     for number in range(7):
         batch = place.decided([f"a{number}"], [f"b{number}"], round=Round(1, number), sink=sink)

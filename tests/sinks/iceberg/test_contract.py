@@ -73,5 +73,6 @@ class TestAppend(SinkContract):
         return self.place.records()
 
 
+@pytest.mark.long  # test_round_trip.py reads back what is written to partitions
 class TestPartitioned(TestAppend):
     spec = SPEC

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table.update import RemovePartitionSpecsUpdate
 
-from tests.sinks.iceberg.conftest import Place
+from tests.sinks.iceberg.conftest import Place, few
 from tests.support import networks
 from tests.support.between import nothing, once
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Request
@@ -132,7 +132,7 @@ def are_visible_once(places: Sequence[Place]) -> bool:
 # One request. ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", few([2], 3))
 def test_tables_become_visible_by_one_request(count: int, places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places[:count], proxy)
     batch.commit()
@@ -141,6 +141,7 @@ def test_tables_become_visible_by_one_request(count: int, places: list[Place], p
     assert [place.marks() for place in batch.places] == [{"twopc.committed.twopc.log.orders": "0"}] * count
 
 
+@pytest.mark.long
 def test_batches_follow_each_other_by_one_request_each(places: list[Place], proxy: ProxyIntoHost) -> None:
     for batch_id in range(3):
         batch = Batch(places, proxy, batch_id)
@@ -164,6 +165,7 @@ def test_the_notes_are_gone_before_a_reader_can_see_their_files(places: list[Pla
     assert notes == [[]]
 
 
+@pytest.mark.long
 def test_tables_without_a_snapshot_get_an_empty_one_each_first(places: list[Place], proxy: ProxyIntoHost) -> None:
     """Catalogs do not compare the sequence number of a snapshot without a parent: a late request would add records."""
     for place in places:
@@ -181,6 +183,7 @@ def test_tables_without_a_snapshot_get_an_empty_one_each_first(places: list[Plac
     assert [place.values() for place in places] == [[]] * 3
 
 
+@pytest.mark.long
 def test_a_sink_that_writes_to_the_same_table_as_another_commits_by_itself(
     places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -197,6 +200,7 @@ def test_a_sink_that_writes_to_the_same_table_as_another_commits_by_itself(
 # Which sinks are committed together. ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_sinks_with_other_properties_of_the_catalog_are_not_committed_together(
     places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -208,6 +212,7 @@ def test_sinks_with_other_properties_of_the_catalog_are_not_committed_together(
     assert "hunter2" not in str(batch.sinks[1].commit_group)
 
 
+@pytest.mark.long
 def test_a_catalog_that_does_not_list_the_request_is_not_sent_it(places: list[Place], proxy: ProxyIntoHost) -> None:
     config = json.loads(proxy.forwarded(Request("GET", "/v1/config", {}, b"")).body)
     config["endpoints"] = [each for each in config["endpoints"] if TOGETHER not in each]
@@ -222,7 +227,7 @@ def test_a_sql_catalog_has_no_joint_commit(place: Place) -> None:
     assert place.sink().commit_group is None
 
 
-@pytest.mark.parametrize("status", [403, 501])
+@pytest.mark.parametrize("status", few([501], 403))
 def test_a_refusal_is_logged_once_and_the_catalog_is_not_asked_again(
     status: int, places: list[Place], proxy: ProxyIntoHost, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,6 +254,7 @@ def test_a_lost_answer_is_found_in_the_tables(places: list[Place], proxy: ProxyI
     assert are_visible_once(places)
 
 
+@pytest.mark.long
 def test_after_a_lost_request_each_table_is_asked_for_the_same_snapshot(
     places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -269,7 +275,7 @@ def test_after_a_lost_request_each_table_is_asked_for_the_same_snapshot(
     assert are_visible_once(places)
 
 
-@pytest.mark.parametrize("committed", [1, 2])
+@pytest.mark.parametrize("committed", few([1], 2))
 def test_a_request_that_comes_after_some_tables_were_committed_changes_nothing_twice(
     committed: int, places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -285,6 +291,7 @@ def test_a_request_that_comes_after_some_tables_were_committed_changes_nothing_t
     assert are_visible_once(places)
 
 
+@pytest.mark.long
 def test_a_late_request_to_tables_that_were_rolled_back_is_refused(places: list[Place], proxy: ProxyIntoHost) -> None:
     """Each branch has the snapshot again that the request requires."""
     before = [place.table().metadata.current_snapshot_id for place in places]
@@ -299,6 +306,7 @@ def test_a_late_request_to_tables_that_were_rolled_back_is_refused(places: list[
     assert [place.values() for place in places] == [["old"]] * 3
 
 
+@pytest.mark.long
 def test_a_request_that_a_proxy_sends_twice_is_applied_once(places: list[Place], proxy: ProxyIntoHost) -> None:
     def twice(request: Request, serve: Callable[[Request], Answer]) -> Answer:
         assert serve(request).status == 204
@@ -310,7 +318,7 @@ def test_a_request_that_a_proxy_sends_twice_is_applied_once(places: list[Place],
     assert are_visible_once(places)
 
 
-@pytest.mark.parametrize("status", [400, 401, 409, 419, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("status", few([409, 500], 400, 401, 419, 429, 502, 503, 504))
 @pytest.mark.parametrize("happens", [True, False])
 def test_no_error_is_believed(status: int, happens: bool, places: list[Place], proxy: ProxyIntoHost) -> None:
     def served(request: Request, serve: Callable[[Request], Answer]) -> Answer:
@@ -325,7 +333,9 @@ def test_no_error_is_believed(status: int, happens: bool, places: list[Place], p
     assert batch.requests[1] == (0 if happens else 2)
 
 
-@pytest.mark.parametrize("answer", [Answer(204), Answer(200, b"<html>log in</html>", (("Content-Type", "text/html"),))])
+@pytest.mark.parametrize(
+    "answer", few([Answer(204)], Answer(200, b"<html>log in</html>", (("Content-Type", "text/html"),)))
+)
 def test_no_success_is_believed(answer: Answer, places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places, proxy)
     proxy.disturb_next("POST", answer, TOGETHER)
@@ -334,7 +344,7 @@ def test_no_success_is_believed(answer: Answer, places: list[Place], proxy: Prox
     assert are_visible_once(places)
 
 
-@pytest.mark.parametrize("answer", [204, 409, 500, None])
+@pytest.mark.parametrize("answer", few([409], 204, 500, None))
 def test_a_server_that_changes_a_part_of_the_tables_leaves_the_rest_to_their_own_commits(
     answer: int | None, places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -370,6 +380,7 @@ def test_all_tables_are_looked_at_and_asked_for_again_if_another_writer_was_fast
     assert places[0].values() == ["foreign", "new 0", "old"]
 
 
+@pytest.mark.long
 def test_tables_commit_by_themselves_if_other_writers_are_faster_each_time(
     places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -419,6 +430,7 @@ def test_a_table_that_was_dropped_does_not_hold_back_the_others(places: list[Pla
     assert are_visible_once(places[1:])
 
 
+@pytest.mark.long
 def test_a_table_whose_files_are_gone_does_not_hold_back_the_others(places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places, proxy)
     table = places[0].table()
@@ -432,6 +444,7 @@ def test_a_table_whose_files_are_gone_does_not_hold_back_the_others(places: list
     assert places[0].values() == ["old"]
 
 
+@pytest.mark.long
 def test_a_table_that_lost_the_spec_of_its_files_on_the_way_calls_an_operator(
     places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -457,6 +470,7 @@ def test_a_table_that_lost_the_spec_of_its_files_on_the_way_calls_an_operator(
     assert are_visible_once(places[1:])
 
 
+@pytest.mark.long
 def test_a_table_with_a_token_of_its_own_commits_by_itself(places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places, proxy)
     batch.sinks[0]._lake.table().config["token"] = "of-orders"  # noqa: S105
@@ -468,6 +482,7 @@ def test_a_table_with_a_token_of_its_own_commits_by_itself(places: list[Place], 
 # Servers that are killed. ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize("has_request", [True, False])
 def test_a_server_that_is_killed_at_a_joint_commit_loses_and_doubles_nothing(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.sinks.iceberg.conftest import place_on_s3
+from tests.sinks.iceberg.conftest import few, place_on_s3
 from tests.support.killed_writer import BEFORE, VALUES, killed_writer
 from tests.support.restarted_query import RestartedQuery
 from tests.support.struck_server import KILLED, STRIKES, StruckServer, Way, go_server, strike_requests
@@ -30,7 +30,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     assert place.values() == sorted(VALUES)
 
 
-@pytest.mark.parametrize("when", [BEFORE, "after pre-commit"])
+@pytest.mark.parametrize("when", few([BEFORE], "after pre-commit"))
 def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, place: Place) -> None:
     before = place.files()
     killed_writer("iceberg", place.options, when)

@@ -163,7 +163,7 @@ def test_a_transaction_that_was_rolled_back_after_its_vote_is_a_veto(place: Plac
     vote = place.vote(["a"])
     sink = place.sink()
     sink.abort(vote)
-    with pytest.raises(RoundAborted, match="is gone"):
+    with pytest.raises(RoundAborted, match="is not there as its task has written it"):
         sink.seal([vote], 0.0)
 
 

@@ -115,7 +115,10 @@ NOON = datetime(2024, 2, 29, 12, 0, 0, 1)  # noqa: DTZ001  # a local time
 EARLY = datetime(1969, 12, 31, 23, 59, 59, 999999)  # noqa: DTZ001
 
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
-    "value": (pa.string(), ["", "a", "null", "Grüße, 世界 🐎", "a/b=c %&", None, "zz" * 40]),
+    "value": (
+        pa.string(),
+        ["", "a", "null", "Grüße, 世界 🐎", "a/b=c %&", None, "zz" * 40, "\ud7ff" * 20, "\U0010ffff" * 20, "z" * 5000],
+    ),
     "flag": (pa.bool_(), [True, False, None]),
     "small": (pa.int32(), [0, -(2**31), 2**31 - 1, None]),
     "whole": (pa.int64(), [-1, -(2**63), 2**63 - 1, None, 11]),
@@ -162,7 +165,7 @@ SPECS = {
     "times": spec((9, YearTransform()), (10, DayTransform()), (11, HourTransform())),
     "months": spec((9, MonthTransform()), (10, HourTransform()), (11, YearTransform()), (1, VoidTransform())),
     "truncated": spec(
-        *((source, TruncateTransform(width)) for source, width in ((1, 3), (3, 10), (4, 10), (7, 50), (13, 2)))
+        *((source, TruncateTransform(width)) for source, width in ((1, 3), (3, 16), (4, 16), (7, 50), (13, 2)))
     ),
     "identities": spec(*((source, IdentityTransform()) for source in (1, 2, 3, 4, 5, 6, 7, 9, 13))),
     "more identities": spec(*((source, IdentityTransform()) for source in (8, 10, 11, 12, 21))),

@@ -18,7 +18,7 @@ from pyiceberg.types import FixedType, IntegerType, LongType, NestedField, Strin
 from tests.support.between import Between, lost, once
 from twopc import Round
 from twopc.checks import CheckStatus
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted
+from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted
 from twopc_iceberg import checks
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_branch_that_is_missing_or_a_tag_is_refused(place: Place) -> None:
     assert "'release' is a tag" in refusal(place, branch="release")
 
 
-def test_a_branch_that_is_removed_calls_an_operator_after_the_decision_and_is_a_veto_before(place: Place) -> None:
+def test_a_removed_branch_calls_an_operator_after_the_decision_and_refuses_the_batch_before(place: Place) -> None:
     place.table().append(pa.table({"value": ["a"]}))
     current = place.table().metadata.current_snapshot_id
     assert current is not None
@@ -103,7 +103,7 @@ def test_a_branch_that_is_removed_calls_an_operator_after_the_decision_and_is_a_
     place.table().manage_snapshots().remove_branch("audit").commit()
     with pytest.raises(OperatorRequired, match="has no branch 'audit'"):
         sink.commit_batch(0, batch)
-    with pytest.raises(RoundAborted, match="has no branch 'audit'"):
+    with pytest.raises(Refused, match="has no branch 'audit'"):
         sink.seal(batch, 0.0)
 
 

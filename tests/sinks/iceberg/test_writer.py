@@ -46,6 +46,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.long
 def test_a_task_with_many_partitions_has_few_files_open(
     place: Place, counted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
