@@ -7,16 +7,15 @@ A pair that the table does not have is refused. So is a value that a column of a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 
 from twopc.bad_records import are_held
 from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.prepared import are_kept_json
 
 ORDINAL = "twopc_ordinal"
 """The column of an upsert table that holds the order in which records arrived."""
@@ -252,25 +251,8 @@ def single(values: pa.Array) -> pa.Array:
 
 
 def _are_kept_as_jsonb(values: pa.Array) -> bool:
-    try:
-        for text in single(values).to_pylist():
-            json.loads(text, object_pairs_hook=_unique, parse_float=_kept)
-    except _NotKeptError:
-        return False
-    except (ValueError, RecursionError):  # the server refuses it, with its reason
-        return True
-    return True
+    return are_kept_json(single(values).to_pylist(), _is_kept)
 
 
-class _NotKeptError(Exception):
-    pass
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise _NotKeptError
-
-
-def _kept(number: str) -> None:
-    if int(Decimal(number).as_tuple().exponent) < _LEAST_EXPONENT:
-        raise _NotKeptError
+def _is_kept(number: str) -> bool:
+    return int(Decimal(number).as_tuple().exponent) >= _LEAST_EXPONENT

@@ -224,11 +224,11 @@ def test_a_task_whose_connection_is_lost_votes_no_and_leaves_nothing(place: Plac
 
 
 def test_a_transaction_in_which_a_write_has_failed_can_not_be_prepared(place: Place) -> None:
-    place.create("value int")
+    place.create("value uuid")
     sink = place.sink()
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     with pytest.raises(RecordRefused, match="InvalidTextRepresentation"):
-        sink.write(transaction, pa.record_batch({"value": ["no number"]}))
+        sink.write(transaction, pa.record_batch({"value": ["no uuid"]}))
     with pytest.raises(RoundAborted, match="current transaction is aborted"):
         sink.pre_commit(transaction)
     sink.discard(transaction)

@@ -95,7 +95,6 @@ def waits_are_cancelled(place: Place) -> Iterator[None]:
 def waits_for_standbys(place: Place) -> bool:
     """Whether a commit waits."""
     with waits_are_cancelled(place), sessions.connect(place.server.conninfo, autocommit=True) as connection:
-        sessions.set_up(connection, TEST_TIMEOUT_S)
         tables.prove_current(connection)
         return bool(connection.unreplicated)
 
