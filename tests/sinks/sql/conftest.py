@@ -66,45 +66,6 @@ def databases_but_long(*without: str) -> list[Any]:
 
 
 @pytest.fixture(params=databases_but_long("postgresql", "sqlite"))
-def database(self) -> str:
-        return self.url.get_backend_name()
-
-    def ask(self, statement: str) -> list[Any]:
-        """What another session sees. ``{}`` stands for the table, and ``{text}`` and others for types."""
-        return sql_databases.ask(self.url, statement.replace("{}", self.table))
-
-    def select(self, columns: list[sa.ColumnClause[Any]]) -> list[dict[str, Any]]:
-        """Every row of the table, by SQLAlchemy's types of its columns."""
-        with sa.create_engine(self.url, poolclass=sa.NullPool).connect() as connection:
-            found = connection.execute(sa.select(*columns).select_from(sa.table(self.table)))
-            return [dict(row) for row in found.mappings()]
-
-    def create(self, columns: str) -> None:
-        self.ask("DROP TABLE IF EXISTS {}")
-        self.ask(f"CREATE TABLE {{}} ({columns})")
-
-    def values(self) -> list[str]:
-        """The ``value`` of every row that a reader sees, sorted."""
-        return [value for (value,) in self.ask("SELECT value FROM {} ORDER BY value")]
-
-    def unbound(self, **options: Any) -> SqlSink:
-        """A new sink. Empty options are left out."""
-        given = {name: value for name, value in options.items() if value != ""}
-        return SqlSink({"url": self.url, "table": self.table, **given})
-
-    def staged(self) -> int:
-        return sql_databases.staged(self.url)
-
-
-@pytest.fixture(scope="session")
-def databases() -> Iterator[Databases]:
-    with Databases() as databases:
-        yield databases
-
-
-@pytest.fixture(
-    params=["sqlite", *(pytest.param(name, marks=pytest.mark.long) for name in sorted({*TYPES} - {"sqlite"}))]
-)
 def database(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
