@@ -124,7 +124,7 @@ def _refused(values: pa.Array, column: Column) -> Iterator[tuple[Callable[[pa.Ar
 
 def _is_kept(number: str) -> bool:
     exact = Decimal(number)
-    return exact == Decimal(repr(float(number))) or (exact == int(exact) and -(2**63) <= exact < 2**64)
+    return exact == Decimal(repr(float(number))) or (-(2**63) <= exact < 2**64 and exact == int(exact))
 
 
 def _quoted(quote: str, text: pa.Array) -> pa.Array:

@@ -117,12 +117,23 @@ def trial_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
     if is_temporary(error):
         return request_failed(error, what)
     refused = f"{what}, and the table refuses it: {first_line(error)}."
-    if isinstance(error, sa.exc.IntegrityError):
+    if isinstance(error, sa.exc.IntegrityError) and not _is_of_record(error):
         return RoundAborted(
-            f"{refused} Look for a record that breaks a key, a foreign key, NOT NULL or CHECK of the table; with"
-            " 'upsert_by', records replace rows. Nothing of the batch is visible, and it can be run again."
+            f"{refused} Look for a record that breaks a key or a foreign key of the table; with 'upsert_by', records"
+            " replace rows. Nothing of the batch is visible, and it can be run again."
         )
-    return Refused(f"{refused} Correct the records or the table. Nothing of the batch is visible.")
+    return Refused(
+        f"{refused} Look for a record that breaks NOT NULL, a CHECK or a trigger of the table, or is too large for it."
+        " Correct the records or the table. Nothing of the batch is visible."
+    )
+
+
+def _is_of_record(error: DBAPIError) -> bool:
+    """Return whether a record breaks NOT NULL or a CHECK, whatever other rows there are."""
+    original = error.orig
+    first = next(iter(original.args), None) if original else None
+    is_rule = getattr(original, "sqlstate", None) in ("23502", "23514") or first == 1048  # noqa: PLR2004  # of MySQL
+    return is_rule or re.search("(CHECK|NOT NULL) constraint failed", str(original)) is not None
 
 
 def write_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
