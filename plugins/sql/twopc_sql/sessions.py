@@ -132,7 +132,7 @@ def _is_of_record(error: DBAPIError) -> bool:
     """Return whether a record breaks NOT NULL or a CHECK, whatever other rows there are."""
     original = error.orig
     first = next(iter(original.args), None) if original else None
-    is_rule = getattr(original, "sqlstate", None) in ("23502", "23514") or first == 1048  # noqa: PLR2004  # of MySQL
+    is_rule = getattr(original, "sqlstate", None) in ("23502", "23514") or first == 1048  # of MySQL
     return is_rule or re.search("(CHECK|NOT NULL) constraint failed", str(original)) is not None
 
 
