@@ -7,7 +7,9 @@ marker, which exists exactly if the transaction is committed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from twopc.errors import OutcomeUnknown, RecordRefused, RoundAborted, TransactionLost
 from twopc.transaction import Committable
@@ -52,6 +54,36 @@ def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> Tr
         f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed. Check"
         f" whether its records are in the table. If they are, only give the transaction up. {advice}"
     )
+
+
+def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
+    """Return whether a column that parses JSON keeps it. Such a column keeps one of two equal keys, so no object may
+    have two. Text that is no JSON counts as kept: the server refuses it, with its reason.
+
+    Args:
+        texts: JSON.
+        is_kept: whether the column keeps a number.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise _NotKeptError
+
+    def kept(number: str) -> None:
+        if not is_kept(number):
+            raise _NotKeptError
+
+    try:
+        for text in texts:
+            with contextlib.suppress(ValueError, RecursionError):
+                json.loads(text, object_pairs_hook=unique, parse_float=kept, parse_int=kept)
+    except _NotKeptError:
+        return False
+    return True
+
+
+class _NotKeptError(Exception):
+    pass
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ request."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,22 +12,25 @@ import pyarrow as pa
 from twopc.errors import ConfigurationError, SchemaMismatch
 
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
+_BITS = dict(zip(_INTEGERS, (8, 16, 24, 32, 64), strict=True))
+_BYTES = ("varbinary", "tinyblob", "blob", "mediumblob", "longblob", "binary")
+_TEXT = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json", "uuid", "enum")
 
 HOLDS: Mapping[pa.DataType, tuple[str, ...]] = {
     pa.bool_(): ("tinyint",),
-    pa.int8(): _INTEGERS,
-    pa.int16(): _INTEGERS[1:],
-    pa.int32(): _INTEGERS[3:],
-    pa.int64(): _INTEGERS[4:],
     pa.float32(): ("float", "double"),
     pa.float64(): ("double",),
-    pa.binary(): ("varbinary", "tinyblob", "blob", "mediumblob", "longblob"),
-    pa.large_binary(): ("varbinary", "tinyblob", "blob", "mediumblob", "longblob"),
+    pa.binary(): _BYTES,
+    pa.large_binary(): _BYTES,
     pa.date32(): ("date",),
-    pa.string(): ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "json", "uuid", "inet4", "inet6"),
+    pa.string(): _TEXT,
+    pa.large_string(): _TEXT,
 }
-"""Arrow type → the column types that hold all of its values. ``_fits`` handles parametric types. An ENUM and a SET are
-missing on purpose: they take the text of a number for a position."""
+"""Arrow type → the column types that hold all of its values, or of which a value that they don't hold is refused, by
+the server in strict mode or by ``rows.refusals``. ``_fits`` handles numbers and times. What is missing, such as a SET,
+is refused."""
+
+_LABEL = re.compile(r"'((?:[^']|'')*)'")
 
 _DIGITS = {pa.timestamp("s"): 0, pa.timestamp("ms"): 3, pa.timestamp("us"): 6}
 
@@ -59,6 +63,25 @@ class Column:
     @property
     def is_generated(self) -> bool:
         return "GENERATED" in self.extra.replace("DEFAULT_GENERATED", "").upper()
+
+    @property
+    def is_unsigned(self) -> bool:
+        return "unsigned" in self.described
+
+    @property
+    def labels(self) -> list[str]:
+        """The texts of an ENUM."""
+        return [label.replace("''", "'") for label in _LABEL.findall(self.described)]
+
+    @property
+    def length(self) -> int:
+        """The length of a BINARY, in bytes."""
+        return int(self.described.partition("(")[2].partition(")")[0] or 1)
+
+    @property
+    def has_zero_date(self) -> bool:
+        """Whether the default is a date that strict mode refuses."""
+        return (self.default or "").strip("'").startswith("0000-00-00")
 
     @property
     def is_auto_increment(self) -> bool:
@@ -97,9 +120,14 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
             raise SchemaMismatch(
                 f"column {name!r} has the Arrow type {schema.field(name).type}, and not every value of that type fits"
                 f" into {by_name[name].described}, the column's type in {table}. Cast the column (lists, structs and"
-                " maps to JSON text), or change the table."
+                " maps to JSON text), change the table, or use the backend 'sql', which tries each value."
             )
     for column in columns:
+        if column.has_zero_date and column.name not in schema.names:
+            raise SchemaMismatch(
+                f"column {column.name!r} of {table} has the default {column.default}, a date that the server refuses in"
+                " strict mode: add it to the records, or change its default"
+            )
         if column.is_required and column.name not in schema.names:
             raise SchemaMismatch(
                 f"column {column.name!r} of {table} is NOT NULL without a default: add it to the records"
@@ -142,15 +170,23 @@ def check_upsert(
 
 
 def _fits(type: pa.DataType, column: Column) -> bool:
-    if pa.types.is_large_string(type):
-        return _fits(pa.string(), column)
     if pa.types.is_timestamp(type):
         digits = _DIGITS.get(pa.timestamp(type.unit))
         holds = ("datetime", "timestamp") if type.tz else ("datetime",)
         return column.type in holds and digits is not None and digits <= (column.fraction or 0)
     if pa.types.is_decimal(type):
         precision, scale = column.precision or 0, column.scale or 0
+        if column.type in _BITS:  # as many digits; the server refuses a number that is too large, or negative
+            return bool(type.scale == 0 and type.precision <= len(str(2 ** _bits(column))))
         return column.type == "decimal" and type.scale <= scale and type.precision - type.scale <= precision - scale
+    if pa.types.is_integer(type):  # the server refuses a negative number for an unsigned column
+        is_signed = pa.types.is_signed_integer(type)
+        return column.type in _BITS and type.bit_width - is_signed <= _bits(column)
     if pa.types.is_floating(type) and column.scale is not None:
         return False  # DOUBLE(10,2) rounds
-    return column.type in HOLDS.get(type, ()) and "unsigned" not in column.described
+    return column.type in HOLDS.get(type, ()) and not (pa.types.is_floating(type) and column.is_unsigned)
+
+
+def _bits(column: Column) -> int:
+    """Return the bits of an integer column, without that of the sign."""
+    return _BITS[column.type] - (not column.is_unsigned)

@@ -1,4 +1,7 @@
-"""What the server's errors mean, by their numbers, as tables. This module sends no request."""
+"""What the server's errors mean, by their numbers, as tables. This module sends no request.
+
+An error that is in no table is neither temporary nor harmless: it stops the query, with the server's words.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ from collections.abc import Collection, Mapping
 import pymysql
 
 from twopc.errors import (
+    ConfigurationError,
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
+    Refused,
     Retriable,
     RoundAborted,
     TwoPhaseCommitError,
@@ -53,6 +58,17 @@ REPEAT: Mapping[int, str] = {
 }
 """Errors of a statement that may be repeated, with what they mean."""
 
+OF_ANOTHER_ROW: Mapping[int, str] = {
+    1062: "a unique key",
+    1216: "a foreign key",
+    1217: "a foreign key",
+    1451: "a foreign key",
+    1452: "a foreign key",
+    1526: "a partition is missing",
+    1586: "a unique key",
+}
+"""What another row, or another session, decides, and may change."""
+
 REFUSED = (1044, 1045, 1049, 1142, 1143, 1227, 1370, 1698)
 """Access denied, or an unknown database."""
 
@@ -69,27 +85,39 @@ RULES: Mapping[int, str] = {
     1406: "too long",
     1411: "incorrect value",
     1644: "a trigger has refused it",
+    1118: "a row that is too large",
     1690: "out of range",
     3140: "invalid JSON",
     3819: "CHECK",
     4025: "CHECK",
 }
-"""Rules that a record breaks however often it is written. They stand for the server's messages, which quote values.
-Unique and foreign keys don't count, because the other row may appear or disappear. A missing partition doesn't count
-either, because it can be created."""
+"""Rules that a record breaks however often it is written. They stand for the server's messages, which quote values."""
 
-WRITE_ADVICE: Mapping[int, str] = {
-    1062: "A row with a key of these records exists. With 'upsert_by', records replace rows.",
+CONFIGURATION: Mapping[int, str] = {
+    1054: "Was the table changed? Start the query again.",
+    1067: "Change the default of the column that the message names.",
     1146: "Was a table dropped while the query ran? Start the query again. It creates the marker table if that is"
     " missing, and otherwise names the missing table.",
     1197: "Raise max_binlog_cache_size on the server, or write smaller batches.",
+    1235: "Change the trigger or the table, or use the backend 'sql', which prepares no transaction.",
+    1305: "Create the function or procedure that a trigger calls.",
+    1336: "Change the trigger, or use the backend 'sql', which prepares no transaction.",
+    1364: "Add the column to the records, or give it a default.",
+    1422: "Change the trigger, or use the backend 'sql', which prepares no transaction.",
+    1442: "Change the trigger.",
+    1978: "Change the default of the column that the message names, or add it to the records.",
+    **dict.fromkeys(REFUSED, "Grant this user the rights that the sink's README lists."),
+}
+"""What fails again until somebody changes something, with what to do."""
+
+WRITE_ADVICE: Mapping[int, str] = {
+    1062: "A row with a key of these records exists. With 'upsert_by', records replace rows.",
     1205: "Another transaction has held the row for longer than 'lock_timeout_s'. It may be another task of this batch:"
     " records with equal keys must be in one partition, so repartition by the key. Or it may be a lost attempt, which"
     " is rolled back with the batch: run the batch again.",
     1526: "Create the partition. The batch can be run again.",
-    **dict.fromkeys(REFUSED, "Grant this user the rights that the sink's README lists."),
 }
-"""Advice for a failed write. For other errors, the server's message is enough."""
+"""Advice for a failed write that may succeed later. For other errors, the server's message is enough."""
 
 _QUOTES_A_VALUE = {1062: "a duplicate key", 1526: "no partition for a value", 1586: "a duplicate key"}
 
@@ -126,12 +154,16 @@ def may_repeat(error: pymysql.MySQLError) -> bool:
     return number(error) in LOST_CONNECTION or number(error) in REPEAT
 
 
-def write_failed(error: pymysql.MySQLError, what: str, columns: Collection[str] = ()) -> RecordRefused | RoundAborted:
+def write_failed(error: pymysql.MySQLError, what: str, columns: Collection[str] = ()) -> Refused | RoundAborted:
     """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible."""
     if refused := rule_broken(number(error), str(error), columns):
         return refused
-    advice = WRITE_ADVICE.get(number(error), "The batch can be run again.")
-    return RoundAborted(f"{what} could not be written: {_told(error)}. {advice}")
+    failed = f"{what} could not be written: {_told(error)}."
+    if may_repeat(error) or number(error) in OF_ANOTHER_ROW:
+        return RoundAborted(f"{failed} {WRITE_ADVICE.get(number(error), 'The batch can be run again.')}")
+    if advice := CONFIGURATION.get(number(error)):
+        return ConfigurationError(f"{failed} {advice}")
+    return Refused(f"{failed} The sink does not know this error, so the batch is not run again.")
 
 
 def rule_broken(number: int, message: str, columns: Collection[str]) -> RecordRefused | None:

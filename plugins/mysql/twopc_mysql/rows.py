@@ -9,6 +9,7 @@ time without even a warning. It also lets a server read any file of the client. 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from twopc.bad_records import are_utf8, first_bad
 from twopc.errors import RecordRefused
+from twopc.prepared import are_kept_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +28,7 @@ STATEMENT_BYTES = 1 << 20
 """How long a statement becomes, unless a single record is longer."""
 
 _BYTES = pa.large_binary()
+_UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
@@ -93,9 +96,21 @@ def _refused(values: pa.Array, column: Column) -> Iterator[tuple[Callable[[pa.Ar
         )
     if pa.types.is_string(type) or pa.types.is_large_string(type):
         yield lambda part: not are_utf8(part), "it is text that is not UTF-8"
+        if column.type == "enum":  # which also takes the text of a number for a position, and ignores the case
+            labels = pa.array(column.labels, type)
+            yield lambda part: not pc.all(pc.is_in(part.drop_null(), labels)).as_py(), "the ENUM has no such text"
+        if column.type == "uuid":
+            spelled = "a UUID column would spell it in another way: use lower case"
+            yield lambda part: not pc.all(pc.match_substring_regex(part.drop_null(), _UUID)).as_py(), spelled
+        if column.type == "json":
+            changed = "it is JSON that names a key twice, or has a number that a double does not keep"
+            yield lambda part: not are_kept_json(part.drop_null().to_pylist(), _is_kept), changed
         if column.type == "char":
             blank = "it ends with a space, and a CHAR does not keep that: make the column a VARCHAR"
             yield lambda part: bool(pc.any(pc.ends_with(part, " ")).as_py()), blank
+    elif column.type == "binary":
+        padded = "it is shorter than the BINARY, which would pad it"
+        yield lambda part: bool(pc.any(pc.less(pc.binary_length(part), column.length)).as_py()), padded
     elif pa.types.is_date32(type) or pa.types.is_timestamp(type):
         days = 1 if pa.types.is_date32(type) else _DAY[type.unit]
         number = pa.int32() if pa.types.is_date32(type) else pa.int64()
@@ -105,6 +120,11 @@ def _refused(values: pa.Array, column: Column) -> Iterator[tuple[Callable[[pa.Ar
             return least is not None and not (_FIRST_DAY * days <= least and most < (_LAST_DAY + 1) * days)
 
         yield outside, "it is a time outside of the years 1 to 9999"
+
+
+def _is_kept(number: str) -> bool:
+    exact = Decimal(number)
+    return exact == Decimal(repr(float(number))) or (-(2**63) <= exact < 2**64 and exact == int(exact))
 
 
 def _quoted(quote: str, text: pa.Array) -> pa.Array:

@@ -36,6 +36,12 @@ _SETTINGS = """
         autocommit = 1, unique_checks = 1, foreign_key_checks = 1, sql_notes = 1, max_error_count = 65535,
         wait_timeout = 28800
 """
+_SETTINGS_OF_MARIADB = """
+    SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0,
+        max_statement_time = 0
+"""
+"""A task computes its next records meanwhile, and a write may take long."""
+
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 """It takes no gap locks when records are added, for which transactions of one batch would wait."""
 
@@ -56,6 +62,8 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
         lock_s = max(1, math.ceil(lock_timeout_s))
         ask(connection, _SETTINGS, _MODE, lock_s, lock_s)
         ask(connection, _ISOLATION)
+        if "mariadb" in connection.get_server_info().lower():
+            ask(connection, _SETTINGS_OF_MARIADB)
     except BaseException:
         end(connection)
         raise

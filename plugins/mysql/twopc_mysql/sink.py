@@ -57,7 +57,8 @@ class MysqlTransaction(Transaction):
     """A live transaction and its connection.
 
     Attributes:
-        columns: the table's columns; empty before the first write.
+        schema: the records' columns; empty before the first write.
+        columns: the table's columns. They keep their types until the transaction ends.
         most_bytes: the longest statement that the server takes.
         is_partial: whether a write has failed, so that the transaction may have only a part of its records.
     """
@@ -65,6 +66,7 @@ class MysqlTransaction(Transaction):
     def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
         super().__init__(transaction_id)
         self.connection = connection
+        self.schema = pa.schema([])
         self.columns: list[Column] = []
         self.most_bytes = 0
         self.is_partial = False
@@ -108,9 +110,12 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         connection = transaction.connection
         try:
             with self._writing(transaction.id, batch.schema.names):
-                if not transaction.columns:
+                if batch.schema != transaction.schema:  # the table may have been changed since it was validated
+                    self._table.try_insert(connection, batch.schema.names)  # from here on, ALTER TABLE waits
                     transaction.columns = self._table.columns(connection)
+                    check_columns(batch.schema, transaction.columns, str(self._options))
                     [(transaction.most_bytes,)] = ask(connection, "SELECT @@max_allowed_packet")
+                    transaction.schema = batch.schema
                 self._table.insert(connection, batch, transaction.columns, transaction.most_bytes)
         except BaseException:
             transaction.is_partial = True

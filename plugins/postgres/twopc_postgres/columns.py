@@ -1,56 +1,98 @@
-"""Which Arrow types fit into which PostgreSQL types, as a table. This module sends no request."""
+"""Which Arrow types fit into which column types, as a table, and which columns a table needs. This module sends no
+request.
+
+A pair that the table does not have is refused. So is a value that a column of a pair would change, by one of
+``refusals`` or by the server.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 import pyarrow as pa
 
+from twopc.bad_records import are_held
 from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.prepared import are_kept_json
 
-_INTEGERS = ("int2", "int4", "int8", "numeric")
+ORDINAL = "twopc_ordinal"
+"""The column of an upsert table that holds the order in which records arrived."""
+
+_INTEGERS = ("int2", "int4", "int8")
+_DIGITS_OF_INTEGER = {"int2": 5, "int4": 10, "int8": 19}
+_DIGITS_OF_FRACTION = {"s": 0, "ms": 3, "us": 6}
 
 HOLDS: Mapping[pa.DataType, tuple[str, ...]] = {
     pa.bool_(): ("bool",),
     pa.int8(): _INTEGERS,
     pa.int16(): _INTEGERS,
+    pa.uint8(): _INTEGERS,
     pa.int32(): _INTEGERS[1:],
+    pa.uint16(): _INTEGERS[1:],
     pa.int64(): _INTEGERS[2:],
+    pa.uint32(): _INTEGERS[2:],
+    pa.uint64(): (),
     pa.float32(): ("float4", "float8"),
     pa.float64(): ("float8",),
     pa.binary(): ("bytea",),
     pa.large_binary(): ("bytea",),
     pa.date32(): ("date",),
+    pa.string(): ("text", "json", "jsonb", "enum"),
+    pa.large_string(): ("text", "json", "jsonb", "enum"),
 }
-"""Arrow type → the PostgreSQL types that hold all of its values. ``_fits`` handles lists, text and parametric types."""
+"""Arrow type → the column types that hold all of its values, or of which the server refuses those that they don't
+hold. ``_fits`` handles parameters, lists and ``PROVEN``."""
 
-_NOT_AS_TEXT = {"bool", *_INTEGERS, "float4", "float8", "bytea", "date", "timestamp", "timestamptz"}
+PROVEN = (
+    *("varchar", "bpchar", "uuid", "inet", "cidr", "macaddr", "macaddr8"),
+    *("bit", "varbit", "time", "timetz", "interval", "xml"),
+)
+"""Column types that take text, and may change it: cut it, pad it, round it or spell it in another way. The server is
+asked about each text before it is written, and one that would be changed is refused."""
+
+_LEAST_EXPONENT = -16_383
+"""PostgreSQL keeps as many digits after the point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the table, as the catalog describes it.
+    """A column of the table, as the catalog describes it, with domains resolved.
 
     Attributes:
-        type: the type's name in ``pg_type``, such as ``int4``. An array of it is ``_int4``; a domain has the name of
-            its base type.
-        precision: the total number of digits of a ``numeric``; None if it has no limit.
-        scale: the number of digits after the decimal point.
+        type: the name of a type of ``pg_catalog``, such as ``int4``; ``enum`` for an enumeration; empty for any other
+            type, which takes nothing. Of an array, the type of its elements.
+        modifier: the type's modifier, such as the length of a ``varchar``; None if it has none.
+        is_array: whether it is an array, or a domain over one.
+        described: the column's type as the table declares it.
+        element: the type of a single value as PostgreSQL writes it, with its modifier.
         is_generated: whether PostgreSQL computes the values.
         is_required: whether the column is NOT NULL and has no default.
     """
 
     name: str
     type: str
-    precision: int | None
-    scale: int | None
+    modifier: int | None
+    is_array: bool
+    described: str
+    element: str
     is_generated: bool
     is_required: bool
 
     @property
-    def described(self) -> str:
-        return self.type if self.precision is None else f"{self.type}({self.precision},{self.scale})"
+    def digits(self) -> tuple[int, int] | None:
+        """The digits of a ``numeric`` before and after the point; None if it has no limit. The second may be negative:
+        such a column rounds to tens."""
+        if self.modifier is None:
+            return None
+        precision, scale = (self.modifier - 4) >> 16, ((self.modifier - 4) & 0x7FF ^ 1024) - 1024
+        return precision - scale, scale
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the server is asked about each text."""
+        return self.type in PROVEN and not (self.type == "varchar" and self.modifier is None)
 
 
 def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
@@ -60,17 +102,19 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
         SchemaMismatch: a column does not fit. The message names it.
     """
     by_name = {column.name: column for column in columns}
-    for name in schema.names:
-        if name not in by_name:
-            raise SchemaMismatch(f"{table} has no column {name!r}. It has: {', '.join(by_name)}. Drop or rename it.")
-        column = by_name[name]
+    for field in schema:
+        if field.name not in by_name:
+            have = ", ".join(by_name)
+            raise SchemaMismatch(f"{table} has no column {field.name!r}. It has: {have}. Drop or rename it.")
+        column = by_name[field.name]
         if column.is_generated:
-            raise SchemaMismatch(f"column {name!r} of {table} is generated by PostgreSQL: drop it from the records")
-        if not _fits(schema.field(name).type, column):
             raise SchemaMismatch(
-                f"column {name!r} has the Arrow type {schema.field(name).type}, and not every value of that type fits"
-                f" into {column.described}, the column's type in {table}. Cast the column (structs and maps to JSON"
-                " text), or change the table."
+                f"column {field.name!r} of {table} is generated by PostgreSQL: drop it from the records"
+            )
+        if not _fits(field.type, column):
+            raise SchemaMismatch(
+                f"column {field.name!r} has the Arrow type {field.type}, and {column.described}, the column's type in"
+                f" {table}, may not keep each value of that type. {_advice(field.type, column)}"
             )
     for column in columns:
         if column.is_required and column.name not in schema.names:
@@ -80,19 +124,27 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
 
 
 def check_upsert(
-    upsert_by: Collection[str], names: Collection[str], unique: Collection[frozenset[str]], table: str
+    upsert_by: Collection[str],
+    names: Collection[str],
+    columns: Collection[Column],
+    unique: Collection[frozenset[str]],
+    table: str,
 ) -> None:
     """Make sure that a record with the columns ``names`` can replace a row. ``unique`` has the columns of each unique
     index.
 
     Raises:
-        SchemaMismatch: the records lack a column of ``upsert_by``.
+        SchemaMismatch: the records lack a column of ``upsert_by``, or the table has one of the upsert table's.
         ConfigurationError: no unique index is on exactly these columns.
     """
+    if not upsert_by:
+        return
     for name in upsert_by:
         if name not in names:
             raise SchemaMismatch(f"the records have no column {name!r}, which 'upsert_by' names")
-    if upsert_by and frozenset(upsert_by) not in unique:
+    if any(column.name == ORDINAL for column in columns):
+        raise SchemaMismatch(f"{table} has a column {ORDINAL!r}, whose name 'upsert_by' reserves: rename it")
+    if frozenset(upsert_by) not in unique:
         raise ConfigurationError(
             f"{table} has no primary key or unique index on exactly the columns of 'upsert_by'"
             f" ({', '.join(upsert_by)}): create a unique index on them that is not deferrable and has no WHERE clause",
@@ -100,25 +152,107 @@ def check_upsert(
         )
 
 
+_MADE_UP: Mapping[str, str] = {
+    **dict.fromkeys(
+        (*_INTEGERS, "numeric", "float4", "float8", "text", "varchar", "bpchar", "json", "jsonb", "bit"), "0"
+    ),
+    **dict.fromkeys(("date", "timestamp", "timestamptz"), "epoch"),
+    **dict.fromkeys(("inet", "cidr"), "0.0.0.0"),  # noqa: S104  # a value, and no address to listen at
+    **dict.fromkeys(("time", "timetz"), "00:00"),
+    "bool": "f",
+    "bytea": "",
+    "interval": "0",
+    "uuid": "00000000-0000-0000-0000-000000000000",
+    "varbit": "",
+}
+
+
+def made_up(columns: Sequence[Column]) -> tuple[list[str], list[str]]:
+    """Return names of columns, and a value for each, such as a rule of the table might allow."""
+    row = {
+        column.name: "{}" if column.is_array else _MADE_UP[column.type]
+        for column in columns
+        if column.type in _MADE_UP and not column.is_generated
+    }
+    return [*row], [*row.values()]
+
+
 def _fits(type: pa.DataType, column: Column) -> bool:
     if pa.types.is_list(type) or pa.types.is_large_list(type):
-        of_array = column.type.startswith("_") and not pa.types.is_nested(type.value_type)
-        return of_array and _fits(type.value_type, _item(column))
-    if pa.types.is_string(type) or pa.types.is_large_string(type):
-        return column.type not in _NOT_AS_TEXT and not column.type.startswith("_")
+        return column.is_array and _holds(type.value_type, column)
+    return not column.is_array and _holds(type, column)
+
+
+def _holds(type: pa.DataType, column: Column) -> bool:
+    if _is_text(type) and (column.type in PROVEN or column.type in HOLDS[type]):
+        return True
     if pa.types.is_timestamp(type):
-        return type.unit != "ns" and column.type == ("timestamptz" if type.tz else "timestamp")
+        digits = _DIGITS_OF_FRACTION.get(type.unit)
+        name = "timestamptz" if type.tz else "timestamp"
+        return column.type == name and digits is not None and (column.modifier is None or digits <= column.modifier)
+    if pa.types.is_integer(type) and column.type == "numeric":
+        return column.digits is None or column.digits[1] >= 0  # the server refuses a number that is too large
     if pa.types.is_decimal(type):
+        if column.type in _INTEGERS:
+            return bool(type.scale == 0 and type.precision <= _DIGITS_OF_INTEGER[column.type])
         return column.type == "numeric" and _has_room(type, column)
     return column.type in HOLDS.get(type, ())
 
 
-def _item(column: Column) -> Column:
-    return Column(column.name, column.type[1:], column.precision, column.scale, is_generated=False, is_required=False)
-
-
 def _has_room(type: pa.Decimal128Type, column: Column) -> bool:
     """Return whether a ``numeric`` column holds every value of a decimal type. PostgreSQL would round extra digits."""
-    if column.precision is None or column.scale is None:
-        return True
-    return bool(type.scale <= column.scale and type.precision - type.scale <= column.precision - column.scale)
+    room = column.digits
+    return room is None or (type.precision - type.scale <= room[0] and type.scale <= room[1])
+
+
+def _advice(type: pa.DataType, column: Column) -> str:
+    if not column.type:
+        return "Make it a column of text, or write it as text with the backend 'sql'."
+    if pa.types.is_nested(type) and not column.is_array:
+        return "Convert lists, structs and maps with to_json, for a column of json, jsonb or text."
+    if _is_text(type):
+        return f"Cast the column to the type of a {column.element} in the query, or make the table's column text."
+    return "Cast the column in the query, or make the table's column wider. The backend 'sql' tries each value."
+
+
+def _is_text(type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type))
+
+
+# Values. ------------------------------------------------------------------------------------------------------
+
+
+def in_utc(values: pa.Array) -> pa.Array:
+    """Return times with a zone as those of UTC, which Python holds for as many of them as PostgreSQL needs."""
+    of_list = pa.types.is_nested(values.type)
+    type = values.type.value_type if of_list else values.type
+    if not (pa.types.is_timestamp(type) and type.tz):
+        return values
+    utc = pa.timestamp(type.unit, "UTC")
+    return values.cast(pa.list_(utc) if of_list else utc)
+
+
+def refusals(column: Column, is_key: bool) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
+    """Yield what PostgreSQL would not keep in a column: whether values have none of it, and the reason for an error.
+    ``is_key``: whether the column is one of ``upsert_by``."""
+    if is_key:
+        yield lambda part: not part.null_count, "the column is one of 'upsert_by', and the record has no value for it"
+    yield (
+        are_held,
+        "it is text that is not UTF-8, or a time that psycopg can't send: one outside of the years 1 to 9999",
+    )
+    if column.type == "jsonb":
+        yield _are_kept_as_jsonb, "it is JSON that names a key twice, or has a number that jsonb does not keep"
+
+
+def single(values: pa.Array) -> pa.Array:
+    """Return the values of a column, or the elements of its lists, without nulls."""
+    return (values.flatten() if pa.types.is_nested(values.type) else values).drop_null()
+
+
+def _are_kept_as_jsonb(values: pa.Array) -> bool:
+    return are_kept_json(single(values).to_pylist(), _is_kept)
+
+
+def _is_kept(number: str) -> bool:
+    return int(Decimal(number).as_tuple().exponent) >= _LEAST_EXPONENT

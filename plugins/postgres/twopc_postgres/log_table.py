@@ -22,22 +22,25 @@ TRIAL = -2
 _KIND = """
     SELECT pg_catalog.pg_is_in_recovery(), c.relkind = 'r' AND c.relpersistence = 'p',
            c.relhastriggers OR c.relhasrules OR c.relrowsecurity
-    FROM (VALUES (%s, %s)) AS named (namespace, name)
+    FROM (VALUES ({schema}, {name})) AS named (namespace, name)
     LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace)
         ON n.nspname = named.namespace AND c.relname = named.name
 """
-_CREATE = "CREATE TABLE {} (log text, slot numeric(20), entry bytea NOT NULL, PRIMARY KEY (log, slot))"
+_CREATE = "CREATE TABLE {table} (log text, slot numeric(20), entry bytea NOT NULL, PRIMARY KEY (log, slot))"
 _SLOTS = """
-    SELECT pg_catalog.pg_is_in_recovery(), ARRAY(SELECT slot FROM {} WHERE log = %s AND slot >= 0 ORDER BY slot)
+    SELECT pg_catalog.pg_is_in_recovery(),
+           ARRAY(SELECT slot FROM {table} WHERE log = {log} AND slot >= 0 ORDER BY slot)
 """
-_READ = "SELECT pg_catalog.pg_is_in_recovery(), (SELECT entry FROM {} WHERE log = %s AND slot = %s)"
+_READ = "SELECT pg_catalog.pg_is_in_recovery(), (SELECT entry FROM {table} WHERE log = {log} AND slot = {slot})"
 _INSERT = """
-    INSERT INTO {} (log, slot, entry) SELECT %s::text, %s::numeric, %s::bytea FROM {} ON CONFLICT (log, slot) DO NOTHING
+    INSERT INTO {table} (log, slot, entry) SELECT {log}::text, {slot}::numeric, {data}::bytea FROM {synchronous}
+    ON CONFLICT (log, slot) DO NOTHING RETURNING true
 """
-_REPLACE = (
-    "INSERT INTO {} (log, slot, entry) VALUES (%s, %s, %s) ON CONFLICT (log, slot) DO UPDATE SET entry = EXCLUDED.entry"
-)
-_DELETE = "DELETE FROM {} WHERE log = %s AND slot = %s"
+_REPLACE = """
+    INSERT INTO {table} (log, slot, entry) VALUES ({log}, {slot}, {data})
+    ON CONFLICT (log, slot) DO UPDATE SET entry = EXCLUDED.entry
+"""
+_DELETE = "DELETE FROM {table} WHERE log = {log} AND slot = {slot}"
 
 
 _CREATED_MEANWHILE = (
@@ -73,18 +76,18 @@ class LogTable:
 
     def kind(self, connection: Connection) -> Kind | None:
         """Return what has the table's name; None if nothing has."""
-        is_ordinary, does_more = _of_no_standby(connection.execute(_KIND, (self._schema, TABLE)))
+        is_ordinary, does_more = _of_no_standby(connection.ask(_KIND, schema=self._schema, name=TABLE))
         return None if is_ordinary is None else Kind(is_ordinary, does_more)
 
     def create(self, connection: Connection) -> None:
         """Create the table, unless another session does so at the same moment."""
         with contextlib.suppress(*_CREATED_MEANWHILE), connection.transaction():
-            connection.execute(sql.SQL(_CREATE).format(self._table))
+            connection.ask(_CREATE, table=self._table)
 
     def slots(self, connection: Connection) -> list[int]:
         """Return the numbers of the entries, ascending; none if there is no table."""
         try:
-            [slots] = _of_no_standby(self._execute(connection, _SLOTS))
+            [slots] = _of_no_standby(self._ask(connection, _SLOTS))
         except psycopg.errors.UndefinedTable:
             self._require_absence(connection)
             return []
@@ -93,7 +96,7 @@ class LogTable:
     def read(self, connection: Connection, slot: int) -> bytes | None:
         """Return a row's data, or None if there is no such row."""
         try:
-            [data] = _of_no_standby(self._execute(connection, _READ, slot))
+            [data] = _of_no_standby(self._ask(connection, _READ, slot))
         except psycopg.errors.UndefinedTable:
             self._require_absence(connection)
             return None
@@ -106,24 +109,24 @@ class LogTable:
 
     def insert(self, connection: Connection, slot: int, data: bytes) -> bool:
         """Create a row if there is none, and return whether it is new. Wait for a session that creates it just now."""
-        return self._execute(connection, _INSERT, slot, data).rowcount == 1
+        return bool(self._ask(connection, _INSERT, slot, data))
 
     def replace(self, connection: Connection, slot: int, data: bytes) -> None:
         """Create or replace a row."""
-        self._execute(connection, _REPLACE, slot, data)
+        self._ask(connection, _REPLACE, slot, data)
 
     def delete(self, connection: Connection, slot: int) -> None:
         """Delete a row, or do nothing where there is none."""
         with contextlib.suppress(psycopg.errors.UndefinedTable):
-            self._execute(connection, _DELETE, slot)
+            self._ask(connection, _DELETE, slot)
 
-    def _execute(self, connection: Connection, statement: str, *values: Any) -> psycopg.Cursor[tuple[Any, ...]]:
-        return connection.execute(
-            sql.SQL(statement).format(self._table, SYNCHRONOUS), (self._log, *values), binary=True
+    def _ask(self, connection: Connection, statement: str, slot: int = 0, data: bytes = b"") -> list[tuple[Any, ...]]:
+        return connection.ask(
+            statement, table=self._table, log=self._log, slot=slot, data=data, synchronous=SYNCHRONOUS
         )
 
 
-def _of_no_standby(answer: psycopg.Cursor[tuple[Any, ...]]) -> tuple[Any, ...]:
+def _of_no_standby(answer: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     """Return the values of the one row after its first, which is whether the server is a standby.
 
     Raises:

@@ -42,7 +42,7 @@ def completed_conninfo(given: Any) -> str:
     # libpq finds these in a URL whose password contains '@' or '/', and would repeat parts of it in its errors.
     if any("@" in parts.get(name, "") for name in ("host", "dbname")) or not all(map(str.isdecimal, ports)):
         raise ValueError
-    return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts})
+    return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts, "client_encoding": "UTF8"})  # Arrow's, and Python's
 
 
 OPTIONS = (

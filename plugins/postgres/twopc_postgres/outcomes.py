@@ -1,8 +1,12 @@
-"""What PostgreSQL's errors mean, by SQLSTATE, as tables. This module sends no request."""
+"""What PostgreSQL's errors mean, by SQLSTATE, as tables. This module sends no request.
+
+An error that is in no table is neither temporary nor harmless: it stops the query, with the server's words.
+"""
 
 from __future__ import annotations
 
-from enum import Enum
+import re
+from collections.abc import Mapping
 
 import psycopg
 
@@ -11,76 +15,112 @@ from twopc.errors import (
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
+    Refused,
     Retriable,
     RoundAborted,
     TwoPhaseCommitError,
 )
 
-
-class PostgresAnswer(Enum):
-    """What to do about an error that PostgreSQL reports."""
-
-    REPEAT = "repeat"
-    REFUSED = "refused"
-    UNCLEAR = "unclear"
-
-
-ANSWERS: dict[str, PostgresAnswer] = {
-    "25006": PostgresAnswer.REPEAT,  # read_only_sql_transaction: a standby, until the failover is complete
-    "23505": PostgresAnswer.REPEAT,  # unique_violation, duplicate_table: two coordinators create the marker table
-    "42P07": PostgresAnswer.REPEAT,
-    "42710": PostgresAnswer.REPEAT,  # duplicate_object: the type of that table
-    "55000": PostgresAnswer.REPEAT,  # object_not_in_prerequisite_state: another process is ending this transaction
-    "55P03": PostgresAnswer.REPEAT,  # lock_not_available
-    "0A000": PostgresAnswer.REFUSED,  # feature_not_supported: the transaction belongs to another database
-    "42501": PostgresAnswer.REFUSED,  # insufficient_privilege: the transaction belongs to another role
+TEMPORARY: Mapping[str, str] = {
+    "08": "the connection failed",
+    "40": "deadlock, serialization failure",
+    "53": "connections, memory or disk are used up",
+    "57": "a shutdown, a restart, a canceled statement",
+    "25006": "a standby, until the failover is complete",
+    "25P02": "a statement of the transaction has failed before",
+    "55P03": "a lock was not obtained in time",
+    # Another row, or another session, decides these, and it may go away.
+    "23503": "a foreign key",
+    "23505": "a unique key; or another session creates the marker table",
+    "23P01": "an exclusion constraint",
+    "42P07": "another session creates the marker table",
+    "42710": "another session creates the marker table, and its type is there",
 }
-"""SQLSTATE → what to do. Any error that is neither here nor in ``CLASSES`` leaves the outcome open."""
+"""SQLSTATE, or its class (the first two characters) → why the statement may succeed later."""
 
-CLASSES: dict[str, PostgresAnswer] = {
-    "08": PostgresAnswer.REPEAT,  # connection exceptions
-    "40": PostgresAnswer.REPEAT,  # transaction rollback: deadlock, serialization
-    "53": PostgresAnswer.REPEAT,  # insufficient resources: connections, memory, disk
-    "57": PostgresAnswer.REPEAT,  # operator intervention: a shutdown, a restart, a canceled statement
+BUSY = "55000"
+"""object_not_in_prerequisite_state. For COMMIT PREPARED and ROLLBACK PREPARED, another session is ending the
+transaction."""
+
+CONFIGURATION: Mapping[str, str] = {
+    "0A000": "PostgreSQL can't prepare a transaction that does this, such as a trigger that uses NOTIFY or a temporary"
+    " table. Change the trigger, or use the backend 'sql', which prepares no transaction.",
+    "28": "Correct user and password in 'conninfo'.",
+    "3D": "Correct the database in 'conninfo'.",
+    "3F": "Correct the schema in 'table'.",
+    "42": "Compare the table, its triggers and the functions that they call with the records.",
+    "42501": "Grant this role the rights that the sink's README lists.",
+    "42P01": "Was a table dropped while the query ran? Start the query again. It creates the marker table if that is"
+    " missing, and otherwise names the missing table.",
 }
-"""SQLSTATE class (the first two characters) → what to do."""
+"""SQLSTATE or its class → what to do. The statement fails again until somebody does so."""
+
+RECORD: Mapping[str, str] = {
+    "22": "a value that the column's type does not have",
+    "23502": "NOT NULL",
+    "23514": "CHECK",
+    "44": "the check of a view",
+    "54": "a value that is too large or too deep, such as for an index",
+    "P0001": "a trigger has refused it",
+}
+"""SQLSTATE or its class → the rule that a record breaks, however often it is written."""
+
+_WORDS_FOR_A_LOGIN = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|is not permitted to log in"
+    r"|(role|database) .* does not exist|permission denied for database"
+)
+"""libpq reports no SQLSTATE for a connection that the server refuses, only words."""
 
 
-def answer(error: psycopg.Error) -> PostgresAnswer:
-    """Return what to do about a failed statement that may be repeated."""
-    if error.sqlstate is None:  # a connection that could not be made or was lost
-        return PostgresAnswer.REPEAT if isinstance(error, psycopg.OperationalError) else PostgresAnswer.UNCLEAR
-    return ANSWERS.get(error.sqlstate, CLASSES.get(error.sqlstate[:2], PostgresAnswer.UNCLEAR))
+def _found(table: Mapping[str, str], sqlstate: str | None) -> str | None:
+    """Return what a table has for an SQLSTATE, else for its class."""
+    return None if sqlstate is None else table.get(sqlstate, table.get(sqlstate[:2]))
+
+
+def is_temporary(error: psycopg.Error) -> bool:
+    """Return whether the statement may succeed later. A connection that could not be made, or was lost, has no
+    SQLSTATE."""
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_login(error)
+    return _found(TEMPORARY, error.sqlstate) is not None
+
+
+def _is_login(error: psycopg.Error) -> bool:
+    """Return whether the server has refused the login, such as for a wrong password."""
+    needs_password = error.pgconn is not None and error.pgconn.needs_password
+    return needs_password or _WORDS_FOR_A_LOGIN.search(str(error)) is not None
 
 
 def request_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed request of the coordinator that may be repeated. ``what`` names the request."""
-    match answer(error):
-        case PostgresAnswer.REPEAT:
-            advice = REQUEST_ADVICE.get(error.sqlstate or "", "")
-            return Retriable(f"{what}: PostgreSQL gave no answer: {_first_line(error)}{advice}")
-        case _:
-            return OperatorRequired(
-                f"{what}: PostgreSQL refuses: {_first_line(error)}. Grant this role the rights that"
-                " the sink's README lists, check 'conninfo', and start again. Recovery continues where it stopped."
-            )
+    if is_temporary(error) or error.sqlstate == BUSY:
+        advice = _ADVICE_FOR_A_BUSY_ONE if error.sqlstate == BUSY else ""
+        return Retriable(f"{what}: PostgreSQL gave no answer: {_first_line(error)}{advice}")
+    return OperatorRequired(
+        f"{what}: PostgreSQL refuses: {_first_line(error)}. Grant this role the rights that"
+        " the sink's README lists, check 'conninfo', and start again. Recovery continues where it stopped."
+    )
 
 
-REQUEST_ADVICE: dict[str, str] = {
-    "55000": ". Another session is still ending the transaction. If that session waits for a synchronous standby"
-    " (SyncRep in pg_stat_activity), bring the standby back, and don't end the session.",
-}
-"""SQLSTATE → advice for a request that is repeated. For other errors, PostgreSQL's own message is enough."""
+_ADVICE_FOR_A_BUSY_ONE = (
+    ". Another session is still ending the transaction. If that session waits for a synchronous standby"
+    " (SyncRep in pg_stat_activity), bring the standby back, and don't end the session."
+)
+
+_REFUSED_COMMITS = ("0A000", "42501", "28", "3D")
+"""The transaction belongs to another database or role, or there is no login: it is still prepared."""
 
 
 def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed commit. ``what`` describes the decided transaction."""
-    if answer(error) is PostgresAnswer.UNCLEAR:
-        return OutcomeUnknown(
-            f"{what}, and PostgreSQL does not report whether it is committed: {_first_line(error)}. Check the server's"
-            " log, and whether pg_prepared_xacts lists the transaction. Then start again, which repeats the commit."
-        )
-    return request_failed(error, what)
+    sqlstate = error.sqlstate or ""
+    is_refused = _is_login(error) if not sqlstate else {sqlstate, sqlstate[:2]} & {*_REFUSED_COMMITS}
+    if is_temporary(error) or sqlstate == BUSY or is_refused:
+        return request_failed(error, what)
+    return OutcomeUnknown(
+        f"{what}, and PostgreSQL does not report whether it is committed: {_first_line(error)}. Check the server's"
+        " log, and whether pg_prepared_xacts lists the transaction. Then start again, which repeats the commit."
+    )
 
 
 def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
@@ -92,7 +132,7 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
             " password file or a service file"
         )
     sqlstate = error.sqlstate or ""
-    if sqlstate != _TAKEN and (sqlstate[:2] in _LOG_REFUSALS or sqlstate in _LOG_REFUSALS):
+    if sqlstate != _TAKEN and (sqlstate[:2] in _LOG_REFUSALS or not is_temporary(error)):
         return ConfigurationError(
             f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing."
             f" {LOG_ADVICE.get(sqlstate, _OF_ANOTHER_TABLE)}"
@@ -104,15 +144,16 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
     )
 
 
-_LOG_REFUSALS = ("22", "23", "42", "3F", "54", "P0", "0A000", "55000")
-"""SQLSTATEs and their classes of a statement that has changed nothing: a right, a table, a column or a schema is
-missing, or what has the table's name can't take such a row, because of a type, a constraint or a trigger."""
+_LOG_REFUSALS = ("23", "42")
+"""Classes of refusals by what has the table's name: a constraint, a missing column, an object of another kind. What a
+row of the sink's table breaks may go away, but not these."""
 
 _TAKEN = "23505"
 """unique_violation. While the log's index is rebuilt (REINDEX CONCURRENTLY), ON CONFLICT may raise it, too, so it is no
 permanent refusal."""
 
 LOG_ADVICE: dict[str, str] = {
+    "": "Are user, database and password right?",
     "3F000": "Create the schema, or correct its name in the URL",
     "42501": "Grant this role the rights that the README of twopc-postgres lists",
     "42P01": "Something else than twopc has dropped the table: restore it from a backup",
@@ -124,40 +165,50 @@ _OF_ANOTHER_TABLE = (
 )
 
 
-def write_failed(error: psycopg.Error, what: str) -> RecordRefused | RoundAborted:
+def write_failed(error: psycopg.Error, what: str) -> Refused | RoundAborted:
     """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible."""
     if rule := broken_rule(error):
+        place = _PLACE.search(error.diag.context or "")
         return RecordRefused(
             f"a value breaks the table's rules ({rule}). Correct or filter such records.",
-            column=error.diag.column_name,
+            record=int(place["line"]) - 1 if place else None,
+            column=error.diag.column_name or (place["column"] if place else None),
         )
-    advice = WRITE_ADVICE.get(error.sqlstate or "", "The batch can be run again.")
-    return RoundAborted(f"{what} could not be written: {_first_line(error)}. {advice}")
+    failed = f"{what} could not be written: {_first_line(error)}."
+    if is_temporary(error) or error.diag.source_function == _PARTITION_LOOKUP:
+        return RoundAborted(f"{failed} {WRITE_ADVICE.get(error.sqlstate or '', 'The batch can be run again.')}")
+    if advice := _found(CONFIGURATION, error.sqlstate):
+        return ConfigurationError(f"{failed} {advice}")
+    if error.sqlstate is None and _is_login(error):
+        return ConfigurationError(f"{failed} {CONFIGURATION['28']}")
+    return Refused(f"{failed} The sink does not know this error ({error.sqlstate}), so the batch is not run again.")
 
 
 def broken_rule(error: psycopg.Error) -> str | None:
     """Return PostgreSQL's name for a rule that a record breaks however often it is written; None for other errors.
 
-    The name is used because the server's message may quote the value. Unique and foreign keys don't count, because the
-    other row may appear or disappear. A missing partition doesn't count either, because it can be created.
+    The name is used because the server's message may quote the value. A missing partition doesn't count, because it can
+    be created.
     """
-    sqlstate = error.sqlstate or ""
-    if isinstance(error, psycopg.DataError) and not sqlstate:
+    if isinstance(error, psycopg.DataError) and error.sqlstate is None:
         return type(error).__name__  # psycopg sends no text with a NUL
-    if error.diag.source_function == _PARTITION_LOOKUP:
-        return None
-    if sqlstate not in _RECORD_VIOLATIONS and sqlstate[:2] != _DATA_EXCEPTIONS:
+    if error.diag.source_function == _POLICY_CHECK and error.sqlstate == "42501":
+        return "row level security"
+    if error.diag.source_function == _PARTITION_LOOKUP or _found(RECORD, error.sqlstate) is None:
         return None
     return " ".join(filter(None, (type(error).__name__, error.diag.constraint_name)))
 
-
-_RECORD_VIOLATIONS = ("23502", "23514")  # not_null_violation, check_violation
-_DATA_EXCEPTIONS = "22"
 
 _PARTITION_LOOKUP = "ExecFindPartition"
 """The server function that reports a missing partition, as a check_violation without a constraint. A trigger and the
 bounds of a partition may raise the same error, and the message is translated, so only the function's name
 distinguishes them."""
+
+_POLICY_CHECK = "ExecWithCheckOptions"
+"""The server function that reports a row that a policy does not allow, with the SQLSTATE of a missing right."""
+
+_PLACE = re.compile(r"^COPY .*, line (?P<line>\d+)(, column (?P<column>[^:]+))?", re.MULTILINE)
+"""Where COPY has stopped. Only a server with English messages reports it so."""
 
 WRITE_ADVICE: dict[str, str] = {
     "53200": "Raise max_prepared_transactions on the server if that is what ran out: it must be at least twice the"
@@ -167,11 +218,8 @@ WRITE_ADVICE: dict[str, str] = {
     " which is rolled back with the batch: run the batch again.",
     "23514": "Create the partition, or a default one. The batch can be run again.",
     "23505": "A row with this key exists. With 'upsert_by', records replace rows.",
-    "42501": "Grant this role the rights that the sink's README lists.",
-    "42P01": "Was a table dropped while the query ran? Start the query again. It creates the marker table if that is"
-    " missing, and otherwise names the missing table.",
 }
-"""SQLSTATE → advice for a failed write. For other errors, PostgreSQL's own message is enough."""
+"""SQLSTATE → advice for a failed write that may succeed later. For other errors, PostgreSQL's own message is enough."""
 
 
 def _first_line(error: psycopg.Error) -> str:

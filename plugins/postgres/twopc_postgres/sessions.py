@@ -1,4 +1,8 @@
-"""Connections to servers. The coordinator's connections are kept between calls, and their waits are bounded."""
+"""Connections to servers. The coordinator's connections are kept between calls, and their waits are bounded.
+
+Nothing is set for a whole session, because a pooler may give the session to another client after each transaction. A
+task sets what it relies on for its own transaction, and the coordinator for each statement.
+"""
 
 from __future__ import annotations
 
@@ -23,21 +27,33 @@ LOCK_TIMEOUT_S = 10.0
 _WAITS_FOR_STANDBYS = "SyncRepWaitForLSN"
 """The server function that warns about a canceled wait for standbys. The message itself is translated."""
 
-_SETTINGS = """
-    SELECT pg_catalog.set_config('lock_timeout', %s, false),
-           pg_catalog.set_config('client_min_messages', 'warning', false),
-           pg_catalog.set_config(
-               'synchronous_commit', CASE name WHEN 'remote_apply' THEN name ELSE 'on' END, false
-           )
-    FROM pg_catalog.current_setting('synchronous_commit') AS name
+_SETTINGS = {
+    "client_min_messages": "warning",  # so that a canceled wait for standbys is reported
+    "standard_conforming_strings": "on",  # otherwise a backslash is doubled in each bytea
+    "array_nulls": "on",  # otherwise a null in an array becomes the text NULL
+    "intervalstyle": "postgres",
+    "idle_in_transaction_session_timeout": "0",  # a task computes its next records meanwhile
+    "statement_timeout": "0",
+    "transaction_timeout": "0",
+}
+"""What a task's transaction relies on, whatever the role, the database or the server prefer."""
+
+_SET_UP = """
+    SELECT pg_catalog.set_config(name, CASE WHEN name = 'synchronous_commit' AND setting = 'remote_apply' THEN setting
+                                            ELSE wanted END, true)
+    FROM pg_catalog.pg_settings JOIN unnest(%s::text[], %s::text[]) AS given (name, wanted) USING (name)
+"""
+
+_WAITS = """
+    SELECT pg_catalog.current_setting('synchronous_commit') IN ('on', 'remote_apply')
+           AND pg_catalog.current_setting('client_min_messages') <> 'error'
 """
 
 SYNCHRONOUS = sql.SQL(
     "pg_catalog.set_config('synchronous_commit', 'on', true) AS waits,"
     " pg_catalog.set_config('client_min_messages', 'warning', true) AS reports_a_canceled_wait"
 )
-"""What follows FROM in a statement that waits for synchronous standbys whatever its session has set: a pooler may have
-given it another session than the one that was set up."""
+"""What follows FROM in a statement that waits for synchronous standbys whatever its session has set."""
 
 ResultT = TypeVar("ResultT")
 
@@ -47,11 +63,14 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     Attributes:
         answer_timeout_s: how long a statement may take; None means no limit.
+        waits: whether each commit waits for synchronous standbys, and a canceled wait is reported, by the settings of
+            the role, the database and the server.
         unreplicated: the server's warning that a wait for synchronous standbys was canceled. The statement has
             succeeded, but a failover may undo it. Empty if no wait was canceled.
     """
 
     answer_timeout_s: float | None = None
+    waits = False
     unreplicated = ""
 
     def wait(self, gen: PQGen[ResultT], *arguments: Any, **options: Any) -> ResultT:
@@ -62,6 +81,21 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
         if notice.source_function == _WAITS_FOR_STANDBYS:
             self.unreplicated = notice.message_primary or notice.source_function
 
+    def ask(self, statement: str, **parts: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows. ``parts`` replace what stands in braces: names, or values.
+
+        No part is a parameter of psycopg, so a name may contain a percent sign. The coordinator's wait for a lock is
+        bounded within the same request.
+        """
+        composed = sql.SQL(statement).format(**parts)
+        if self.answer_timeout_s is not None:
+            bound = sql.SQL("SET LOCAL lock_timeout = {};").format(f"{LOCK_TIMEOUT_S * 1000:.0f}ms")
+            composed = bound + composed
+        cursor = self.execute(composed)
+        while cursor.nextset():
+            pass
+        return cursor.fetchall() if cursor.description else []
+
 
 def connect(conninfo: str, *, autocommit: bool = False) -> Connection:
     """Return a new connection.
@@ -69,23 +103,25 @@ def connect(conninfo: str, *, autocommit: bool = False) -> Connection:
     Raises:
         psycopg.OperationalError: the connection can't be made.
     """
-    connection = Connection.connect(conninfo, autocommit=autocommit)
+    # Without prepared statements: a pooler may give the next transaction another session, and this one's names to
+    # another client.
+    connection = Connection.connect(conninfo, autocommit=autocommit, prepare_threshold=None)
     connection.add_notice_handler(connection.note_unreplicated)
     return connection
 
 
 def set_up(connection: Connection, lock_timeout_s: float) -> None:
-    """Bound waits for locks, wait for synchronous standbys, and make the server report a canceled wait. Overrides the
-    settings of the role and the database."""
-    connection.execute(_SETTINGS, (f"{lock_timeout_s * 1000:.0f}ms",))
+    """Set what the open transaction relies on, until it ends. Bounds waits for locks, and waits for synchronous
+    standbys."""
+    wanted = {**_SETTINGS, "lock_timeout": f"{lock_timeout_s * 1000:.0f}ms", "synchronous_commit": "on"}
+    connection.execute(_SET_UP, ([*wanted], [*wanted.values()]))
 
 
 def _bounded(conninfo: str) -> Connection:
     connection = connect(conninfo, autocommit=True)
     connection.answer_timeout_s = ANSWER_TIMEOUT_S
-    connection.prepare_threshold = None  # a pooler may give the next statement another session
     try:
-        set_up(connection, LOCK_TIMEOUT_S)
+        [(connection.waits,)] = connection.ask(_WAITS)
     except BaseException:
         connection.close()
         raise

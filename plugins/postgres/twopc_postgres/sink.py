@@ -29,7 +29,7 @@ from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_postgres import tables
-from twopc_postgres.columns import Column, check_columns, check_upsert
+from twopc_postgres.columns import Column, check_columns, check_upsert, made_up
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.outcomes import commit_failed, request_failed, write_failed
 from twopc_postgres.sessions import Connection, connect, release, session, set_up
@@ -53,7 +53,8 @@ class PostgresTransaction(Transaction):
 
     Attributes:
         upsert_table: the table that collects records that replace rows; None if records go directly to the table.
-        columns: the names of the records' columns; empty before the first write.
+        schema: the records' columns; empty before the first write.
+        columns: the table's columns, by name. They keep their types until the transaction ends.
         ordinal: the number of the next record.
     """
 
@@ -61,7 +62,8 @@ class PostgresTransaction(Transaction):
         super().__init__(transaction_id)
         self.connection = connection
         self.upsert_table: sql.Identifier | None = None
-        self.columns: list[str] = []
+        self.schema = pa.schema([])
+        self.columns: dict[str, Column] = {}
         self.ordinal = 0
 
 
@@ -100,9 +102,14 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         return transaction
 
     def write(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
-        transaction.columns = batch.schema.names
+        connection = transaction.connection
         with self._writing(transaction.id):
-            self._table.copy(transaction.connection, batch, transaction.upsert_table, transaction.ordinal)
+            if batch.schema != transaction.schema:  # the table may have been changed since the schema was validated
+                self._table.keep(connection)
+                columns = self._table.columns(connection)
+                check_columns(batch.schema, columns, str(self._options))
+                transaction.schema, transaction.columns = batch.schema, {column.name: column for column in columns}
+            self._table.copy(connection, batch, transaction.columns, transaction.upsert_table, transaction.ordinal)
         transaction.ordinal += batch.num_rows
 
     def write_valid(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
@@ -113,14 +120,22 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             with self._writing(transaction.id):
                 transaction.connection.execute(statement.encode())
 
+        first = transaction.ordinal
         with undone_if_refused(execute):
             self.write(transaction, batch)
+            if transaction.upsert_table is not None:  # which has none of the table's rules
+                execute("SAVEPOINT twopc_tried")
+                with self._writing(transaction.id):
+                    self._table.merge(transaction.connection, transaction.upsert_table, batch.schema.names, first)
+                execute("ROLLBACK TO SAVEPOINT twopc_tried")
 
     def pre_commit(self, transaction: PostgresTransaction) -> Committable:
         connection = transaction.connection
         with self._writing(transaction.id):
             if transaction.upsert_table is not None:
-                self._table.merge(connection, transaction.upsert_table, transaction.columns)
+                if transaction.schema.names:
+                    self._table.merge(connection, transaction.upsert_table, transaction.schema.names)
+                self._table.drop(connection, transaction.upsert_table)
             # This statement fails in a failed transaction. PREPARE would roll the transaction back and report success.
             self._table.mark(connection, transaction.id, self.transactional_ids.scope)
             connection.tpc_prepare()
@@ -168,12 +183,12 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         with self._requesting(f"reading the definition of {self._options}") as connection:
-            columns = self._columns(connection)
-            unique = self._table.unique_indexes(connection)
+            columns, unique, _ = self._definition(connection)
         check_columns(schema, columns, str(self._options))
-        check_upsert(self._options.upsert_by, schema.names, unique, str(self._options))
+        check_upsert(self._options.upsert_by, schema.names, columns, unique, str(self._options))
 
-    def _columns(self, connection: Connection) -> list[Column]:
+    def _definition(self, connection: Connection) -> tuple[list[Column], list[frozenset[str]], Sequence[str]]:
+        """Return the table's columns, the columns of its unique indexes, and the names of its row triggers."""
         columns = self._table.columns(connection)
         if not columns:
             raise ConfigurationError(f"{self._options} does not exist. Create it; the sink does not create tables.")
@@ -182,27 +197,67 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                 f"{self._options}: table {unlogged} is UNLOGGED, so PostgreSQL empties it after a crash, including"
                 f" prepared records. Nothing was written. Run ALTER TABLE {unlogged} SET LOGGED."
             )
-        return columns
+        programs = self._table.programs(connection)
+        if programs.rules:
+            raise ConfigurationError(
+                f"{self._options} has the rules {', '.join(programs.rules)}, which COPY does not apply and ON CONFLICT"
+                " does not allow. Nothing was written. Replace them by triggers."
+            )
+        if programs.has_policies and not self._options.upsert_by:
+            raise ConfigurationError(
+                f"{self._options} has row level security, under which PostgreSQL allows no COPY. Nothing was written."
+                " Use 'upsert_by', the backend 'sql', or a role with BYPASSRLS."
+            )
+        return columns, self._table.unique_indexes(connection), programs.triggers
 
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"reading the definition of {self._options}") as connection:
             self._require_prepared(connection)
             yield CheckResult.passed("max_prepared_transactions", str(tables.room_for_prepared(connection)))
-            columns = self._columns(connection)
+            columns, unique, triggers = self._definition(connection)
             names = [column.name for column in columns if not column.is_generated]
-            unique = self._table.unique_indexes(connection)
-            check_upsert(self._options.upsert_by, names, unique, str(self._options))
+            check_upsert(self._options.upsert_by, names, columns, unique, str(self._options))
             yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(names)}")
             yield tables.durability(connection)
+            yield self._check_prepared(tables.all_prepared(connection))
         yield CheckResult.of("trial transaction", lambda: self._try(names))
+        if triggers:
+            yield self._check_triggers(columns, triggers)
 
-    def _try(self, names: Sequence[str]) -> None:
-        """Prepare an empty transaction and roll it back. Raises the same errors as a task's calls."""
+    def _check_prepared(self, found: Mapping[str, float]) -> CheckResult:
+        check = "prepared transactions"
+        if not found:
+            return CheckResult.passed(check, "none")
+        own, oldest_s = sum(map(self.transactional_ids.owns_exact, found)), max(found.values())
+        return CheckResult.warning(
+            check,
+            f"{own} of this query, {len(found) - own} of others, the oldest {oldest_s:.0f} s old: they hold locks,"
+            " and keep VACUUM from removing rows",
+            "start their queries again, or look into pg_prepared_xacts",
+        )
+
+    def _check_triggers(self, columns: Sequence[Column], triggers: Sequence[str]) -> CheckResult:
+        """Try the row triggers by a made-up row: some of what they may do fails only when it is prepared."""
+        check = f"{self._options}: row triggers {', '.join(triggers)}"
+        names, row = made_up(columns)
+        try:
+            self._try(names, row)
+        except (RecordRefused, RoundAborted) as error:
+            untried = f"not tried, as the table does not take a made-up row: {error.message}"
+            return CheckResult.warning(check, untried, "let no trigger use NOTIFY or a temporary table")
+        except TwoPhaseCommitError as error:
+            return CheckResult.failed_by(check, error)
+        return CheckResult.passed(check, "tried with a made-up row")
+
+    def _try(self, names: Sequence[str], *rows: Sequence[Any]) -> None:
+        """Prepare a transaction and roll it back. Raises the same errors as a task's calls."""
         transaction = self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0))
         try:
             with self._writing(transaction.id):
                 self._table.make_markers(transaction.connection)
-            self.write(transaction, pa.record_batch({name: pa.array([], pa.string()) for name in names}))
+                self._table.keep(transaction.connection)
+                self._table.copy_rows(transaction.connection, names, rows, transaction.upsert_table)
+            transaction.schema = pa.schema([(name, pa.string()) for name in names])
             self.pre_commit(transaction)
         finally:
             self.discard(transaction)
@@ -223,6 +278,8 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         with self._requesting(what, commit_failed) as connection:
             try:
                 connection.tpc_commit(name)
+                if not connection.waits:
+                    tables.prove_current(connection)
             except psycopg.errors.UndefinedObject:
                 tables.prove_current(connection)
                 table = self._table_of(committable)

@@ -13,47 +13,79 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from twopc.bad_records import are_held, first_bad
+from twopc.bad_records import first_bad
 from twopc.checks import CheckResult
 from twopc.errors import RecordRefused
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
-from twopc_postgres.columns import Column
+from twopc_postgres.columns import ORDINAL, Column, in_utc, refusals, single
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.sessions import SYNCHRONOUS, Connection
 
 _CANCEL_TIMEOUT_S = 5.0
 
-_ORDINAL = "twopc_ordinal"
-"""The column of an upsert table that holds the order in which records arrived."""
+_ORDINAL = sql.Identifier(ORDINAL)
 
 _COLUMNS = """
-    SELECT a.attname, t.typname,
-           CASE WHEN m.typmod >= 4 AND t.typname IN ('numeric', '_numeric') THEN (m.typmod - 4) >> 16 END,
-           CASE WHEN m.typmod >= 4 AND t.typname IN ('numeric', '_numeric') THEN (m.typmod - 4) & 2047 END,
+    WITH RECURSIVE resolved AS (
+        SELECT a.attrelid, a.attnum, a.atttypid AS type, a.atttypmod AS modifier, 0 AS arrays
+        FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+        JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = {schema} AND c.relname = {name} AND c.relkind IN ('r', 'p')
+          AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT r.attrelid, r.attnum,
+               CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE t.typelem END,
+               CASE t.typtype WHEN 'd' THEN t.typtypmod ELSE r.modifier END,
+               CASE t.typtype WHEN 'd' THEN r.arrays ELSE r.arrays + 1 END
+        FROM resolved r JOIN pg_catalog.pg_type t ON t.oid = r.type
+        WHERE t.typtype = 'd' OR t.typinput = 'pg_catalog.array_in'::pg_catalog.regproc
+    )
+    SELECT a.attname,
+           CASE WHEN r.arrays > 1 THEN ''
+                WHEN t.typtype = 'e' THEN 'enum'
+                WHEN t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace THEN t.typname
+                ELSE '' END,
+           NULLIF(r.modifier, -1), r.arrays > 0,
+           pg_catalog.format_type(a.atttypid, a.atttypmod), pg_catalog.format_type(r.type, r.modifier),
            a.attgenerated <> '' OR a.attidentity = 'a',
            a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
-    FROM pg_attribute a
-    JOIN pg_class c ON c.oid = a.attrelid
-    JOIN pg_namespace n ON n.oid = c.relnamespace
-    JOIN pg_type d ON d.oid = a.atttypid
-    JOIN pg_type t ON t.oid = CASE d.typtype WHEN 'd' THEN d.typbasetype ELSE d.oid END
-    CROSS JOIN LATERAL (SELECT CASE d.typtype WHEN 'd' THEN d.typtypmod ELSE a.atttypmod END AS typmod) m
-    WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped
+    FROM resolved r
+    JOIN pg_catalog.pg_attribute a USING (attrelid, attnum)
+    JOIN pg_catalog.pg_type t ON t.oid = r.type
+    WHERE t.typtype <> 'd' AND t.typinput <> 'pg_catalog.array_in'::pg_catalog.regproc
     ORDER BY a.attnum
 """
+
+_PROGRAMS = """
+    SELECT pg_catalog.row_security_active(c.oid),
+           ARRAY(SELECT rulename::text FROM pg_catalog.pg_rewrite
+                 WHERE ev_class = c.oid AND ev_enabled <> 'D' AND ev_type::text = ANY ({events}) ORDER BY 1),
+           ARRAY(SELECT tgname::text FROM pg_catalog.pg_trigger
+                 WHERE tgrelid = c.oid AND NOT tgisinternal AND tgenabled <> 'D' AND tgtype & 1 = 1 ORDER BY 1)
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = {schema} AND c.relname = {name}
+"""
+
+_ON_UPDATE, _ON_INSERT = "2", "3"
+"""The events of rules in pg_rewrite."""
+
+_KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) AS v WHERE pg_catalog.format('%%s', v::{}) <> v)"
+"""The output of a type, unlike a cast to text, has all that a reader finds, such as the blanks of a ``char(n)``."""
 
 _UNLOGGED = """
     WITH RECURSIVE part AS (
         SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')
+        WHERE n.nspname = {schema} AND c.relname = {name} AND c.relkind IN ('r', 'p')
         UNION ALL SELECT i.inhrelid FROM pg_inherits i JOIN part ON i.inhparent = part.oid
     )
     SELECT part.oid::regclass::text FROM part JOIN pg_class USING (oid) WHERE relpersistence = 'u' ORDER BY 1 LIMIT 1
@@ -66,10 +98,25 @@ _UNIQUE_INDEXES = """
     JOIN pg_namespace n ON n.oid = c.relnamespace
     CROSS JOIN LATERAL unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) AS k(attnum)
     LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
-    WHERE n.nspname = %s AND c.relname = %s
+    WHERE n.nspname = {schema} AND c.relname = {name}
       AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
     GROUP BY i.indexrelid
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """What the server does on its own with a record.
+
+    Attributes:
+        has_policies: whether row level security holds for this role.
+        rules: the names of the rules for INSERT, and with ``upsert_by`` for UPDATE.
+        triggers: the names of the triggers that are called for each row.
+    """
+
+    has_policies: bool
+    rules: Sequence[str]
+    triggers: Sequence[str]
 
 
 class Table:
@@ -85,18 +132,31 @@ class Table:
 
     def columns(self, connection: Connection) -> list[Column]:
         """Return the table's columns; an empty list if the table does not exist."""
-        return [Column(*row) for row in connection.execute(_COLUMNS, (self._schema, self._name))]
+        return [Column(*row) for row in self._of_catalog(connection, _COLUMNS)]
+
+    def programs(self, connection: Connection) -> Programs:
+        """Return what the server does on its own with the records of a table that exists."""
+        events = [_ON_INSERT, _ON_UPDATE] if self._upsert_by else [_ON_INSERT]
+        [found] = self._of_catalog(connection, _PROGRAMS, events=events)
+        return Programs(*found)
 
     def unlogged(self, connection: Connection) -> str | None:
         """Return the name of an UNLOGGED table among the table and its partitions; None if there is none. PostgreSQL
         empties an UNLOGGED table after a crash."""
-        return next((name for (name,) in connection.execute(_UNLOGGED, (self._schema, self._name))), None)
+        return next((name for (name,) in self._of_catalog(connection, _UNLOGGED)), None)
 
     def unique_indexes(self, connection: Connection) -> list[frozenset[str]]:
         """Return the columns of each unique index by which a record can replace a row."""
-        return [frozenset(names) for (names,) in connection.execute(_UNIQUE_INDEXES, (self._schema, self._name))]
+        return [frozenset(names) for (names,) in self._of_catalog(connection, _UNIQUE_INDEXES)]
+
+    def _of_catalog(self, connection: Connection, statement: str, **parts: Any) -> list[tuple[Any, ...]]:
+        return connection.ask(statement, schema=self._schema, name=self._name, **parts)
 
     # Writing, within a transaction. -----------------------------------------------------------------------------
+
+    def keep(self, connection: Connection) -> None:
+        """Keep the types of the columns as they are until the transaction ends: ALTER TABLE waits for it."""
+        connection.ask("LOCK TABLE {table} IN ROW EXCLUSIVE MODE", table=self._table)
 
     def make_upsert_table(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:
         """Create the upsert table: this transaction's own table for records that replace rows.
@@ -107,99 +167,148 @@ class Table:
         upsert_table = sql.Identifier(
             self._schema, f"twopc_{hashlib.sha256(transaction_id.exact.encode()).hexdigest()[:32]}"
         )
-        make = sql.SQL("CREATE UNLOGGED TABLE {} AS SELECT *, 0::bigint AS {} FROM {} WITH NO DATA")
-        connection.execute(make.format(upsert_table, sql.Identifier(_ORDINAL), self._table))
+        make = "CREATE UNLOGGED TABLE {upsert_table} AS SELECT *, 0::bigint AS {ordinal} FROM {table} WITH NO DATA"
+        connection.ask(make, upsert_table=upsert_table, ordinal=_ORDINAL, table=self._table)
         return upsert_table
 
     def copy(
-        self, connection: Connection, batch: pa.RecordBatch, upsert_table: sql.Identifier | None, ordinal: int
+        self,
+        connection: Connection,
+        batch: pa.RecordBatch,
+        columns: Mapping[str, Column],
+        upsert_table: sql.Identifier | None,
+        ordinal: int,
     ) -> None:
         """Write a record batch, to the upsert table if there is one. ``ordinal`` is its first record's number.
 
         Raises:
-            RecordRefused: Python can't hold a value.
+            RecordRefused: PostgreSQL would change a value, or a trigger leaves a record out.
         """
         names = list(batch.schema.names)
-        values = [_of_python(column, name) for name, column in zip(names, batch.columns, strict=True)]
+        given = zip(names, batch.columns, strict=True)
+        values = [self._values(connection, in_utc(column), columns[name]) for name, column in given]
         if upsert_table is not None:
-            names, values = [*names, _ORDINAL], [*values, list(range(ordinal, ordinal + batch.num_rows))]
-        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(upsert_table or self._table, _listed(names))
-        with connection.cursor() as cursor, cursor.copy(statement) as copy:
-            for row in zip(*values, strict=True):
-                copy.write_row(row)
+            names, values = [*names, ORDINAL], [*values, list(range(ordinal, ordinal + batch.num_rows))]
+        self._require_all(self.copy_rows(connection, names, zip(*values, strict=True), upsert_table), batch.num_rows)
 
-    def merge(self, connection: Connection, upsert_table: sql.Identifier, names: Sequence[str]) -> None:
-        """Move the upsert table's records into the table. Of records with the same key, the last one wins. The records
-        are sorted by key, so that two tasks don't deadlock."""
-        keys = _listed(self._upsert_by)
-        others = [sql.Identifier(name) for name in names if name not in self._upsert_by]
-        changes = [sql.SQL("{0} = EXCLUDED.{0}").format(column) for column in others]
-        action = sql.SQL("UPDATE SET {}").format(sql.SQL(", ").join(changes)) if changes else sql.SQL("NOTHING")
-        statement = sql.SQL(
-            "INSERT INTO {table} ({columns}) SELECT {columns} FROM"
-            " (SELECT DISTINCT ON ({keys}) * FROM {upsert_table} ORDER BY {keys}, {ordinal} DESC) AS latest"
-            " ON CONFLICT ({keys}) DO {action}"
-        )
+    def _values(self, connection: Connection, given: pa.Array, column: Column) -> list[Any]:
+        """Return a column's values. Raises RecordRefused for one that PostgreSQL would change."""
+        checks = [*refusals(column, column.name in self._upsert_by)]
+        if column.is_proven:
+            why = f"a {column.element} would give it back as another text"
+            checks.append((lambda part: _are_kept(connection, part, column.element), why))
+        for are_fine, why in checks:
+            if (record := first_bad(given, are_fine)) is not None:
+                raise RecordRefused(f"{why}. Correct or filter such records.", record=record, column=column.name)
+        values: list[Any] = given.to_pylist()
+        return values
+
+    def copy_rows(
+        self,
+        connection: Connection,
+        names: Sequence[str],
+        rows: Iterable[Sequence[Any]],
+        upsert_table: sql.Identifier | None,
+    ) -> int:
+        """Write rows, and return how many PostgreSQL has written."""
+        statement = sql.SQL("COPY {} ({}) FROM STDIN").format(upsert_table or self._table, _listed(names))
+        with connection.cursor() as cursor:
+            with cursor.copy(statement) as copy:
+                for row in rows:
+                    copy.write_row(row)
+            return cursor.rowcount
+
+    def merge(self, connection: Connection, upsert_table: sql.Identifier, names: Sequence[str], since: int = 0) -> None:
+        """Write the upsert table's records, from the ordinal ``since`` on, into the table. Of records with the same
+        key, the last one wins. The records are sorted by key, so that two tasks don't deadlock.
+
+        The key is written, too: what a unique index takes for equal need not be the same, such as 0.0 and -0.0.
+
+        Raises:
+            RecordRefused: a trigger leaves a record out.
+        """
         parts = {
             "table": self._table,
             "columns": _listed(names),
-            "keys": keys,
+            "keys": _listed(self._upsert_by),
+            "changes": sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in names),
             "upsert_table": upsert_table,
-            "action": action,
+            "ordinal": _ORDINAL,
+            "since": since,
         }
-        connection.execute(statement.format(**parts, ordinal=sql.Identifier(_ORDINAL)))
-        connection.execute(sql.SQL("DROP TABLE {}").format(upsert_table))
+        statement = sql.SQL(
+            "INSERT INTO {table} ({columns}) SELECT {columns} FROM"
+            " (SELECT DISTINCT ON ({keys}) * FROM {upsert_table} WHERE {ordinal} >= {since}"
+            " ORDER BY {keys}, {ordinal} DESC) AS latest"
+            " ON CONFLICT ({keys}) DO UPDATE SET {changes}"
+        )
+        written = connection.execute(statement.format(**parts)).rowcount
+        count = "SELECT count(*) FROM (SELECT DISTINCT {keys} FROM {upsert_table} WHERE {ordinal} >= {since}) AS latest"
+        [(given,)] = connection.ask(count, **parts)
+        self._require_all(written, given)
+
+    def _require_all(self, written: int, given: int) -> None:
+        if written != given:
+            raise RecordRefused(
+                f"a trigger of the table leaves out {given - written} of {given} records. Filter such records in the"
+                " query, or change the trigger."
+            )
+
+    def drop(self, connection: Connection, upsert_table: sql.Identifier) -> None:
+        """Drop an upsert table."""
+        connection.ask("DROP TABLE {upsert_table}", upsert_table=upsert_table)
 
     # Markers. ---------------------------------------------------------------------------------------------------
 
     def make_markers(self, connection: Connection) -> None:
         """Create the marker table if it is missing."""
-        [(found,)] = connection.execute(
-            "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = %s AND tablename = %s)", (self._schema, MARKERS)
+        [(found,)] = connection.ask(
+            "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = {schema} AND tablename = {markers})",
+            schema=self._schema,
+            markers=MARKERS,
         )
         if not found:
-            make = "CREATE TABLE {} (transaction_id text PRIMARY KEY, scope text NOT NULL, batch_id bigint NOT NULL)"
-            connection.execute(sql.SQL(make).format(self._markers))
+            make = (
+                "CREATE TABLE {markers} (transaction_id text PRIMARY KEY, scope text NOT NULL, batch_id int8 NOT NULL)"
+            )
+            connection.ask(make, markers=self._markers)
 
     def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
         """Write the transaction's own marker."""
-        row = (transaction_id.exact, scope, transaction_id.round.batch_id)
-        connection.execute(sql.SQL("INSERT INTO {} VALUES (%s, %s, %s)").format(self._markers), row)
+        connection.ask(
+            "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})",
+            markers=self._markers,
+            name=transaction_id.exact,
+            scope=scope,
+            batch_id=transaction_id.round.batch_id,
+        )
 
     def is_committed(self, connection: Connection, transaction_id: str) -> bool:
         """Return whether a transaction that is no longer prepared was committed."""
-        ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE transaction_id = %s)").format(self._markers)
-        [(found,)] = connection.execute(ask, (transaction_id,))
+        ask = "SELECT EXISTS (SELECT FROM {markers} WHERE transaction_id = {name})"
+        [(found,)] = connection.ask(ask, markers=self._markers, name=transaction_id)
         return bool(found)
 
     def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
         """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
         because their transactions may have been committed after the markers were removed."""
-        ask = sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE scope = %s AND batch_id < %s)").format(self._markers)
-        [(found,)] = connection.execute(ask, (scope, before_batch_id))
+        ask = "SELECT EXISTS (SELECT FROM {markers} WHERE scope = {scope} AND batch_id < {before})"
+        [(found,)] = connection.ask(ask, markers=self._markers, scope=scope, before=before_batch_id)
         return bool(found)
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
         """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
-        prune = sql.SQL(
-            "DELETE FROM {markers} WHERE scope = %(scope)s AND batch_id < LEAST(%(before)s,"
-            " (SELECT max(batch_id) FROM {markers} WHERE scope = %(scope)s))"
+        prune = (
+            "DELETE FROM {markers} WHERE scope = {scope} AND batch_id < LEAST({before},"
+            " (SELECT max(batch_id) FROM {markers} WHERE scope = {scope}))"
         )
-        connection.execute(prune.format(markers=self._markers), {"scope": scope, "before": before_batch_id})
+        connection.ask(prune, markers=self._markers, scope=scope, before=before_batch_id)
 
 
-def _of_python(column: pa.Array, name: str) -> list[Any]:
-    """Return a column's values. Raises RecordRefused for one that Python can't hold."""
-    try:
-        values: list[Any] = column.to_pylist()
-    except (ValueError, OverflowError):
-        raise RecordRefused(
-            "it is text that is not UTF-8, or a time that psycopg can't send: one outside of the years 1 to 9999."
-            " Correct or filter such records.",
-            record=first_bad(column, are_held),
-            column=name,
-        ) from None
-    return values
+def _are_kept(connection: Connection, values: pa.Array, type: str) -> bool:
+    """Return whether the server gives texts back as they are when they have been values of ``type``."""
+    [(are_kept,)] = connection.execute(_KEPT.format(type).encode(), (single(values).unique().to_pylist(),))
+    return bool(are_kept)
 
 
 # The server. -------------------------------------------------------------------------------------------------
@@ -208,11 +317,18 @@ def _of_python(column: pa.Array, name: str) -> list[Any]:
 def prepared(connection: Connection, scope: str) -> dict[str, float]:
     """Return the names of the transactions prepared in this database that start with ``scope`` → how many seconds ago
     they were prepared."""
-    ask = (
-        "SELECT gid, extract(epoch FROM clock_timestamp() - prepared)::float8 FROM pg_prepared_xacts"
-        " WHERE database = current_database() AND starts_with(gid, %s)"
+    found = connection.ask(
+        _PREPARED + " WHERE database = current_database() AND starts_with(gid, {scope})", scope=scope
     )
-    return dict(connection.execute(ask, (scope,)).fetchall())
+    return {name: float(age_s) for name, age_s in found}
+
+
+def all_prepared(connection: Connection) -> dict[str, float]:
+    """Return the names of all transactions prepared on the server → how many seconds ago they were prepared."""
+    return {name: float(age_s) for name, age_s in connection.ask(_PREPARED)}
+
+
+_PREPARED = "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts"
 
 
 def room_for_prepared(connection: Connection) -> int:

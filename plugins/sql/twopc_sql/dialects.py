@@ -25,6 +25,7 @@ class Dialect:
         connect: arguments of the driver.
         session: what each new connection begins with. ``{timeout_s}`` and ``{timeout_ms}`` are how long a lock may
             take.
+        transaction: what each database transaction begins with, likewise.
         isolation: the level of isolation; None for the only one that there is.
         unique: makes the columns ``{columns}`` the primary key of ``{table}``.
         at_once: has the database check what it would only check at a commit; empty if it checks everything at once.
@@ -36,6 +37,7 @@ class Dialect:
     replace: Callable[[Any, Sequence[str], Sequence[str]], Any]
     connect: Mapping[str, Any] = field(default_factory=dict)
     session: Sequence[str] = ()
+    transaction: Sequence[str] = ()
     isolation: str | None = None
     unique: str = "ALTER TABLE {table} ADD PRIMARY KEY ({columns})"
     at_once: str = ""
@@ -71,15 +73,28 @@ def _faults_in_mysql(
         yield "with 'upsert_by', it must have one primary or unique key, on exactly these columns, whole"
 
 
+_LOCAL_TO_POSTGRES = (
+    "SET LOCAL lock_timeout = {timeout_ms}; SET LOCAL statement_timeout = 0;"
+    " SET LOCAL standard_conforming_strings = on; SET LOCAL array_nulls = on"
+)
+
 DIALECTS: Mapping[str, Dialect] = {
     "postgresql": Dialect(
         "postgresql+psycopg",
         postgresql.insert,
         _on_conflict,
         # In seconds, but the second in milliseconds. Otherwise a dead host would block a commit for fifteen minutes.
-        {"connect_timeout": 10, "tcp_user_timeout": 30_000, "keepalives_idle": 10, "keepalives_interval": 10},
-        ("SET lock_timeout = {timeout_ms}",),
-        "READ COMMITTED",
+        {
+            "connect_timeout": 10,
+            "tcp_user_timeout": 30_000,
+            "keepalives_idle": 10,
+            "keepalives_interval": 10,
+            "client_encoding": "UTF8",
+            "prepare_threshold": None,
+        },
+        isolation="READ COMMITTED",
+        # Not for the session: a pooler may give it to another client after the transaction.
+        transaction=(_LOCAL_TO_POSTGRES,),
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
     ),
     "mysql": Dialect(

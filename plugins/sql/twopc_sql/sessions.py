@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import functools
 import math
+import re
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from twopc.errors import (
     OperatorRequired,
     RecordRefused,
+    Refused,
     Retriable,
     RoundAborted,
     SchemaMismatch,
@@ -30,38 +33,73 @@ def engine(options: SqlOptions) -> sa.Engine:
         options.url, poolclass=sa.NullPool, connect_args={**dialect.connect}, hide_parameters=True, **isolation
     )
 
+    def statements(given: Sequence[str]) -> list[str]:
+        lock_s = options.lock_timeout_s
+        return [each.format(timeout_s=math.ceil(lock_s), timeout_ms=math.ceil(1000 * lock_s)) for each in given]
+
     @sa.event.listens_for(made, "connect")
     def set_up(connection: Any, record: object) -> None:  # noqa: ARG001  # SQLAlchemy gives both
         cursor = connection.cursor()
-        for statement in dialect.session:
-            lock_s = options.lock_timeout_s
-            cursor.execute(statement.format(timeout_s=math.ceil(lock_s), timeout_ms=math.ceil(1000 * lock_s)))
+        for statement in statements(dialect.session):
+            cursor.execute(statement)
         cursor.close()
         connection.commit()
+
+    @sa.event.listens_for(made, "begin")
+    def begin(connection: sa.Connection) -> None:
+        for statement in statements(dialect.transaction):
+            connection.exec_driver_sql(statement)
 
     return made
 
 
-def is_refusal(error: DBAPIError) -> bool:
-    """Return whether the database rejected the statement for good, such as for a missing table or right. Other errors
-    may go away, and so does a broken key: only a row that was written after the seal can break one."""
-    if error.connection_invalidated or error.orig is None:
-        return False
-    first = next(iter(error.orig.args), None)
-    return isinstance(error, _FOR_GOOD) or first in _REFUSALS_OF_MYSQL or str(first).startswith(_REFUSALS_OF_SQLITE)
-
-
-_FOR_GOOD = (sa.exc.ProgrammingError, sa.exc.DataError, sa.exc.NotSupportedError)
-
-# SQLAlchemy has these as OperationalError, like a lock that was not obtained.
-_REFUSALS_OF_MYSQL = (
-    *(1044, 1142, 1143),  # no right to the database, to the table, to the column
-    *(1054, 1364, 1906, 3105),  # no such column, no value for one, a value for a generated one
-    *(1644, 3819, 4025),  # a trigger or CHECK refuses a row
+_TEMPORARY_IN_POSTGRES = ("08", "40", "53", "57", "25006", "55P03")
+_TEMPORARY_IN_MYSQL = (
+    *(0, 1020, 1021, 1037, 1038, 1040, 1041, 1053, 1114, 1129, 1152, 1158, 1159, 1160, 1161, 1180, 1203, 1205),
+    *(1213, 1226, 1290, 1317, 1412, 1836, 1927, 1969, 3024, 3572),
+    *range(2000, 3000),  # PyMySQL's own: no connection
 )
-_VALUES_OF_MYSQL = (1292, 1644, 1690, 3140, 3819, 4025)
+_TEMPORARY_IN_SQLITE = ("database is locked", "database table is locked", "disk I/O", "database or disk", "unable to")
+_TEMPORARY_IN_DUCKDB = ("IOException", "TransactionException", "ConnectionException", "InterruptException")
+"""What may succeed later, such as a lock, a restart or a full disk: SQLSTATEs and their classes, error numbers, how a
+message begins, and DuckDB's classes."""
+
+_WORDS_FOR_A_LOGIN = re.compile(
+    r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist"
+)
+"""libpq reports no SQLSTATE for a connection that the server refuses, only words."""
+
+
+def is_temporary(error: DBAPIError) -> bool:
+    """Return whether the statement may succeed later. What no table has is not temporary."""
+    original = error.orig
+    if error.connection_invalidated or original is None:
+        return True
+    first = next(iter(original.args), None)
+    match type(original).__module__.partition(".")[0]:
+        case "psycopg":
+            sqlstate = getattr(original, "sqlstate", None)
+            if sqlstate is None:  # no connection
+                is_lost = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
+                return is_lost and not _WORDS_FOR_A_LOGIN.search(str(original))
+            return bool({sqlstate, sqlstate[:2]} & {*_TEMPORARY_IN_POSTGRES})
+        case "pymysql":
+            return first in _TEMPORARY_IN_MYSQL
+        case "sqlite3":
+            return str(first).startswith(_TEMPORARY_IN_SQLITE)
+        case _:
+            return type(original).__name__ in _TEMPORARY_IN_DUCKDB
+
+
+_VALUES_OF_MYSQL = (1118, 1292, 1644, 1690, 3140, 3819, 4025)
 _VALUES_OF_PYMYSQL = "can not be used with MySQL"  # NaN and infinity
-_REFUSALS_OF_SQLITE = ("no such", "table ", "ON CONFLICT", "cannot ", "attempt to write a readonly")
+_VALUES_OF_POSTGRES = ("54", "P0001")  # too large or too deep, and what a trigger refuses
+
+
+def is_refusal(error: DBAPIError) -> bool:
+    """Return whether the database refuses the statement for good, such as for a missing table or right. A broken key is
+    no such refusal: the other row may go away."""
+    return not is_temporary(error) and not isinstance(error, sa.exc.IntegrityError)
 
 
 def request_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
@@ -76,24 +114,41 @@ def request_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
 
 def trial_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
     """Return the error for a batch that could not be moved before its decision."""
-    if is_refusal(error) or isinstance(error, sa.exc.IntegrityError):
+    if is_temporary(error):
+        return request_failed(error, what)
+    refused = f"{what}, and the table refuses it: {first_line(error)}."
+    if isinstance(error, sa.exc.IntegrityError) and not _is_of_record(error):
         return RoundAborted(
-            f"{what}, and the table refuses it: {first_line(error)}. Look for a record that breaks a key, a foreign"
-            " key, NOT NULL or CHECK of the table; with 'upsert_by', records replace rows. Nothing of the batch is"
-            " visible, and it can be run again."
+            f"{refused} Look for a record that breaks a key or a foreign key of the table; with 'upsert_by', records"
+            " replace rows. Nothing of the batch is visible, and it can be run again."
         )
-    return request_failed(error, what)
+    return Refused(
+        f"{refused} Look for a record that breaks NOT NULL, a CHECK or a trigger of the table, or is too large for it."
+        " Correct the records or the table. Nothing of the batch is visible."
+    )
 
 
-def write_failed(error: DBAPIError, what: str) -> RoundAborted:
+def _is_of_record(error: DBAPIError) -> bool:
+    """Return whether a record breaks NOT NULL or a CHECK, whatever other rows there are."""
+    original = error.orig
+    first = next(iter(original.args), None) if original else None
+    is_rule = getattr(original, "sqlstate", None) in ("23502", "23514") or first == 1048  # of MySQL
+    return is_rule or re.search("(CHECK|NOT NULL) constraint failed", str(original)) is not None
+
+
+def write_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
     """Return the error for a participant's failed call: its vote is no, and nothing of ``what`` is visible."""
-    return RoundAborted(f"{what} could not be written: {first_line(error)}. The batch can be run again.")
+    failed = f"{what} could not be written: {first_line(error)}."
+    if is_refusal(error):
+        return Refused(f"{failed} Grant the rights that the sink's README lists, or correct the table.")
+    return RoundAborted(f"{failed} The batch can be run again.")
 
 
-def staging_failed(error: DBAPIError, what: str) -> RecordRefused | SchemaMismatch | RoundAborted:
+def staging_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
     """Return the error for records that could not be written to a staging table, which has no keys but its own."""
     first = next(iter(error.orig.args), None) if error.orig else None
-    is_value = first in _VALUES_OF_MYSQL or _VALUES_OF_PYMYSQL in str(first)
+    sqlstate = getattr(error.orig, "sqlstate", None) or ""
+    is_value = first in _VALUES_OF_MYSQL or _VALUES_OF_PYMYSQL in str(first) or sqlstate.startswith(_VALUES_OF_POSTGRES)
     if is_value or isinstance(error, sa.exc.DataError | sa.exc.IntegrityError):
         return RecordRefused(f"the database does not take a value ({_kind(error)}). Correct or filter such records.")
     if isinstance(error, sa.exc.ProgrammingError | sa.exc.NotSupportedError | sa.exc.InterfaceError):

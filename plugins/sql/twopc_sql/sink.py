@@ -28,6 +28,7 @@ from twopc.errors import (
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
+    Retriable,
     RoundAborted,
     SchemaMismatch,
     TransactionLost,
@@ -47,7 +48,7 @@ from twopc_sql.sessions import (
     trial_failed,
     write_failed,
 )
-from twopc_sql.tables import LONGEST_SCOPE, OPEN, OURS, PREPARED, Tables
+from twopc_sql.tables import LONGEST_SCOPE, OPEN, PREPARED, RESERVED, Tables
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -160,7 +161,7 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
 
         try:
             return until_answered(f"connect to write {name}", connect, patience_s=self._options.lock_timeout_s)
-        except TwoPhaseCommitError as error:
+        except Retriable as error:
             raise RoundAborted(f"{error.message} The batch can be run again.") from error
 
     # On the coordinator. ----------------------------------------------------------------------------------------
@@ -183,9 +184,8 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
 
     def validate(self, schema: pa.Schema) -> None:
         columns = self._columns()
-        ours = [name for name in schema.names if name in OURS]
-        if ours or len({*schema.names}) < len(schema):
-            raise SchemaMismatch(f"columns must have different names, and none of {', '.join(OURS)}: rename them")
+        if {*schema.names} & {*RESERVED} or len({*schema.names}) < len(schema):
+            raise SchemaMismatch(f"Column names must be unique, and {', '.join(RESERVED)} are reserved: rename them")
         for name in schema.names:
             if name not in columns:
                 raise SchemaMismatch(

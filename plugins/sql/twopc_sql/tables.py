@@ -33,9 +33,12 @@ OPEN, PREPARED = "open", "prepared"
 _AT_ONCE = 500
 """How many names a statement has at most. Databases bound the parameters of one."""
 
-_KEY, _ORDINAL = "twopc_key", "twopc_ordinal"
+_KEY, _ORDINAL, _NEWEST = "twopc_key", "twopc_ordinal", "twopc_newest"
 OURS: dict[str, sa.types.TypeEngine[Any]] = {_KEY: sa.String(64), _ORDINAL: sa.BigInteger()}
 """The columns of a staging table that say whose its records are, and in which order they came."""
+
+RESERVED = (*OURS, _NEWEST)
+"""Names that no column of the records may have."""
 
 
 class Tables:
@@ -228,8 +231,8 @@ class Tables:
         if not upsert_by:
             return insert.from_select(columns, sa.select(*values).where(ours))
         newest = sa.func.row_number().over(partition_by=[source.c[key] for key in upsert_by], order_by=newest_first)
-        ranked = sa.select(*values, newest.label("twopc_newest")).where(ours).subquery()
-        latest = sa.select(*(ranked.c[name] for name in columns)).where(ranked.c.twopc_newest == 1)
+        ranked = sa.select(*values, newest.label(_NEWEST)).where(ours).subquery()
+        latest = sa.select(*(ranked.c[name] for name in columns)).where(ranked.c[_NEWEST] == 1)
         others = [name for name in columns if name not in upsert_by]
         return self._options.dialect.replace(insert.from_select(columns, latest), upsert_by, others)
 

@@ -21,7 +21,8 @@ def on_postgres(steps: Steps) -> None:
     execute = Connection.execute
 
     def step(connection: Connection, query: Any, *arguments: Any, **options: Any) -> Any:
-        verb = (query if isinstance(query, str) else query.as_string(connection)).split()[0]
+        text = query if isinstance(query, str) else query.as_string(connection)
+        verb = text.rpartition(";")[2].split()[0]  # after the bound of the wait for a lock
         changes = verb != "SELECT"
         steps.begins(verb, changes)
         cursor = execute(connection, query, *arguments, **options)

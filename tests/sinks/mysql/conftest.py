@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import pymysql
 import pytest
 
 from tests.support.mariadb_server import MariaDbServer
@@ -14,6 +16,9 @@ from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Round
 from twopc_mysql import MysqlSink
 from twopc_mysql.tables import xid
+
+END_TIMEOUT_S = 30
+"""How long a session may take to leave the transaction that it has prepared."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,33 @@ class Place(SinkPlace[MysqlSink]):
         names = [name.decode() for _, _, _, name in self.ask("XA RECOVER")]
         return sorted(name for name in names if name.startswith(f"{self.prefix}."))
 
+    def by_hand(self, verb: str, committable: Committable) -> None:
+        """End a transaction, as an operator may."""
+        self.end(verb, xid(committable.transaction_id))
+
+    def end(self, verb: str, name: str) -> None:
+        """End a transaction as soon as its session has left it."""
+        deadline = time.monotonic() + END_TIMEOUT_S
+        while True:
+            try:
+                self.ask(f"XA {verb} {name}")
+                return
+            except pymysql.MySQLError:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+
     def leave(self) -> None:
-        """Give the server back as it was, also without the connections that this test's sinks have kept."""
+        """Give the server back as it was, also without the connections that this test's sinks have kept.
+
+        No session but those holds the tables' locks, so a wait for one ends with a list of the sessions, and not with
+        the client's patience."""
         self.unbound().close()
         for name in self.prepared():
-            self.ask(f"XA ROLLBACK {xid(name)}")
-        self.ask(f"DROP DATABASE {self.database}")
+            self.end("ROLLBACK", xid(name))
+        try:
+            self.ask(f"SET STATEMENT lock_wait_timeout = {END_TIMEOUT_S} FOR DROP DATABASE {self.database}")
+        except pymysql.OperationalError as error:
+            raise AssertionError(self.ask("SHOW FULL PROCESSLIST"), self.ask("XA RECOVER")) from error
 
 
 def new_place(server: MariaDbServer) -> Place:
@@ -82,5 +108,19 @@ def new_place(server: MariaDbServer) -> Place:
 def place(mariadb_server: MariaDbServer) -> Iterator[Place]:
     """A table of one column, ``value``."""
     place = new_place(mariadb_server)
+    yield place
+    place.leave()
+
+
+@pytest.fixture(scope="session")
+def server_to_kill() -> Iterator[MariaDbServer]:
+    with MariaDbServer() as server:
+        yield server
+
+
+@pytest.fixture
+def own_place(server_to_kill: MariaDbServer) -> Iterator[Place]:
+    """On a server that no other test uses meanwhile."""
+    place = new_place(server_to_kill)
     yield place
     place.leave()

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pymysql
 import pytest
 
 from tests.support.typed_records import unchecked_text
@@ -30,6 +31,11 @@ KEPT: dict[str, tuple[str, pa.DataType, list[Any]]] = {
     "real": ("DOUBLE", pa.float64(), [0.1, -1.7976931348623157e308, None]),
     "tiny": ("DOUBLE", pa.float64(), [5e-324, 123456789012345680.0, None]),
     "single": ("DOUBLE", pa.float32(), [1.5, -0.10000000149011612, None]),
+    "counted": ("BIGINT UNSIGNED", pa.uint64(), [0, 2**64 - 1, None]),
+    "signed": ("INT UNSIGNED", pa.int32(), [0, 2**31 - 1, None]),
+    "identity": ("BIGINT UNSIGNED", pa.decimal128(20, 0), [0, 2**64 - 1, None]),
+    "hash": ("BINARY(16)", pa.binary(), [bytes(16), bytes(range(16)), None]),
+    "label": ("ENUM('2','1','it''s')", pa.string(), ["1", "it's", None]),
     "price": ("DECIMAL(12,3)", pa.decimal128(12, 3), [Decimal("-123456789.123"), Decimal("0.001"), None]),
     "any_number": ("DECIMAL(38,18)", pa.decimal128(38, 18), [Decimal("1e-18"), Decimal(12345678901234567890), None]),
     "text": ("TEXT", pa.string(), ["", "\0\\", None]),
@@ -114,7 +120,10 @@ def test_a_record_that_is_longer_than_the_servers_packets_is_refused_with_its_pl
     ("column", "type"),
     [
         ("INT", pa.int64()),
-        ("INT UNSIGNED", pa.int32()),
+        ("INT UNSIGNED", pa.int64()),
+        ("BIGINT", pa.decimal128(20, 0)),
+        ("INT", pa.decimal128(5, 2)),
+        ("FLOAT UNSIGNED", pa.float32()),
         ("BIGINT", pa.uint64()),
         ("FLOAT", pa.float64()),
         ("DECIMAL(20,5)", pa.float64()),
@@ -124,8 +133,6 @@ def test_a_record_that_is_longer_than_the_servers_packets_is_refused_with_its_pl
         ("VARCHAR(50)", pa.int32()),
         ("BLOB", pa.string()),
         ("TEXT", pa.binary()),
-        ("BINARY(5)", pa.binary()),
-        ("ENUM('a', 'b')", pa.string()),
         ("SET('a', 'b')", pa.string()),
         ("TIMESTAMP(6)", pa.timestamp("us")),
         ("DATETIME", pa.timestamp("us")),
@@ -150,6 +157,7 @@ def test_a_type_that_does_not_fit_is_refused_and_the_column_named(column: str, t
         ("amount INT AS (n + 1) STORED, n INT", "'amount' .* is generated"),
         ("amount INT AS (n + 1) VIRTUAL, n INT", "'amount' .* is generated"),
         ("amount INT, day DATE NOT NULL", "'day' .* is NOT NULL without a default"),
+        ("amount INT, day DATE DEFAULT '0000-00-00'", "'day' .* a date that the server refuses"),
     ],
 )
 def test_a_column_that_the_records_or_the_table_lack_is_named(columns: str, named: str, place: Place) -> None:
@@ -182,7 +190,18 @@ MAYBE_SECRET = pa.array(["fine", "secret"], pa.string())
         ("VARCHAR(5)", MAYBE_SECRET, r"error 1406: too long"),
         ("VARCHAR(6)", pa.array(["fine", "secret  "]), r"error 1265: the value would be changed"),
         ("CHAR(9)", pa.array(["fine", "secret "]), "a CHAR does not keep that"),
-        ("UUID", pa.array(["00000000-0000-0000-0000-000000000001", "secret"]), "error 1292: incorrect value"),
+        ("BIGINT UNSIGNED", pa.array([7, -1], pa.int64()), "error 1264: out of range"),
+        ("BIGINT UNSIGNED", pa.array([1, 2**64], pa.decimal128(20, 0)), "error 1264: out of range"),
+        ("BINARY(3)", pa.array([b"abc", b"ab"]), "which would pad it"),
+        ("BINARY(3)", pa.array([b"abc", b"abcd"]), "error 1406: too long"),
+        ("ENUM('2', 'it''s')", pa.array(["it's", "1"]), "the ENUM has no such text"),
+        ("ENUM('a', 'b')", pa.array(["a", "B"]), "the ENUM has no such text"),
+        (
+            "UUID",
+            pa.array(["00000000-0000-0000-0000-00000000000a", "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"]),
+            "lower case",
+        ),
+        ("UUID", pa.array(["00000000-0000-0000-0000-000000000001", "secret"]), "lower case"),
         ("JSON", pa.array(["[]", "secret"]), "error 4025: CHECK"),
         ("VARCHAR(9) CHARACTER SET latin1", pa.array(["fine", "secret世"]), "error 1366: incorrect value"),
         ("VARCHAR(9)", unchecked_text(b"fine", b"secret\xff"), "text that is not UTF-8"),
@@ -275,3 +294,28 @@ def test_a_number_that_a_column_would_round_is_refused(kind: str, place: Place) 
     place.create(f"value {kind}")
     with pytest.raises(SchemaMismatch, match="not every value of that type fits"):
         place.sink().validate(pa.schema({"value": pa.float32()}))
+
+
+@pytest.mark.parametrize(
+    ("column", "changed"), [("DATETIME(6)", "DATETIME"), ("DECIMAL(12,3)", "DECIMAL(12,1)"), ("BIGINT", "INT")]
+)
+def test_a_type_that_was_changed_since_it_was_validated_is_refused_by_the_task(
+    column: str, changed: str, place: Place
+) -> None:
+    type_ = {"DATETIME(6)": pa.timestamp("us"), "DECIMAL(12,3)": pa.decimal128(12, 3), "BIGINT": pa.int64()}[column]
+    place.create(f"value {column}")
+    sink = place.sink()
+    sink.validate(pa.schema({"value": type_}))
+    place.ask(f"ALTER TABLE {{}} MODIFY value {changed}")
+    with pytest.raises(SchemaMismatch, match="column 'value' has the Arrow type"):
+        place.vote(pa.record_batch({"value": pa.array([1], type_)}), sink=sink)
+    assert place.prepared() == []
+
+
+def test_a_type_stays_as_it_is_until_its_records_are_committed(place: Place) -> None:
+    place.create("value DATETIME(6)")
+    vote = place.pre_commit({"value": pa.array([LOCAL], pa.timestamp("us"))})
+    with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
+        place.ask("SET STATEMENT lock_wait_timeout = 1 FOR ALTER TABLE {} MODIFY value DATETIME")
+    place.sink().commit(vote)
+    assert place.ask("SELECT value FROM {}") == [(LOCAL,)]

@@ -8,50 +8,25 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pymysql
 import pytest
 
-import twopc
 from tests.sinks.mysql.conftest import new_place
+from tests.sinks.prepared_contract import PreparedContract
 from tests.support.mariadb_server import MariaDbServer
-from twopc import Committable, Coordinator, Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import (
     ConfigurationError,
-    CorruptLog,
-    OutcomeUnknown,
     RecordRefused,
     Retriable,
     RoundAborted,
     TransactionLost,
 )
-from twopc.events import CallRetried, Event, PhaseEntered
-from twopc.phases import Phase
 from twopc_mysql import sessions, sink, tables
 from twopc_mysql.tables import FORMAT_ID, can_prepare, xid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
     from tests.sinks.mysql.conftest import Place
-    from twopc.participant import Vote
     from twopc_mysql.sink import MysqlTransaction
-
-
-def answered_by_hand(place: Place, verb: str, xid: str) -> None:
-    """End a transaction as soon as its session has left it."""
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            place.ask(f"XA {verb} {xid}")
-            return
-        except pymysql.MySQLError:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-
-def by_hand(place: Place, verb: str, committable: Committable) -> None:
-    answered_by_hand(place, verb, xid(committable.transaction_id))
 
 
 def prepare(place: Place, xid: str, value: str) -> None:
@@ -71,53 +46,8 @@ def begun(place: Place, values: list[str], partition: int = 0, **options: Any) -
     return transaction
 
 
-def test_a_transaction_that_was_rolled_back_by_hand_is_lost_and_reported_with_its_records(place: Place) -> None:
-    place.sink().commit(place.pre_commit(["before"], Round(1, 0)))
-    committable = place.pre_commit(["a", "b"], Round(1, 1))
-    by_hand(place, "ROLLBACK", committable)
-    with pytest.raises(TransactionLost, match=r"\(2 records\).*is not prepared and has no marker"):
-        place.sink().commit(committable)
-
-
-@pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
-def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(statement: str, place: Place) -> None:
-    committables = [place.pre_commit(["a"], Round(1, batch_id)) for batch_id in range(2)]
-    sink = place.sink()
-    for committable in committables:
-        sink.commit(committable)
-    place.ask(statement)
-    with pytest.raises(OutcomeUnknown, match=r"Check whether its records are in|does not report whether"):
-        sink.commit(committable)
-    with pytest.raises(OutcomeUnknown, match="Check whether its records are in"):
-        place.sink().commit(committable)  # a new process, which makes the table anew
-
-
-def test_a_batch_without_records_leaves_the_newest_markers(place: Place) -> None:
-    sink = place.sink()
-    sink.commit(place.pre_commit(["a"], Round(1, 0)))
-    sink.complete(1, [])
-    committable = place.pre_commit(["b"], Round(1, 2))
-    by_hand(place, "ROLLBACK", committable)
-    with pytest.raises(TransactionLost):
-        sink.commit(committable)
-
-
-def test_what_was_committed_since_the_markers_were_removed_proves_nothing_of_its_batch(place: Place) -> None:
-    committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
-    sink = place.sink()
-    sink.commit(committables[0])
-    place.ask("DELETE FROM {markers} WHERE transaction_id = %s", committables[0].transaction_id)
-    sink.commit(committables[1])
-    with pytest.raises(OutcomeUnknown):
-        sink.commit(committables[0])
-
-
-def test_a_transaction_that_was_committed_by_hand_is_committed(place: Place) -> None:
-    committable = place.pre_commit(["a", "b"])
-    place.sink().seal([committable], age_s=0)
-    by_hand(place, "COMMIT", committable)
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
+class TestPrepared(PreparedContract):
+    pass
 
 
 def test_a_committed_transaction_is_found_when_table_names_another_database_since(place: Place) -> None:
@@ -130,24 +60,6 @@ def test_a_committed_transaction_is_found_when_table_names_another_database_sinc
         sink.commit(each)
     assert place.values() == ["b"]
     other.leave()
-
-
-def test_a_transaction_is_not_decided_when_it_is_not_prepared_any_more(place: Place) -> None:
-    committables = [place.pre_commit(["a"], partition=partition) for partition in range(2)]
-    place.sink().abort(committables[1])
-    with pytest.raises(RoundAborted, match="but no longer is"):
-        place.sink().seal(committables, age_s=0)
-
-
-def test_markers_are_kept_while_their_commit_may_be_repeated_and_then_removed(place: Place) -> None:
-    sink = place.sink()
-    for batch_id in range(3):
-        committable = place.pre_commit(["a"], Round(1, batch_id))
-        for _ in range(2):  # a crash after its completion, before the log has noted that
-            sink.commit(committable)
-            sink.complete(batch_id, [committable])
-    kept = place.ask("SELECT batch_id FROM {markers}")
-    assert kept == [(2,)]
 
 
 def test_markers_are_removed_while_other_transactions_are_prepared(
@@ -164,17 +76,6 @@ def test_markers_are_removed_while_other_transactions_are_prepared(
     assert len(place.prepared()) == len(left)
 
 
-def test_what_another_query_has_prepared_is_refused_and_stays(place: Place) -> None:
-    theirs = place.sink("other")
-    committable = place.vote(["a"], sink=theirs)
-    for refuse in (place.sink().commit, place.sink().abort):
-        with pytest.raises(CorruptLog, match=r"which is none of .*Nothing was touched"):
-            refuse(committable)
-    assert place.prepared() == [committable.transaction_id]
-    theirs.commit(committable)
-    assert place.values() == ["a"]
-
-
 def test_a_transaction_of_another_program_with_the_same_name_is_not_ours(place: Place) -> None:
     name = f"{place.prefix}.log.orders.1.0.0.0.0"
     theirs = f"'{name[:64]}', '{name[64:]}', {FORMAT_ID + 1}"
@@ -182,7 +83,7 @@ def test_a_transaction_of_another_program_with_the_same_name_is_not_ours(place: 
     assert list(place.sink().recover()) == []
     with pytest.raises(RoundAborted, match="but no longer is"):
         place.sink().seal([Committable(name, {})], age_s=0)
-    answered_by_hand(place, "ROLLBACK", theirs)
+    place.end("ROLLBACK", theirs)
 
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
@@ -265,48 +166,23 @@ def test_a_session_that_falls_silent_after_its_vote_is_ended_by_the_server(
 
 
 def test_a_commit_that_another_process_has_under_way_is_waited_for_and_not_called_lost(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    own_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.sink().commit(place.pre_commit(["before"], Round(0, 0)))
-    committable = place.pre_commit(["a"])
+    own_place.sink().commit(own_place.pre_commit(["before"], Round(0, 0)))
+    committable = own_place.pre_commit(["a"])
     monkeypatch.setattr(sink, "HELD_S", 0.1)
-    with place.server.connect() as blocking, blocking.cursor() as cursor:
+    with own_place.server.connect() as blocking, blocking.cursor() as cursor:
         cursor.execute("FLUSH TABLES WITH READ LOCK")
-        other = threading.Thread(target=place.sink().commit, args=[committable])
+        other = threading.Thread(target=own_place.sink().commit, args=[committable])
         other.start()
         time.sleep(0.3)
         with pytest.raises(Retriable, match="still holds the transaction"):
-            place.sink().commit(committable)
-        assert place.values() == ["before"]
+            own_place.sink().commit(committable)
+        assert own_place.values() == ["before"]
         cursor.execute("UNLOCK TABLES")
         other.join()
-    place.sink().commit(committable)
-    assert place.values() == ["a", "before"]
-
-
-def test_coordinators_that_commit_at_once_come_to_one_result(place: Place) -> None:
-    committables = [place.pre_commit([f"{n}"], partition=n) for n in range(5)]
-    errors: list[Exception] = []
-
-    def commit_all() -> None:
-        for committable in committables:
-            while True:
-                try:
-                    place.sink().commit(committable)
-                    break
-                except Retriable:
-                    continue
-                except Exception as error:  # noqa: BLE001  # the test fails with it
-                    errors.append(error)
-                    break
-
-    threads = [threading.Thread(target=commit_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert place.values() == ["0", "1", "2", "3", "4"]
+    own_place.sink().commit(committable)
+    assert own_place.values() == ["a", "before"]
 
 
 # What must not be prepared. ---------------------------------------------------------------------------------------
@@ -368,59 +244,7 @@ def test_a_deadlock_ends_its_transaction_and_nothing_of_it_is_prepared_or_visibl
     assert place.ask(f"SELECT * FROM {place.database}.another") == []  # noqa: S608
 
 
-def test_what_was_prepared_is_rolled_back_by_its_task_when_another_sink_of_it_votes_no(place: Place) -> None:
-    participant = Participant({"orders": place.sink()}, Round(1, 0), partition=0)
-    participant.write("orders", pa.record_batch({"value": ["a"]}))
-    participant.pre_commit()
-    with pytest.raises(RuntimeError), participant:
-        raise RuntimeError("the next sink could not")
-    assert place.prepared() == []
-
-
 # The server ends, and comes back. ---------------------------------------------------------------------------------
-
-
-class KillsTheServer:
-    """As a batch is decided. It starts again when a commit had no answer."""
-
-    def __init__(self, server: MariaDbServer) -> None:
-        self.server = server
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        match event:
-            case PhaseEntered(Phase.COMMITTING, 1):
-                self.server.kill()
-            case CallRetried():
-                self.server.start()
-            case _:
-                pass
-
-
-@pytest.mark.crash
-def test_a_server_that_is_killed_between_decision_and_commit_costs_nothing(
-    place: Place, mariadb_server: MariaDbServer, tmp_path: Path
-) -> None:
-    sink = place.unbound()
-
-    def phase_one(round: Round) -> Iterator[Vote]:
-        for partition in range(3):
-            with Participant({"orders": sink}, round, partition=partition) as participant:
-                participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
-                yield participant.pre_commit()
-
-    observer = KillsTheServer(mariadb_server)
-    twopc.register_observer(observer)
-    try:
-        # One at a time, on this thread: with the thread that starts it the server ends.
-        with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query", commits_at_once=1) as coordinator:
-            coordinator.run(0, phase_one)
-            finished = coordinator.run(1, phase_one)
-    finally:
-        twopc.unregister_observer(observer)
-    assert finished.retries > 0
-    assert place.values() == ["0-0", "0-1", "0-2", "1-0", "1-1", "1-2"]
-    assert place.prepared() == []
 
 
 def test_a_server_that_is_not_there_is_asked_again(place: Place) -> None:
@@ -430,23 +254,23 @@ def test_a_server_that_is_not_there_is_asked_again(place: Place) -> None:
         sink.commit(Committable(f"{place.prefix}.log.orders.1.0.0.0.0", {}, 1))
 
 
-def test_a_replica_that_only_reads_is_asked_again(place: Place) -> None:
+def test_a_replica_that_only_reads_is_asked_again(own_place: Place) -> None:
     """Until the failover is complete."""
-    committable = place.pre_commit(["a"])
-    user, password = place.database, uuid.uuid4().hex
-    place.ask(f"CREATE USER {user}@localhost IDENTIFIED BY '{password}'")
-    place.ask(f"GRANT ALL ON {place.database}.* TO {user}@localhost")
-    sink = place.sink(url=place.server.url(place.database, user, password))
-    place.ask("SET GLOBAL read_only = ON")
+    committable = own_place.pre_commit(["a"])
+    user, password = own_place.database, uuid.uuid4().hex
+    own_place.ask(f"CREATE USER {user}@localhost IDENTIFIED BY '{password}'")
+    own_place.ask(f"GRANT ALL ON {own_place.database}.* TO {user}@localhost")
+    sink = own_place.sink(url=own_place.server.url(own_place.database, user, password))
+    own_place.ask("SET GLOBAL read_only = ON")
     try:
         with pytest.raises(Retriable, match="the server is read-only"):
             sink.commit(committable)
     finally:
-        place.ask("SET GLOBAL read_only = OFF")
+        own_place.ask("SET GLOBAL read_only = OFF")
     sink.commit(committable)
     sink.close()
-    place.ask(f"DROP USER {user}@localhost")
-    assert place.values() == ["a"]
+    own_place.ask(f"DROP USER {user}@localhost")
+    assert own_place.values() == ["a"]
 
 
 def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:
@@ -496,13 +320,6 @@ def test_a_marker_table_that_is_not_transactional_is_refused(place: Place) -> No
         place.sink()
 
 
-def test_a_name_that_is_too_long_for_the_server_is_refused(place: Place) -> None:
-    sink = place.unbound()
-    sink.bind("o" * 76, "log")
-    with pytest.raises(ConfigurationError, match="a shorter name"):
-        sink.open()
-
-
 def test_a_name_is_in_two_parts_and_as_long_as_the_server_allows(place: Place) -> None:
     longest = f"{place.prefix}.{'L' * (128 - len(place.prefix) - 2)}."
     assert len(longest) == 128
@@ -511,20 +328,20 @@ def test_a_name_is_in_two_parts_and_as_long_as_the_server_allows(place: Place) -
     with place.server.connect() as connection:
         assert {longest, longest.lower()} <= set(tables.prepared(connection))
     for name in (longest, longest.lower()):
-        answered_by_hand(place, "COMMIT", xid(name))
+        place.end("COMMIT", xid(name))
     assert place.values() == sorted([longest, longest.lower()])
 
 
-def test_a_replica_that_does_not_have_the_transaction_yet_is_not_believed(place: Place) -> None:
+def test_a_replica_that_does_not_have_the_transaction_yet_is_not_believed(own_place: Place) -> None:
     """It reports a transaction as gone that the primary has prepared."""
-    place.sink().commit(place.pre_commit(["a"]))
-    missing = place.pre_commit(["b"], Round(1, 1))
-    place.sink().abort(missing)
-    place.ask("SET GLOBAL read_only = ON")
+    own_place.sink().commit(own_place.pre_commit(["a"]))
+    missing = own_place.pre_commit(["b"], Round(1, 1))
+    own_place.sink().abort(missing)
+    own_place.ask("SET GLOBAL read_only = ON")
     try:
         with pytest.raises(Retriable, match="read-only, as a replica is"):
-            place.sink().commit(missing)
+            own_place.sink().commit(missing)
     finally:
-        place.ask("SET GLOBAL read_only = OFF")
+        own_place.ask("SET GLOBAL read_only = OFF")
     with pytest.raises(TransactionLost):
-        place.sink().commit(missing)
+        own_place.sink().commit(missing)

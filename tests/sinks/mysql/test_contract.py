@@ -56,6 +56,7 @@ class TestAppend(SinkContract):
         return rows
 
 
+@pytest.mark.long
 class TestUpsert(TestAppend):
     upsert_by = "value"
 

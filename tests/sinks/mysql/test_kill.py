@@ -49,13 +49,14 @@ def outlives(place: Place, upsert_by: str) -> None:
     assert place.values() == sorted(VALUES)
 
 
-@pytest.mark.parametrize("upsert_by", ["", "value"])
+@pytest.mark.parametrize("upsert_by", ["", pytest.param("value", marks=pytest.mark.long)])
 def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_committed_by_another_process(
-    upsert_by: str, place: Place
+    upsert_by: str, own_place: Place
 ) -> None:
-    outlives(place, upsert_by)
+    outlives(own_place, upsert_by)
 
 
+@pytest.mark.long
 def test_it_also_does_so_with_a_binary_log(server_of_version: MariaDbServer) -> None:
     outlives(new_place(server_of_version), "")
 

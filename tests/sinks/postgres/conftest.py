@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,18 +64,42 @@ class Place(SinkPlace[PostgresSink]):
         found = self.ask("SELECT gid FROM pg_prepared_xacts WHERE starts_with(gid, %s) ORDER BY gid", self.prefix + ".")
         return [gid for (gid,) in found]
 
+    def by_hand(self, verb: str, committable: Committable) -> None:
+        """End a transaction, as an operator may."""
+        self.ask(sql.SQL(f"{verb} PREPARED {{}}").format(committable.transaction_id).as_string())
+
     def leave(self) -> None:
-        """Give the server back as it was."""
+        """Give the server back as it was, also without the connections that this test's sinks have kept."""
+        self.unbound().close()
         for gid in self.prepared():
             self.ask(sql.SQL("ROLLBACK PREPARED {}").format(gid).as_string())
         self.ask(f"DROP SCHEMA {self.schema} CASCADE")
 
 
-@pytest.fixture
-def place(postgres_server: PostgresServer) -> Iterator[Place]:
-    """A table of one column, ``value``."""
+@contextmanager
+def new_place(server: PostgresServer) -> Iterator[Place]:
+    """A new schema with a table of one column, ``value``."""
     name = f"test_{uuid.uuid4().hex[:8]}"
-    place = Place(postgres_server, name, name)
+    place = Place(server, name, name)
     place.ask(f"CREATE SCHEMA {name}; CREATE TABLE {{}} (value text)")
     yield place
     place.leave()
+
+
+@pytest.fixture
+def place(postgres_server: PostgresServer) -> Iterator[Place]:
+    with new_place(postgres_server) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def server_to_kill() -> Iterator[PostgresServer]:
+    with PostgresServer(max_prepared_transactions=10) as server:
+        yield server
+
+
+@pytest.fixture
+def own_place(server_to_kill: PostgresServer) -> Iterator[Place]:
+    """On a server that no other test uses meanwhile."""
+    with new_place(server_to_kill) as place:
+        yield place

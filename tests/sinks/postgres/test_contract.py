@@ -54,6 +54,7 @@ class TestAppend(SinkContract):
         return [dict(zip(COLUMNS, row, strict=True)) for row in rows]
 
 
+@pytest.mark.long
 class TestUpsert(TestAppend):
     upsert_by = "value"
 

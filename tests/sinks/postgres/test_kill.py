@@ -21,23 +21,23 @@ def written(place: Place, when: str = AFTER, upsert_by: str = "") -> Committable
     return killed_writer("postgres", {**options, "upsert_by": upsert_by} if upsert_by else options, when, place.prefix)
 
 
-@pytest.mark.parametrize("upsert_by", ["", "value"])
+@pytest.mark.parametrize("upsert_by", ["", pytest.param("value", marks=pytest.mark.long)])
 def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_committed_by_another_process(
-    upsert_by: str, place: Place
+    upsert_by: str, own_place: Place
 ) -> None:
-    place.create("value text PRIMARY KEY")
-    committable = written(place, upsert_by=upsert_by)
+    own_place.create("value text PRIMARY KEY")
+    committable = written(own_place, upsert_by=upsert_by)
     assert committable is not None
-    place.server.kill()
-    place.server.start()
-    place.unbound().close()  # the connections of this process are lost with it
-    assert place.values() == []
-    sink = place.sink()
+    own_place.server.kill()
+    own_place.server.start()
+    own_place.unbound().close()  # the connections of this process are lost with it
+    assert own_place.values() == []
+    sink = own_place.sink()
     assert sink.seal([committable], age_s=0) == [committable]
     for _ in range(2):
         sink.commit(committable)
-    assert place.values() == sorted(VALUES)
-    tables = place.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", place.schema)
+    assert own_place.values() == sorted(VALUES)
+    tables = own_place.ask("SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1", own_place.schema)
     assert tables == [("orders",), ("twopc_committed",)]
 
 

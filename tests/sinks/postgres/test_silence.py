@@ -95,7 +95,6 @@ def waits_are_cancelled(place: Place) -> Iterator[None]:
 def waits_for_standbys(place: Place) -> bool:
     """Whether a commit waits."""
     with waits_are_cancelled(place), sessions.connect(place.server.conninfo, autocommit=True) as connection:
-        sessions.set_up(connection, TEST_TIMEOUT_S)
         tables.prove_current(connection)
         return bool(connection.unreplicated)
 
@@ -145,7 +144,12 @@ def test_a_commit_that_waits_for_an_absent_standby_is_in_doubt_until_it_is_back(
 
 
 @pytest.mark.parametrize(
-    "setting", ["", "client_min_messages = error", "synchronous_commit = local", "statement_timeout = 300"]
+    "setting",
+    [
+        *("", "synchronous_commit = local"),
+        pytest.param("client_min_messages = error", marks=pytest.mark.long),
+        pytest.param("statement_timeout = 300", marks=pytest.mark.long),
+    ],
 )
 def test_a_commit_whose_wait_for_a_standby_was_cancelled_is_in_doubt(
     setting: str, own_place: Place, away: Callable[[], None]

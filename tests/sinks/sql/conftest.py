@@ -60,7 +60,12 @@ def databases() -> Iterator[Databases]:
         yield databases
 
 
-@pytest.fixture(params=sorted(TYPES))
+def databases_but_long(*without: str) -> list[Any]:
+    """Every database; all but some are marked as long."""
+    return [pytest.param(name, marks=() if name in without else pytest.mark.long) for name in sorted(TYPES)]
+
+
+@pytest.fixture(params=databases_but_long("postgresql", "sqlite"))
 def database(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 
 from twopc import Participant, Round
 from twopc.errors import (
@@ -14,8 +15,10 @@ from twopc.errors import (
     LogMismatch,
     OperatorRequired,
     OutcomeUnknown,
+    Refused,
     Retriable,
     RoundAborted,
+    SchemaMismatch,
     TransactionLost,
 )
 from twopc_sql import SqlSink
@@ -109,9 +112,11 @@ def test_a_seal_changes_nothing(place: Place) -> None:
 def test_what_a_table_refuses_it_refuses_before_the_decision(place: Place) -> None:
     place.create("value {key} PRIMARY KEY, CHECK (value <> 'bad')")
     place.ask("INSERT INTO {} VALUES ('there')")
-    for value in ("there", "bad"):
-        vote = place.vote([value], Round(1, 0) if value == "there" else Round(2, 0))
-        with pytest.raises(RoundAborted, match=r"the table refuses it: .*breaks a key.*can be run again"):
+    of_another_row = pytest.raises(RoundAborted, match=r"the table refuses it: .*breaks a key.*can be run again")
+    of_itself = pytest.raises(Refused, match=r"the table refuses it: .*breaks NOT NULL, a CHECK")
+    for incarnation, (value, refused) in enumerate({"there": of_another_row, "bad": of_itself}.items()):
+        vote = place.vote([value], Round(1 + incarnation, 0))
+        with refused:
             place.sink().seal([vote], 0.0)
         place.sink().abort(vote)
     assert place.values() == ["there"]
@@ -206,6 +211,35 @@ def test_records_that_a_trigger_leaves_out_are_missed_before_the_decision(place:
     place.ask("CREATE TRIGGER skips BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION skip()")
     with pytest.raises(RoundAborted, match="of its 1 records only 0 could be moved"):
         place.sink().seal([place.vote(["a"])], 0.0)
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+@pytest.mark.parametrize("error", ["54000", "P0001", "XX000"])
+def test_what_a_table_refuses_for_good_ends_the_seal_at_once_with_the_words_of_the_database(
+    error: str, place: Place
+) -> None:
+    raising = f"BEGIN RAISE EXCEPTION USING MESSAGE = ''odd words'', ERRCODE = ''{error}''; END"
+    place.ask(f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS '{raising}'")
+    place.ask("CREATE TRIGGER refuses BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION refuse()")
+    with pytest.raises(Refused, match="the table refuses it: odd words"):
+        place.sink().seal([place.vote(["a"])], 0.0)
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_nothing_that_the_sink_sets_stays_in_its_session(place: Place) -> None:
+    """A pooler gives the session to another client after the transaction."""
+    with place.sink()._engine.connect() as connection:
+        [bounded] = connection.execute(sa.text("SELECT current_setting('lock_timeout')")).one()
+        connection.commit()
+        raw = connection.connection.driver_connection
+        after = raw.execute("SELECT name FROM pg_settings WHERE source = 'session'").fetchall()  # type: ignore[union-attr]
+    assert (bounded, after) == ("1min", [])
+
+
+def test_a_column_with_a_name_of_the_sinks_own_is_refused_at_the_start(place: Place) -> None:
+    place.create("value {key} PRIMARY KEY, twopc_newest INT")
+    with pytest.raises(SchemaMismatch, match="twopc_newest are reserved"):
+        place.sink(upsert_by="value").validate(pa.schema({"value": pa.string(), "twopc_newest": pa.int32()}))
 
 
 def test_a_table_whose_types_were_changed_since_its_records_were_written_gets_none_of_them(place: Place) -> None:

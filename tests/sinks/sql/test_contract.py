@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+from tests.sinks.sql.conftest import databases_but_long
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
 
@@ -26,6 +27,11 @@ COLUMNS = {
 }
 
 TYPES: dict[str, sa.types.TypeEngine[Any]] = {"flag": sa.Boolean(), "day": sa.Date(), "amount": sa.Numeric(12, 2)}
+
+
+@pytest.fixture(params=databases_but_long("sqlite"))
+def database(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 class TestAppend(SinkContract):
@@ -57,6 +63,7 @@ class TestAppend(SinkContract):
         return self.place.select(columns)
 
 
+@pytest.mark.long
 class TestUpsert(TestAppend):
     upsert_by = "value"
 
