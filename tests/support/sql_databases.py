@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.mariadb_server import MariaDbServer
+from tests.support.once_per_run import once_per_run
 from tests.support.postgres_server import PostgresServer
 
 TYPES: Mapping[str, Mapping[str, str]] = {
@@ -26,10 +27,11 @@ TYPES: Mapping[str, Mapping[str, str]] = {
 
 
 class Databases(ExitStack):
-    """The servers run until the end of this context."""
+    """Databases on the servers that all workers share, or on ``own`` ones, which run until the end of this context."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, own: bool = False) -> None:
         super().__init__()
+        self._own = own
         self._servers: dict[str, MariaDbServer | PostgresServer] = {}
 
     def url(self, database: str, folder: Path) -> sa.URL:
@@ -53,7 +55,8 @@ class Databases(ExitStack):
     def _of_mariadb(self, name: str) -> sa.URL:
         server = self._servers.get("mysql")
         if not isinstance(server, MariaDbServer):
-            server = self._servers["mysql"] = self.enter_context(MariaDbServer())
+            server = self.enter_context(MariaDbServer()) if self._own else once_per_run("mariadb")
+            self._servers["mysql"] = server
         url = sa.make_url(server.url()).set(drivername="mysql+pymysql")
         ask(url, f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
         return url.set(database=name)
@@ -61,7 +64,8 @@ class Databases(ExitStack):
     def _of_postgres(self, name: str) -> sa.URL:
         server = self._servers.get("postgresql")
         if not isinstance(server, PostgresServer):
-            server = self._servers["postgresql"] = self.enter_context(PostgresServer())
+            server = self.enter_context(PostgresServer()) if self._own else once_per_run("postgres")
+            self._servers["postgresql"] = server
         conninfo = server.conninfo
         with psycopg.connect(conninfo, autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))

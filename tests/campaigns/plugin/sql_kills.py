@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rounds", type=int, default=2, help="how often the driver is killed at each step")
     given = parser.parse_args(arguments)
     results = {}
-    with Databases() as databases:
+    with Databases(own=True) as databases:
         for database in TYPES:
             for upsert_by in ("", "value"):
                 name = f"{database}-{'upsert' if upsert_by else 'append'}"

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
+from tests.support.sql_databases import Databases
 from twopc.errors import RoundAborted
 from twopc.retry import until_answered
 
 if TYPE_CHECKING:
     from tests.sinks.sql.conftest import Place
-    from tests.support.sql_databases import Databases
     from twopc import Committable
 
 pytestmark = pytest.mark.crash
+
+
+@pytest.fixture(scope="module")
+def databases() -> Iterator[Databases]:
+    """Servers that no other test uses: these are killed."""
+    with Databases(own=True) as databases:
+        yield databases
 
 
 def written(place: Place, when: str = AFTER) -> Committable | None:
