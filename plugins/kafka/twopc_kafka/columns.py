@@ -48,8 +48,8 @@ def check_columns(schema: pa.Schema, topic: str | None) -> None:
             raise SchemaMismatch(f"column {name!r} occurs {names.count(name)} times")
         if not _fits(name, schema.field(name).type):
             raise SchemaMismatch(
-                f"column {name!r} is {schema.field(name).type}, but the kafka sink needs {_NEEDED[name]}. Cast it,"
-                f" for example with 'CAST({name} AS STRING) AS {name}' or 'to_json({name}) AS {name}'."
+                f"column {name!r} is {schema.field(name).type}, but the kafka sink needs {_NEEDED[name]}. Convert it,"
+                f" for example with '{_converted(name, schema.field(name).type)} AS {name}'."
             )
     if "value" not in names:
         raise SchemaMismatch(f"the kafka sink needs a column 'value' (string or binary); it got {', '.join(names)}")
@@ -90,6 +90,33 @@ def _fits(name: str, kind: pa.DataType) -> bool:
                 return False
             fields = {field.name: field.type for field in kind.value_type}
             return fields.keys() == {"key", "value"} and _is_text(fields["key"]) and _is_bytes(fields["value"])
+
+
+def _converted(name: str, kind: pa.DataType) -> str:
+    """Return an expression of Spark SQL that makes a column of this type one that fits."""
+    match name:
+        case "value" | "key" if t.is_nested(kind):
+            return f"to_json({name})"
+        case "partition":
+            return "CAST(partition AS INT)"
+        case "timestamp":
+            return "timestamp_millis(timestamp)" if t.is_integer(kind) else "CAST(timestamp AS TIMESTAMP)"
+        case "headers":
+            return _headers_of(kind)
+        case _:
+            return f"CAST({name} AS STRING)"
+
+
+def _headers_of(kind: pa.DataType) -> str:
+    pairs, pair = "headers", getattr(kind, "value_type", None)
+    if t.is_struct(kind):
+        pairs, pair = "array(headers)", kind
+    elif t.is_map(kind):
+        pairs, pair = "map_entries(headers)", pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+    if pair is None or not t.is_struct(pair) or {field.name for field in pair} != {"key", "value"}:
+        return "array(named_struct('key', 'a name', 'value', CAST('a value' AS BINARY)))"
+    value = "h.value" if _is_bytes(pair.field("value").type) else "CAST(CAST(h.value AS STRING) AS BINARY)"
+    return f"transform({pairs}, h -> named_struct('key', CAST(h.key AS STRING), 'value', {value}))"
 
 
 def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]:
