@@ -133,7 +133,7 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
             _or(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
             repeat(None),  # no delivery callback per record,
             repeat(None),  # under neither of its two names
-            _or(_epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
+            _or(epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
             _headers(batch.column("headers")) if "headers" in present else repeat(None),
         ]
     return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' ends
@@ -144,9 +144,10 @@ def _or(column: pa.Array, default: int) -> list[int]:
     return values
 
 
-def _epoch_ms(column: pa.Array) -> pa.Array:
+def epoch_ms(column: pa.Array) -> pa.Array:
+    """Return timestamps as Kafka stores them."""
     unit = pa.timestamp("ms", tz=column.type.tz)
-    return column.cast(unit, safe=False).cast(pa.int64())  # Kafka's timestamps are milliseconds
+    return column.cast(unit, safe=False).cast(pa.int64())
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:

@@ -352,13 +352,13 @@ def test_a_member_that_joins_while_the_query_runs_is_warned_of_once_each_time(
 def test_members_are_looked_for_seldom_and_no_batch_fails_of_it(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
 
-    def has_members(_: object, name: str) -> NoReturn:
+    def taken_by(_: object, name: str) -> NoReturn:
         looks.append(name)
         raise Retriable("the cluster did not answer")
 
     sink = group.sink()
     sink.require_valid(group.batch({}).schema)
-    monkeypatch.setattr(control.Control, "has_members", has_members)
+    monkeypatch.setattr(control.Control, "taken_by", taken_by)
     for batch_id in range(5):
         group.pre_commit(sink, {0: 5}, Round(1, batch_id))
     assert looks == [group.name]

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_kafka.answers import ProducerIdentity
-from twopc_kafka.client.cluster import Cluster
+from twopc_kafka.client.cluster import Cluster, TopicRules
 from twopc_kafka.options import parse_options
 from twopc_kafka.values import check_values
 from twopc_kafka.writers import librdkafka as writer_module
@@ -423,18 +423,98 @@ def test_records_without_a_key_for_a_compacted_topic_are_left_out_before_the_bro
     )
 
 
+AHEAD = pa.array([None, int(time.time()) + 7200, None, int(time.time()) + 3500], pa.timestamp("s"))
+
+
 @pytest.mark.kafka
-def test_a_topic_whose_records_all_lack_a_key_is_asked_for_its_policy_once_per_transaction(
+@pytest.mark.parametrize(("writer", "delivery"), MODES)
+@pytest.mark.parametrize(
+    ("config", "columns", "column", "told"),
+    [
+        ({}, {"timestamp": AHEAD}, "timestamp", "the topic's message.timestamp.after.max.ms = 3600000 allows"),
+        (
+            {"message.timestamp.before.max.ms": "60000"},
+            {"timestamp": pa.array([None, 1_000_000_000, None, None], pa.timestamp("s"))},
+            "timestamp",
+            "the topic's message.timestamp.before.max.ms = 60000 allows",
+        ),
+        ({"max.message.bytes": "2000"}, {"value": ["a", "b" * 2000, "c", "d"]}, None, "max.message.bytes = 2000"),
+    ],
+    ids=["ahead", "behind", "large"],
+)
+def test_a_record_that_its_topic_does_not_accept_is_left_out_before_the_broker_refuses_all(
+    writer: str,
+    delivery: str,
+    config: Any,
+    columns: Any,
+    column: Any,
+    told: str,
+    make_topic: Any,
+    make_sink: Any,
+    wait: Any,
+) -> None:
+    topic = make_topic(config=config)
+    batch = pa.record_batch({"value": ["a", "b", "c", "d"]} | columns)
+    with Participant(
+        {"orders": make_sink(topic, writer=writer, delivery=delivery)}, Round(1, 0), partition=0, max_bad_records=1
+    ) as participant:
+        [refused] = participant.write("orders", batch)
+        participant.pre_commit()
+    assert (refused.record, refused.topic, refused.column) == (1, topic.name, column)
+    assert told in refused.message
+    written = {b"a", b"c", b"d"}
+    wait.until("the others are there", lambda: {each.value for each in topic.records("read_uncommitted")} == written)
+
+
+@pytest.mark.kafka
+def test_a_topic_that_sets_the_timestamps_itself_and_a_compressed_batch_are_left_to_the_brokers(
+    make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic(config={"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000"})
+    sink = make_sink(topic, compression_type="gzip")
+    batch = pa.record_batch({"value": ["a", "b" * 9000, "c", "d"], "timestamp": AHEAD})
+    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
+        assert participant.write("orders", batch) == ()
+        participant.pre_commit()
+    assert len(topic.records("read_uncommitted")) == 4
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_column(
+    before: int, make_topic: Any, make_sink: Any
+) -> None:
+    topic, other = make_topic(partitions=3), make_topic()
+    participant = Participant({"orders": make_sink(topic, topic=None)}, Round(1, 0), partition=0)
+    names = [other.name, *[topic.name] * 5]
+    batch = pa.record_batch(
+        {
+            "value": [*"abcdef"],
+            "key": [*"abcdef"],
+            "topic": names,
+            "timestamp": pa.array([None, None, None, None, int(time.time()) + 7200, None], pa.timestamp("s")),
+        }
+    )
+    with pytest.raises(RecordRefused, match="INVALID_TIMESTAMP") as refused, participant:
+        for _ in range(before):
+            participant.write("orders", batch.slice(0, 4))
+        participant.write("orders", batch)
+        participant.pre_commit()
+    assert (refused.value.record, refused.value.column) == (4 * before + 4, "timestamp")
+
+
+@pytest.mark.kafka
+def test_a_topic_is_asked_for_what_it_accepts_once_per_transaction(
     topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = Cluster.needs_keys
+    real = Cluster.rules
 
-    async def needs_keys(self: Cluster, topic: str, timeout_ms: int) -> bool:
+    async def rules(self: Cluster, topic: str, timeout_ms: int) -> TopicRules:
         asked.append(topic)
         return await real(self, topic, timeout_ms)
 
-    monkeypatch.setattr(Cluster, "needs_keys", needs_keys)
+    monkeypatch.setattr(Cluster, "rules", rules)
     sink = make_sink(topic, writer="arrow")
     with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
         for _ in range(3):
