@@ -214,7 +214,7 @@ def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_and_the_limit(nam
 
 def encoded_alone(batch: pa.RecordBatch) -> memoryview:
     encoder = Encoder(ProducerIdentity(1, 0), Limits(1_000_000, 1_000_000), Compression("none"))
-    [encoded] = encoder.encode(records_of(batch), np.arange(1), {0: slice(0, 1)})
+    [encoded] = encoder.encode(records_of(batch), np.arange(1), {0: slice(0, 1)}, np.arange(1))
     return encoded.data
 
 
@@ -426,42 +426,46 @@ def test_records_without_a_key_for_a_compacted_topic_are_left_out_before_the_bro
 AHEAD = pa.array([None, int(time.time()) + 7200, None, int(time.time()) + 3500], pa.timestamp("s"))
 
 
+@dataclass(frozen=True)
+class NotAccepted:
+    """What a topic does not accept of the second of four records."""
+
+    config: dict[str, str]
+    columns: dict[str, Any]
+    column: str | None
+    told: str
+
+
+NOT_ACCEPTED = {
+    "ahead": NotAccepted({}, {"timestamp": AHEAD}, "timestamp", "message.timestamp.after.max.ms = 3600000 allows"),
+    "behind": NotAccepted(
+        {"message.timestamp.before.max.ms": "60000"},
+        {"timestamp": pa.array([None, 1_000_000_000, None, None], pa.timestamp("s"))},
+        "timestamp",
+        "message.timestamp.before.max.ms = 60000 allows",
+    ),
+    "large": NotAccepted(
+        {"max.message.bytes": "2000"}, {"value": ["a", "b" * 2000, "c", "d"]}, None, "max.message.bytes = 2000"
+    ),
+}
+
+
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
-@pytest.mark.parametrize(
-    ("config", "columns", "column", "told"),
-    [
-        ({}, {"timestamp": AHEAD}, "timestamp", "the topic's message.timestamp.after.max.ms = 3600000 allows"),
-        (
-            {"message.timestamp.before.max.ms": "60000"},
-            {"timestamp": pa.array([None, 1_000_000_000, None, None], pa.timestamp("s"))},
-            "timestamp",
-            "the topic's message.timestamp.before.max.ms = 60000 allows",
-        ),
-        ({"max.message.bytes": "2000"}, {"value": ["a", "b" * 2000, "c", "d"]}, None, "max.message.bytes = 2000"),
-    ],
-    ids=["ahead", "behind", "large"],
-)
+@pytest.mark.parametrize("case", NOT_ACCEPTED)
 def test_a_record_that_its_topic_does_not_accept_is_left_out_before_the_broker_refuses_all(
-    writer: str,
-    delivery: str,
-    config: Any,
-    columns: Any,
-    column: Any,
-    told: str,
-    make_topic: Any,
-    make_sink: Any,
-    wait: Any,
+    writer: str, delivery: str, case: str, make_topic: Any, make_sink: Any, wait: Any
 ) -> None:
-    topic = make_topic(config=config)
-    batch = pa.record_batch({"value": ["a", "b", "c", "d"]} | columns)
+    of_second = NOT_ACCEPTED[case]
+    topic = make_topic(config=of_second.config)
+    batch = pa.record_batch({"value": ["a", "b", "c", "d"]} | of_second.columns)
     with Participant(
         {"orders": make_sink(topic, writer=writer, delivery=delivery)}, Round(1, 0), partition=0, max_bad_records=1
     ) as participant:
         [refused] = participant.write("orders", batch)
         participant.pre_commit()
-    assert (refused.record, refused.topic, refused.column) == (1, topic.name, column)
-    assert told in refused.message
+    assert (refused.record, refused.topic, refused.column) == (1, topic.name, of_second.column)
+    assert of_second.told in refused.message
     written = {b"a", b"c", b"d"}
     wait.until("the others are there", lambda: {each.value for each in topic.records("read_uncommitted")} == written)
 
@@ -485,7 +489,6 @@ def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_col
     before: int, make_topic: Any, make_sink: Any
 ) -> None:
     topic, other = make_topic(partitions=3), make_topic()
-    participant = Participant({"orders": make_sink(topic, topic=None)}, Round(1, 0), partition=0)
     names = [other.name, *[topic.name] * 5]
     batch = pa.record_batch(
         {
@@ -495,11 +498,16 @@ def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_col
             "timestamp": pa.array([None, None, None, None, int(time.time()) + 7200, None], pa.timestamp("s")),
         }
     )
-    with pytest.raises(RecordRefused, match="INVALID_TIMESTAMP") as refused, participant:
-        for _ in range(before):
-            participant.write("orders", batch.slice(0, 4))
-        participant.write("orders", batch)
-        participant.pre_commit()
+
+    def write() -> None:
+        with Participant({"orders": make_sink(topic, topic=None)}, Round(1, 0), partition=0) as participant:
+            for _ in range(before):
+                participant.write("orders", batch.slice(0, 4))
+            participant.write("orders", batch)
+            participant.pre_commit()
+
+    with pytest.raises(RecordRefused, match="INVALID_TIMESTAMP") as refused:
+        write()
     assert (refused.value.record, refused.value.column) == (4 * before + 4, "timestamp")
 
 

@@ -3,6 +3,8 @@ brought to an answer, the answer is put into its mouth, before or after it has d
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import kafka.errors
@@ -21,6 +23,7 @@ from kafka.protocol.producer import (
     ProduceResponse,
 )
 
+import twopc_kafka
 from tests.support import kills
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted
@@ -63,6 +66,15 @@ def test_an_answer_in_no_table_stops_with_its_code_before_the_decision_and_after
         raise refused
 
 
+def test_the_readme_has_each_code_in_its_class() -> None:
+    rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*) \|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    in_table = {name: codes for name, _, codes in rows if name in CLASSES}
+    for name, answer in CLASSES.items():
+        codes = [f"{each.name} ({code})" for code, each in sorted(MEANINGS.items()) if each.answer is answer]
+        assert in_table[name] == ", ".join(codes)
+    assert {each.answer for code, each in MEANINGS.items() if code} == set(CLASSES.values())
+
+
 def test_only_a_lost_connection_or_an_answer_known_as_temporary_is_repeated_over_the_control_connection() -> None:
     answers = {code: lasting(kafka.errors.for_code(code)("orders-1")) for code in MEANINGS if code}
     passing = {code for code, refusal in answers.items() if refusal is None}
@@ -73,6 +85,16 @@ def test_only_a_lost_connection_or_an_answer_known_as_temporary_is_repeated_over
 def test_a_success_is_one_code_alone_and_only_what_had_no_effect_or_is_numbered_is_repeated() -> None:
     assert [code for code, each in MEANINGS.items() if each.answer is WriteAnswer.DONE] == [0]
     assert {3, 5, 6, 9, 14, 15, 16, 19, 51, 74, 75, 78, 89} == set(REPEATED)
+
+
+README = Path(twopc_kafka.__file__).parent.parent / "README.md"
+CLASSES = {
+    "temporary": WriteAnswer.REPEAT,
+    "the attempt failed": WriteAnswer.RUN_AGAIN,
+    "record": WriteAnswer.REFUSED,
+    "configuration": WriteAnswer.CORRECT,
+    "right": WriteAnswer.DENIED,
+}
 
 
 SAME_NAME = Round(1, 4)  # as that of round (1, 0)
@@ -436,6 +458,7 @@ def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
 # A broker that really falls silent, or throttles. ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.crash
 def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(

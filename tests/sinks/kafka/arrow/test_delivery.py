@@ -268,6 +268,7 @@ def test_tasks_of_a_thread_share_its_connections(topic: Any, make_arrow_sink: An
         sink.discard(transaction)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_broker_that_was_restarted_between_tasks_is_connected_anew(
     second_broker: Any, make_topic: Any, make_arrow_sink: Any
