@@ -65,8 +65,8 @@ def threads_of_librdkafka() -> int:
 
 @pytest.fixture(params=["librdkafka", "arrow", "arrow, added first"])
 def make_either(request: pytest.FixtureRequest, make_sink: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A sink of either writer. A partition gets into the Arrow writer's transaction in two ways: by a Produce (KIP-890),
-    or by AddPartitionsToTxn, as on clusters whose transaction.version is below 2."""
+    """A sink of either writer. A partition gets into the Arrow writer's transaction in two ways: by a Produce
+    (KIP-890), or by AddPartitionsToTxn, as on clusters whose transaction.version is below 2."""
     writer, _, is_added = request.param.partition(", ")
     if is_added:
         monkeypatch.setattr(requests, "IMPLICIT_PARTITIONS", 99)
