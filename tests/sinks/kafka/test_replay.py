@@ -80,6 +80,7 @@ def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy
     run.topic.becomes(ALL)
 
 
+@pytest.mark.long
 def test_killed_amid_its_replay_and_timed_out_again_it_is_written_again(
     run: Any, kill: Kill, wait: Any, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_killed_amid_its_replay_and_timed_out_again_it_is_written_again(
     assert list((tmp_path / "stage").iterdir()) == []
 
 
+@pytest.mark.long
 def test_without_a_copy_the_query_stops_and_stays_stopped(run: Any, kill: Kill, wait: Any) -> None:
     kill.at = Phase.COMMITTING
     with pytest.raises(Killed):
