@@ -18,7 +18,7 @@ import functools
 import os
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from twopc._exclusive_rename import rename_to_free_name
 from twopc.mounts import mount_of
+from twopc.store_errors import FRAMED, TEMPORARY, meaning
 
 CREATES_EXCLUSIVELY = frozenset(
     {
@@ -53,6 +54,8 @@ _ASIDE_LIVES_S = 3600
 """How long a writer may take from its first byte to its link. After that, the file that it wrote aside counts as left
 behind."""
 _PROBE = ".probe"
+_TRIAL_BYTES = bytes(range(256)) * 4
+"""What a trial writes and reads back: as much as an entry."""
 _TRIALS = 3
 """How often a trial may find that another process's trial has just removed the folder, which that one had made."""
 _REFUSED = (
@@ -144,11 +147,11 @@ class LocalFolder:
             raise
 
     def try_put_if_absent(self) -> None:
-        """Create a hidden file twice. Files and folders that the trial made are removed again.
+        """Create a hidden file twice, and read it back. Files and folders that the trial made are removed again.
 
         Raises:
             Unusable: this process may not write here, or the disk can't create a file only where there is none, or
-                can't make its name durable.
+                can't make its name durable, or returns something else than was written.
         """
         for trial in range(_TRIALS):
             try:
@@ -163,16 +166,11 @@ class LocalFolder:
         probe = self.path / _hidden(_PROBE)
         with _permanent_refusals(), folder_for_a_trial(self.path):
             try:
-                for _ in range(2):
-                    with self._written_aside(b"") as aside:
-                        self._remove_leftovers(aside)
-                        put_in_place(aside, probe)
-                        sync_folder(self.path)
-            except FileExistsError:
-                return
+                fault = _fault_of_a_trial(self, self.put_if_absent, probe.name)
             finally:
                 probe.unlink(missing_ok=True)
-        raise Unusable("its disk replaces a file that exists")
+        if fault:
+            raise Unusable(fault)
 
     @contextlib.contextmanager
     def _written_aside(self, data: bytes) -> Iterator[Path]:
@@ -284,12 +282,12 @@ class ObjectFolder:
         """Do nothing: a stored object is durable."""
 
     def try_put_if_absent(self) -> None:
-        """Make sure that the store refuses to create a name a second time. S3's look-alikes may accept the condition
-        and overwrite all the same.
+        """Make sure that the store keeps, returns and lists an object as it was written, and refuses to create its name
+        a second time. S3's look-alikes may accept the condition and overwrite all the same.
 
         Raises:
-            Unusable: it does not.
-            OSError: the store does not answer.
+            Unusable: it does not, or it refuses for a reason that is not known to pass.
+            Exception: the store does not answer.
         """
         protocols = _protocols(self.fs)
         if not CREATES_EXCLUSIVELY & {*protocols}:
@@ -299,20 +297,17 @@ class ObjectFolder:
             )
         probe = _hidden(_PROBE)
         try:
-            is_exclusive = self._refuses_a_second(probe)
+            fault = _fault_of_a_trial(self, self._create, probe)
             self._remove_leftovers(probe)
-        except PermissionError as error:
-            raise Unusable(f"nothing may be written there ({error})") from error
-        except (OSError, TypeError) as error:
-            if isinstance(error, OSError) and _is_absent(error):
-                raise Unusable("there is no such bucket or container, and none is made") from error
-            if isinstance(error, OSError) and error.errno != errno.ENOSYS:
+        except Exception as error:
+            number = errno.ENOSYS if isinstance(error, TypeError) else meaning(self.fs, error).errno
+            if number in TEMPORARY:
                 raise
-            raise Unusable(f"its server or its client has no exclusive create ({error})") from error
+            raise Unusable(f"{_REASONS.get(number or 0, 'it refuses a trial object')} ({error})") from error
         with contextlib.suppress(Exception):  # costs room, nothing else
             self.fs.rm_file(self._object(probe))
-        if not is_exclusive:
-            raise Unusable("its server overwrites an object that it was asked to create only where there is none")
+        if fault:
+            raise Unusable(f"{fault}. {FRAMED}" if "s3" in protocols and "contents" in fault else fault)
         self._is_tried = True
 
     def _remove_leftovers(self, mine: str) -> None:
@@ -322,25 +317,6 @@ class ObjectFolder:
                 age = self.fs.modified(self._object(mine)) - self.fs.modified(self._object(name))
                 if age.total_seconds() > _ASIDE_LIVES_S:
                     self.fs.rm_file(self._object(name))
-
-    def _refuses_a_second(self, name: str) -> bool:
-        is_first = True
-        try:
-            self._create(name, b"")
-            is_first = False
-            self._create(name, b"")
-        except FileExistsError:
-            if is_first:
-                self._require_created(name)
-            return True
-        return False
-
-    def _require_created(self, name: str) -> None:
-        """Make sure that a new name was refused because its reply had been lost, and the client repeated it."""
-        try:
-            self.read(name)
-        except FileNotFoundError as error:
-            raise Unusable("its server refuses to create an object even where there is none") from error
 
     def _create(self, name: str, data: bytes) -> None:
         path = self._object(name)
@@ -425,15 +401,15 @@ class RenamingFolder:
         self.fs.set_modified(self.path)
 
     def try_put_if_absent(self) -> None:
-        """Rename two files to one hidden name. Files and folders that the trial made are removed again.
+        """Rename two files to one hidden name, and read it back. Files and folders that the trial made are removed.
 
         Raises:
-            Unusable: this process may not write here, or the store replaces a file.
+            Unusable: this process may not write here, or the store replaces a file, or returns other contents.
             OSError: the store does not answer.
         """
         try:
             missing = self._missing_folders()
-            is_exclusive = self._refuses_a_second()
+            fault = self._fault_of_a_trial()
         except (PermissionError, NotADirectoryError) as error:
             raise Unusable(f"nothing may be written there ({error})") from error
         except OSError as error:
@@ -443,8 +419,8 @@ class RenamingFolder:
         for made in missing:
             with contextlib.suppress(OSError):  # in use by now
                 self.fs.rmdir(made)
-        if not is_exclusive:
-            raise Unusable("its server replaces a file that exists by a rename")
+        if fault:
+            raise Unusable(fault)
         self._is_tried = True
 
     def _missing_folders(self) -> list[str]:
@@ -459,17 +435,13 @@ class RenamingFolder:
                 break
         return missing
 
-    def _refuses_a_second(self) -> bool:
+    def _fault_of_a_trial(self) -> str | None:
         probe = _hidden(_PROBE)
         try:
-            self._put(probe, b"")
-            self._put(probe, b"")
-        except FileExistsError:
-            return True
+            return _fault_of_a_trial(self, self._put, probe)
         finally:
             with contextlib.suppress(OSError):  # costs room, nothing else
                 self.fs.rm_file(self._file(probe))
-        return False
 
     def _put(self, name: str, data: bytes, replaces: bool = False) -> None:
         aside = self._file(_hidden(_ASIDE))
@@ -511,6 +483,31 @@ class RenamingFolder:
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
+
+
+def _fault_of_a_trial(
+    folder: LocalFolder | ObjectFolder | RenamingFolder, create: Callable[[str, bytes], None], name: str
+) -> str | None:
+    """Create a file twice, read it back and look for it in the listing, as a log does with its entries.
+
+    Returns:
+        Why no log can be kept there, or None.
+    """
+    is_created = False
+    try:
+        for _ in range(2):
+            create(name, _TRIAL_BYTES)
+            is_created = True
+    except FileExistsError:
+        try:
+            kept = folder.read(name)
+        except FileNotFoundError:
+            # A first create is also refused where its reply was lost and the client repeated it, but then it is there.
+            return "it loses a file" if is_created else "it refuses to create a file even where there is none"
+        if kept != _TRIAL_BYTES:
+            return f"it returns other contents ({len(kept)} bytes) than the {len(_TRIAL_BYTES)} bytes that were written"
+        return None if name in folder.names() else "it does not list a file that was just created"
+    return "it overwrites a file that it was asked to create only where there is none"
 
 
 def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingFolder:
@@ -608,6 +605,14 @@ def _permanent_refusals() -> Iterator[None]:
         raise Unusable(error.errno, error.strerror, error.filename) from error
 
 
+_REASONS = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "nothing may be written there"),
+    **dict.fromkeys((errno.ENOENT, errno.ENODEV), "there is no such bucket or container, and none is made"),
+    errno.ENOSYS: "its server or its client has no exclusive create",
+}
+"""Why a store fails a trial."""
+
+
 def _is_absent(error: OSError) -> bool:
     """Whether there is no such file, folder, bucket or container. Only ``twopc.azure`` distinguishes the last one."""
     return isinstance(error, FileNotFoundError) or error.errno == errno.ENODEV
@@ -615,13 +620,13 @@ def _is_absent(error: OSError) -> bool:
 
 @contextlib.contextmanager
 def _answers_of_s3() -> Iterator[None]:
-    """Around any request but HEAD. S3 gives its code in the body of a 404; without one, the answer is a gateway's, and
-    says nothing about what S3 has."""
+    """Around any request but HEAD. S3 gives its code in the body of a 404; without one, the answer is a gateway's, such
+    as while it restarts, and says nothing about what S3 has."""
     try:
         yield
     except FileNotFoundError as error:
         if _s3_code(error) == "404":
-            raise OSError(errno.EIO, "a 404 that is not of S3, such as a gateway's") from error
+            raise OSError(errno.EBUSY, "a 404 that is not of S3, such as a gateway's") from error
         raise
 
 

@@ -2,12 +2,15 @@
 
 A target system that rolls back a decided transaction (Kafka, after a timeout) would lose the records. They are written
 again from the copy in a new transaction, and the decision is amended to name that one. A copy is an Arrow IPC stream,
-named by the exact transactional id of the attempt that wrote it.
+named by the exact transactional id of the attempt that wrote it. The stream's SHA-256 follows it, as Arrow's streams
+have no checksum, and a stream that was cut off between two record batches looks complete.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -18,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.durable_files import make_folder, names_in, sync_folder
-from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
 from twopc.places import canonical, file_system, parsed_place
+from twopc.store_errors import FRAMED
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 
@@ -31,9 +35,14 @@ if TYPE_CHECKING:
 
 _SUFFIX = ".arrow"
 
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""The end of a copy that a release without digests has written."""
+_READ_AT_ONCE_BYTES = 4 * 1024 * 1024
+
 
 class DamagedCopy(Exception):
-    """A copy lacks records that were written to it: its store has lost some."""
+    """The contents of a copy are not those that were written to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,24 +69,44 @@ class ReplayCopies:
         return ReplayCopy(self, f"{transaction_id.exact}{_SUFFIX}", schema)
 
     def read(self, name: str) -> Iterator[pa.RecordBatch]:
-        """Yield the records of a copy as they were written. A truncated copy may look complete, so count them.
+        """Yield the records of a copy as they were written, after a look at its digest. Count the records: a copy of an
+        older release has no digest.
 
         Raises:
             FileNotFoundError: there is no such copy.
-            DamagedCopy: the copy can't be read.
+            DamagedCopy: the contents of the copy are not those that were written.
         """
         import pyarrow as pa
 
+        self._require_whole(name)
         fs, path = self._locate(name)
-        try:
-            with fs.open(path, "rb") as file, pa.ipc.open_stream(file) as stream:
-                yield from stream
-        except FileNotFoundError:
-            raise
-        except (pa.ArrowInvalid, EOFError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # not Arrow's, but the store's
-                raise
-            raise DamagedCopy(str(error)) from error
+        with fs.open(path, "rb") as file:
+            try:
+                with pa.ipc.open_stream(file) as stream:
+                    yield from stream
+            except (pa.ArrowException, EOFError, ValueError, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # not Arrow's, but the store's
+                    raise
+                raise DamagedCopy(str(error)) from error
+
+    def _require_whole(self, name: str, digest: bytes | None = None) -> None:
+        """Read a copy, and compare its contents with the digest that follows them, and with ``digest`` if it is given.
+
+        Raises:
+            FileNotFoundError: there is no such copy.
+            DamagedCopy: the contents differ.
+        """
+        fs, path = self._locate(name)
+        found, kept = hashlib.sha256(), b""
+        with fs.open(path, "rb") as file:
+            while read := file.read(_READ_AT_ONCE_BYTES):
+                kept += read
+                found.update(kept[:-_DIGEST_BYTES])
+                kept = kept[-_DIGEST_BYTES:]
+        if digest is None and kept.endswith(_END_OF_STREAM):
+            return
+        if found.digest() != kept or digest not in (None, kept):
+            raise DamagedCopy("its contents are not those that were written")
 
     def can_replace(self, lost: Committable) -> bool:
         """Read the copy of ``lost``, and tell whether it is there with all records."""
@@ -122,25 +151,41 @@ class ReplayCopy:
         if self._is_local:
             make_folder(Path(self._path).parent)
         self._file = fs.open(self._path, "wb")
-        self._stream = pa.ipc.new_stream(self._file, schema)
+        self._digest = hashlib.sha256()
+        self._stream = pa.ipc.new_stream(_Digested(self._file, self._digest), schema)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a record batch that was written to the sink."""
         self._stream.write_batch(batch)
 
     def finish(self) -> str:
-        """Make the copy durable.
+        """Make the copy durable, and make sure that a store returns what was written. On a disk, the sync is the proof:
+        the kernel would return its own pages.
 
         Returns:
             Its name, for the committable.
+
+        Raises:
+            ConfigurationError: the store returns other contents.
         """
         self._stream.close()
+        self._file.write(self._digest.digest())
         self._file.flush()
         if self._is_local:
             os.fsync(self._file.fileno())
         self._file.close()
         if self._is_local:
             sync_folder(Path(self._path).parent)
+            return self.name
+        try:
+            self._replay_copies._require_whole(self.name, self._digest.digest())  # noqa: SLF001  # as above
+        except DamagedCopy as error:
+            url = self._replay_copies.url
+            advice = FRAMED if url.startswith("s3") else ""
+            raise ConfigurationError(
+                f"the replay copy {self.name} can't be kept at {url}: {error}, so it could not replace its transaction."
+                f" Nothing of the batch is visible. Keep the copies in another store. {advice}"
+            ) from error
         return self.name
 
     def discard(self) -> None:
@@ -149,6 +194,21 @@ class ReplayCopy:
             self._file.close()
         with contextlib.suppress(Exception):
             self._replay_copies.remove(self.name)
+
+
+class _Digested(io.RawIOBase):
+    """Passes on what is written to a file, and adds it to a digest."""
+
+    def __init__(self, file: Any, digest: Any) -> None:
+        self._file, self._digest = file, digest
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._digest.update(data)
+        self._file.write(data)
+        return len(data)
 
 
 def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:

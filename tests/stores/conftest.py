@@ -17,6 +17,24 @@ from tests.support.http_proxy import HttpProxy
 from tests.support.s3_server import S3Server
 from twopc.gcs import gcs_client
 
+_INSTALLED_FIRST = {"azurite", "gcs_server", "hdfs_server"}
+"""Fixtures of emulators that come by npm, Go or Maven."""
+
+_OF_MANY_REQUESTS = {
+    "test_pruning_bounds_the_number_of_entries_also_where_its_process_is_killed_amid_it",
+    "test_a_zombie_whose_slot_was_pruned_meanwhile_has_decided_nothing",
+}
+"""Tests of the contract that the gate runs on a disk and in memory alone."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the long run these tests, and those of these emulators: what stores have in common is tried on S3."""
+    for item in items:
+        is_slow = getattr(item, "originalname", "") in _OF_MANY_REQUESTS
+        if is_slow or _INSTALLED_FIRST & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("long")
+
 
 @dataclass(frozen=True)
 class Bucket:

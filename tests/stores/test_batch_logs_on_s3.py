@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.stores.conftest import Bucket
-from tests.stores.test_log_on_s3 import OVERWRITES
+from tests.stores.test_log_on_s3 import TestLogOnS3 as OnS3
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError
 from twopc_files.sink import FileSink
@@ -13,7 +13,7 @@ from twopc_files.sink import FileSink
 
 @pytest.mark.parametrize("logs", ["spark", "manifest"])
 def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(logs: str, bucket: Bucket) -> None:
-    bucket.proxy.disturb_all("PUT", OVERWRITES)
+    bucket.proxy.disturb_all("PUT", OnS3.ignoring)
     sink = FileSink({"path": bucket.url("orders"), "storage_options": bucket.storage_options, "batch_logs": logs})
     sink.bind("orders", "log")
     with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*overwrites"):

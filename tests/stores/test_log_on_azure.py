@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
-import socket
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,70 +17,65 @@ import pytest
 import twopc
 from tests.cli.conftest import twopc_here
 from tests.stores.conftest import Container
+from tests.stores.network_log import FIRST, ObjectLogContract
 from tests.support.azurite_server import AzuriteServer, install, repeat
-from tests.support.http_proxy import Answer, Changed, Lost, azure_error
+from tests.support.http_proxy import Answer, Changed, azure_error
 from tests.support.racing_writers import race
-from twopc import Committable, Round
-from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
-from twopc.log.entries import Decision
 from twopc.log.store import LogStore, entry_name
 from twopc.places import file_system
 from twopc.replay import ReplayCopies
-from twopc.testing import LogStoreContract
-
-OVERWRITES = Changed(without_headers=frozenset({"if-none-match"}))
-"""Makes the server one that ignores the condition. A signature, unlike a key, does not sign the header."""
 
 ALL_RIGHTS = "rwdlac"
-
-FIRST = Decision(Round(1, 0), {"sink": (Committable("t0", {}, 1),)})
 
 
 def open_store(container: Container, **options: Any) -> LogStore:
     return twopc.open_store(container.url("log"), **(options or container.storage_options))
 
 
-class TestObjectStoreOnAzure(LogStoreContract):
-    """Without the proxy, which would let requests through one by one."""
-
-    races = 5
+class TestLogOnAzure(ObjectLogContract):
+    busy = (Answer(500), azure_error(500, "InternalError"), azure_error(503, "ServerBusy"))
+    denied = azure_error(403, "AuthenticationFailed", "not for you")
+    unknown = azure_error(418, "Teapot", "a teapot")
+    ignoring = Changed(without_headers=frozenset({"if-none-match"}))  # a signature, unlike a key, does not sign it
+    writers = 2
 
     @pytest.fixture(autouse=True)
     def own_container(self, container: Container) -> None:
-        self.container = container
+        self.bucket: Container = container
+        self.proxy = container.proxy
 
     def make_store(self) -> LogStore:
-        return open_store(self.container, **self.container.server.storage_options)
+        """Without the proxy, which would let requests through one by one."""
+        return open_store(self.bucket, **self.bucket.server.storage_options)
 
+    def store(self) -> LogStore:
+        return open_store(self.bucket, **self.bucket.signed(ALL_RIGHTS))
 
-def test_of_processes_that_race_for_a_slot_one_wins(container: Container) -> None:
-    environment = {"AZURE_STORAGE_CONNECTION_STRING": container.server.connection_string()}
-    outcomes = race(2, container.url("log"), environment)
-    assert sorted(outcomes) == ["refused", "won"]
-    assert open_store(container).read(0) == str(outcomes.index("won")).encode()
+    def store_that_repeats(self, monkeypatch: pytest.MonkeyPatch) -> LogStore:
+        repeat(monkeypatch, is_repeated=True)
+        return self.store()
 
+    def store_at(self, server: str) -> LogStore:
+        return open_store(self.bucket, connection_string=self.bucket.server.connection_string(f"http://{server}"))
 
-def test_nothing_but_entries_is_left_in_the_folder(container: Container) -> None:
-    CommitLog.open(open_store(container), "query").close()
-    assert container.blobs() == [f"log/{entry_name(0)}", f"log/{entry_name(1)}"]
+    def url_at(self, place: str) -> str:
+        return f"abfs://{place}"
 
+    def race(self) -> list[str]:
+        environment = {"AZURE_STORAGE_CONNECTION_STRING": self.bucket.server.connection_string()}
+        return race(self.writers, self.bucket.url("log"), environment)
 
-@pytest.mark.parametrize("protocol", ["abfs", "abfss", "az"])
-def test_a_log_at_the_top_of_a_container_is_fine_by_each_name_of_the_store(protocol: str, container: Container) -> None:
-    CommitLog.open(twopc.open_store(f"{protocol}://{container.name}/", **container.storage_options), "query")
-    assert container.blobs() == [entry_name(0)]
+    def names(self) -> list[str]:
+        return [name.removeprefix("log/") for name in self.bucket.blobs()]
 
 
 def test_a_url_that_names_the_account_is_the_same_place(container: Container) -> None:
     open_store(container).put_if_absent(0, b"x")
     url = f"abfss://{container.name}@account.dfs.core.windows.net/log"
-    assert twopc.open_store(url, **container.storage_options).slots() == [0]
-
-
-def test_a_store_travels_to_another_process_with_its_options(container: Container) -> None:
-    open_store(container).put_if_absent(0, b"x")
-    assert pickle.loads(pickle.dumps(open_store(container))).read(0) == b"x"  # noqa: S301  # our own bytes
+    for same in (url, f"az://{container.name}/log", f"abfss://{container.name}/log"):
+        assert twopc.open_store(same, **container.storage_options).slots() == [0]
 
 
 @pytest.mark.parametrize("beside", ["log", "log-old/00000000000000000007.json", "log.bak"])
@@ -243,76 +235,6 @@ def test_no_secret_is_in_what_is_shown_or_written(container: Container, caplog: 
 # Replies that get lost. -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("repeats_by_itself", [False, True])
-@pytest.mark.parametrize("lost", Lost)
-def test_a_decision_whose_request_or_reply_is_lost_is_in_the_log_once(
-    lost: Lost, repeats_by_itself: bool, container: Container, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = CommitLog.open(open_store(container), "query")
-    container.proxy.disturb_next("PUT", lost, entry_name(1))
-    repeat(monkeypatch, is_repeated=repeats_by_itself)
-    log.decide(FIRST)
-    assert container.proxy.is_done
-    assert read_tail(open_store(container)) == (1, log.tail)
-    assert log.tail.decided == 0
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Answer(500),
-        azure_error(500, "InternalError"),
-        azure_error(503, "ServerBusy"),
-        azure_error(500, "OperationTimedOut"),
-    ],
-    ids=lambda answer: str(answer.status) + answer.body.decode()[-60:-30],
-)
-def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(answer: Answer, container: Container) -> None:
-    log = CommitLog.open(open_store(container), "query")
-    container.proxy.disturb_next("PUT", answer, entry_name(1))
-    log.decide(FIRST)
-    assert container.proxy.is_done
-    assert len(container.proxy.sent("PUT", entry_name(1))) >= 2
-    assert read_tail(open_store(container)) == (1, log.tail)
-
-
-def test_a_store_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(container: Container) -> None:
-    log = CommitLog.open(open_store(container), "query")
-    container.proxy.disturb_all("PUT", azure_error(503, "ServerBusy"), entry_name(1))
-    with pytest.raises(InDoubt, match=f"{container.url('log')}.*ServerBusy"):
-        log.decide(FIRST)
-    container.proxy.heal()
-    assert CommitLog.open(open_store(container), "query").tail.decided is None
-
-
-def test_a_decision_that_cannot_be_read_back_is_in_doubt_and_found_by_the_next_coordinator(
-    container: Container,
-) -> None:
-    log = CommitLog.open(open_store(container), "query")
-    container.proxy.disturb_next("PUT", Lost.REPLY, entry_name(1))
-    container.proxy.disturb_all("GET", Answer(500))
-    with pytest.raises(InDoubt):
-        log.decide(FIRST)
-    container.proxy.heal()
-    assert CommitLog.open(open_store(container), "query").tail.decided == 0
-
-
-def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced(container: Container) -> None:
-    log = CommitLog.open(open_store(container), "query")
-    container.proxy.disturb_next("PUT", Lost.REQUEST, entry_name(1))
-    newer = CommitLog.open(open_store(container, **container.server.storage_options), "query")
-    with pytest.raises(Fenced):
-        log.decide(FIRST)
-    newer.verify()
-
-
-def test_rights_that_are_lost_later_leave_a_decision_in_doubt(container: Container) -> None:
-    log = CommitLog.open(open_store(container), "query")
-    container.proxy.disturb_all("PUT", azure_error(403, "AuthenticationFailed", "your signature"))
-    with pytest.raises(InDoubt, match="your signature"):
-        log.decide(FIRST)
-
-
 @pytest.mark.crash
 def test_a_decision_survives_a_kill_of_a_server_that_keeps_what_it_has_acknowledged(tmp_path: Path) -> None:
     """As the campaign that kills needs it: by itself, Azurite saves every five seconds."""
@@ -330,13 +252,6 @@ def test_a_decision_survives_a_kill_of_a_server_that_keeps_what_it_has_acknowled
 # Stores that can't be used. ---------------------------------------------------------------------------------------
 
 
-def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(container: Container) -> None:
-    container.proxy.disturb_all("PUT", OVERWRITES)
-    with pytest.raises(ConfigurationError, match=f"{container.url('log')}.*overwrites"):
-        open_store(container, **container.signed(ALL_RIGHTS)).put_if_absent(0, b"x")
-    assert container.blobs() == []
-
-
 def test_a_conflict_that_says_nothing_of_the_slot_is_not_taken_for_an_entry(container: Container) -> None:
     store = open_store(container)
     store.put_if_absent(0, b"x")
@@ -351,35 +266,3 @@ def test_a_large_entry_is_one_request_too(container: Container) -> None:
     store = open_store(container)
     store.put_if_absent(0, bytes(65 * 1024 * 1024))
     assert len(container.proxy.sent("PUT", entry_name(0))) == 1
-
-
-def test_a_trial_whose_reply_is_lost_is_not_taken_for_a_refusal(
-    container: Container, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repeat(monkeypatch, is_repeated=True)
-    container.proxy.disturb_next("PUT", Lost.REPLY, ".probe")
-    open_store(container).put_if_absent(0, b"x")
-    assert container.blobs() == [f"log/{entry_name(0)}"]
-
-
-def test_a_trial_without_an_answer_is_repeated_with_the_entry(container: Container) -> None:
-    container.proxy.disturb_next("PUT", Answer(500), ".probe")
-    assert CommitLog.open(open_store(container), "query").incarnation == 1
-    assert container.proxy.is_done
-
-
-def test_a_container_that_is_not_there_is_named(container: Container) -> None:
-    absent = f"abfs://{uuid.uuid4().hex}/log"
-    store = twopc.open_store(absent, **container.storage_options)
-    with pytest.raises(ConfigurationError, match=f"{absent}: there is no such bucket or container"):
-        store.put_if_absent(0, b"x")
-    with pytest.raises(TwoPhaseCommitError, match="there is no such bucket or container"):
-        CommitLog.open(store, "query")
-
-
-def test_a_server_that_is_not_there_may_be_asked_again(container: Container) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # taken, and nobody listens
-        gone = container.server.connection_string(f"http://127.0.0.1:{nobody.getsockname()[1]}")
-        with pytest.raises(Retriable, match=r"abfs://\S+/log gave no answer.*Is it up"):
-            CommitLog.open(open_store(container, connection_string=gone), "query")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import socket
 import time
 import traceback
@@ -16,19 +15,17 @@ import fsspec
 import pytest
 
 import twopc
+from tests.stores.network_log import FIRST, NetworkLogContract
 from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated
 from tests.support.racing_writers import race
-from twopc import Committable, Round
-from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
+from twopc import Round
+from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision
 from twopc.log.store import LogStore, entry_name
-from twopc.testing import LogStoreContract
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)]  # a cluster takes seconds to start
-
-FIRST = Decision(Round(1, 0), {"sink": (Committable("t0", {}, 1),)})
 
 
 @dataclass(frozen=True)
@@ -78,37 +75,46 @@ def remote_exception(status: int, name: str, message: str = "as the test asked")
     return Answer(status, json.dumps({"RemoteException": {"exception": name, "message": message}}).encode())
 
 
-class TestLogOnHdfs(LogStoreContract):
-    races = 5
+class TestLogOnHdfs(NetworkLogContract):
+    busy = (
+        Answer(503),
+        remote_exception(403, "SafeModeException"),
+        remote_exception(403, "StandbyException"),
+        remote_exception(403, "IOException", "Failed to find datanode"),
+        remote_exception(500, "NullPointerException"),
+        remote_exception(404, "FileNotFoundException", "rename source is not found"),
+    )
+    denied = remote_exception(403, "AccessControlException", "not for you")
+    ignoring = Answer(200)
 
     @pytest.fixture(autouse=True)
     def own_folder(self, folder: Folder) -> None:
         self.folder = folder
+        self.proxy = folder.proxy
 
     def make_store(self) -> LogStore:
         return twopc.open_store(self.folder.url, user=USER)
 
+    def store(self) -> LogStore:
+        return self.folder.store()
 
-def test_of_processes_that_race_for_a_slot_one_wins(folder: Folder) -> None:
-    outcomes = race(4, folder.url, user=USER)
-    assert sorted(outcomes) == ["refused", "refused", "refused", "won"]
-    assert folder.store().read(0) == str(outcomes.index("won")).encode()
+    def store_at(self, server: str) -> LogStore:
+        return twopc.open_store(f"webhdfs://{server}/log", user=USER)
 
+    def race(self) -> list[str]:
+        return race(self.writers, self.folder.url, user=USER)
 
-def test_nothing_but_entries_is_left_in_the_folder(folder: Folder) -> None:
-    CommitLog.open(folder.store(), "query").close()
-    assert folder.names() == [entry_name(0), entry_name(1)]
+    def names(self) -> list[str]:
+        return self.folder.names()
+
+    def creates(self, name: str) -> Callable[[str], bool]:
+        return renames(name)
 
 
 def test_a_trial_leaves_no_folder_behind(folder: Folder) -> None:
     store = folder.store()
     store.try_put_if_absent()  # type: ignore[attr-defined]  # of the stores that open_store returns
     assert not folder.fs.exists(folder.path.rpartition("/")[0])
-
-
-def test_a_store_travels_to_another_process_with_its_options(folder: Folder) -> None:
-    folder.store().put_if_absent(0, b"x")
-    assert pickle.loads(pickle.dumps(folder.store())).read(0) == b"x"  # noqa: S301  # our own bytes
 
 
 def test_what_a_killed_writer_left_aside_is_removed_when_it_is_old(folder: Folder) -> None:
@@ -132,37 +138,6 @@ def test_a_folder_of_the_name_of_an_entry_takes_no_entry_in(folder: Folder) -> N
 
 
 # Replies that get lost. -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lost", Lost)
-def test_a_decision_whose_rename_or_its_reply_is_lost_is_in_the_log_once(lost: Lost, folder: Folder) -> None:
-    log = CommitLog.open(folder.store(), "query")
-    folder.proxy.disturb_next("PUT", lost, renames(entry_name(1)))
-    log.decide(FIRST)
-    assert folder.proxy.is_done
-    assert read_tail(folder.store()) == (1, log.tail)
-    assert log.tail.decided == 0
-    assert folder.names() == [entry_name(0), entry_name(1)]
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Answer(503),
-        remote_exception(403, "SafeModeException"),
-        remote_exception(403, "StandbyException"),
-        remote_exception(403, "IOException", "Failed to find datanode"),
-        remote_exception(500, "NullPointerException"),
-        remote_exception(404, "FileNotFoundException", "rename source is not found"),
-    ],
-    ids=lambda answer: f"{answer.status} {answer.body.decode()[-60:]}",
-)
-def test_an_answer_that_tells_nothing_of_the_entry_is_asked_again(answer: Answer, folder: Folder) -> None:
-    log = CommitLog.open(folder.store(), "query")
-    folder.proxy.disturb_next("PUT", answer, renames(entry_name(1)))
-    log.decide(FIRST)
-    assert folder.proxy.is_done
-    assert read_tail(folder.store()) == (1, log.tail)
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "RENAME"])
@@ -227,34 +202,6 @@ def test_an_entry_is_synced_without_a_setting_of_the_cluster(folder: Folder) -> 
         time.sleep(0.1)
 
 
-def test_a_name_node_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(folder: Folder) -> None:
-    log = CommitLog.open(folder.store(), "query")
-    folder.proxy.disturb_all("PUT", remote_exception(403, "StandbyException"), renames(entry_name(1)))
-    with pytest.raises(InDoubt, match=f"{folder.path}.*StandbyException"):
-        log.decide(FIRST)
-    folder.proxy.heal()
-    assert CommitLog.open(folder.store(), "query").tail.decided is None
-
-
-def test_a_decision_that_cannot_be_read_back_is_in_doubt_and_found_by_the_next_coordinator(folder: Folder) -> None:
-    log = CommitLog.open(folder.store(), "query")
-    folder.proxy.disturb_next("PUT", Lost.REPLY, renames(entry_name(1)))
-    folder.proxy.disturb_all("GET", Answer(500))
-    with pytest.raises(InDoubt):
-        log.decide(FIRST)
-    folder.proxy.heal()
-    assert CommitLog.open(folder.store(), "query").tail.decided == 0
-
-
-def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced(folder: Folder) -> None:
-    log = CommitLog.open(folder.store(), "query")
-    folder.proxy.disturb_next("PUT", Lost.REQUEST, renames(entry_name(1)))
-    newer = CommitLog.open(twopc.open_store(folder.url, user=USER), "query")
-    with pytest.raises(Fenced):
-        log.decide(FIRST)
-    newer.verify()
-
-
 def test_httpfs_which_only_answers_that_it_did_not_rename_means_that_the_slot_is_taken(folder: Folder) -> None:
     store = folder.store()
     store.put_if_absent(0, b"x")
@@ -287,24 +234,10 @@ def test_an_error_of_a_data_node_is_not_taken_for_an_entry(folder: Folder) -> No
 # Stores that can't be used. ---------------------------------------------------------------------------------------
 
 
-def test_a_server_whose_rename_replaces_is_refused_before_the_first_entry(folder: Folder) -> None:
-    seen = list[str]()
-
-    def is_second(target: str) -> bool:
-        if "op=RENAME" in target:
-            seen.append(target)
-        return len(seen) == 2
-
-    folder.proxy.disturb_next("PUT", Answer(200), is_second)
-    with pytest.raises(ConfigurationError, match=f"{folder.path}.*replaces a file"):
-        folder.store().put_if_absent(0, b"x")
-    assert entry_name(0) not in folder.names()
-
-
 def test_a_server_that_is_no_webhdfs_is_not_taken_for_an_empty_log(folder: Folder) -> None:
     CommitLog.open(folder.store(), "query")
     folder.proxy.disturb_all("GET", Answer(404, b"<html>nothing here</html>"))
-    with pytest.raises(Retriable, match="404, not an answer of WebHDFS"):
+    with pytest.raises(OperatorRequired, match="404, not an answer of WebHDFS"):
         CommitLog.open(folder.store(), "query")
 
 
@@ -324,25 +257,10 @@ def test_a_user_who_may_not_read_is_refused(folder: Folder) -> None:
         CommitLog.open(folder.store(user="stranger"), "query")
 
 
-def test_rights_that_are_lost_later_leave_a_decision_in_doubt(folder: Folder) -> None:
-    log = CommitLog.open(folder.store(), "query")
-    folder.fs.chmod(folder.path, "500")
-    with pytest.raises(InDoubt, match="AccessControlException"):
-        log.decide(FIRST)
-
-
 def test_a_file_in_the_place_of_the_folder_is_refused(folder: Folder) -> None:
     folder.fs.pipe_file(folder.path, b"a file")
     with pytest.raises(TwoPhaseCommitError, match="nothing may be written there"):
         CommitLog.open(folder.store(), "query")
-
-
-def test_a_server_that_is_not_there_may_be_asked_again() -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # taken, and nobody listens
-        store = twopc.open_store(f"webhdfs://127.0.0.1:{nobody.getsockname()[1]}/log", user=USER)
-        with pytest.raises(Retriable, match=r"gave no answer.*Connection refused.*Is it up"):
-            CommitLog.open(store, "query")
 
 
 def test_a_server_that_never_answers_may_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

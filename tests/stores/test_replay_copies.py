@@ -12,7 +12,7 @@ import pytest
 
 from tests.stores.conftest import Bucket, GcsBucket
 from tests.support.gcs_server import BUILD_AT_MOST_S
-from tests.support.http_proxy import Answer, Lost, s3_error
+from tests.support.http_proxy import FRAMED, Answer, Changed, Lost, s3_error
 from twopc import Committable, Coordinator, Participant, Round, TransactionId, Vote
 from twopc.replay import ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
@@ -96,8 +96,8 @@ def test_a_copy_of_many_parts_is_read_as_it_was_written(bucket: Bucket) -> None:
     assert list(stage.read(name)) == [large, large, large]
 
 
-@pytest.mark.parametrize("answer", [Lost.REQUEST, Answer(500), s3_error(403, "AccessDenied")], ids=str)
-def test_a_copy_that_is_not_stored_is_no_vote(answer: Lost | Answer, bucket: Bucket) -> None:
+@pytest.mark.parametrize("answer", [Lost.REQUEST, Answer(500), s3_error(403, "AccessDenied"), FRAMED])
+def test_a_copy_that_is_not_stored_is_no_vote(answer: Lost | Answer | Changed, bucket: Bucket) -> None:
     """Upholds: what is decided can be written again."""
     sink = MemorySink(MemoryTarget())
     sink.may_time_out = True

@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from email.message import Message
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,9 +50,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A request that reaches the server without some of its headers (in small letters)."""
+    """A request that reaches the server without some of its headers (in small letters), or with another body."""
 
     without_headers: frozenset[str]
+    body: Callable[[bytes], bytes] = bytes
+
+
+FRAMED = Changed(
+    frozenset({"content-length", "content-md5", "x-amz-checksum-crc32", "x-amz-sdk-checksum-algorithm"}),
+    lambda body: b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
+)
+"""Makes the server one of those that keep the framing of checksums as contents, such as SeaweedFS before 3.85."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +198,9 @@ class HttpProxy:
                 return disturbance
             if disturbance is Lost.REQUEST:
                 return None
-            dropped = disturbance.without_headers if isinstance(disturbance, Changed) else frozenset()
+            dropped: frozenset[str] = frozenset()
+            if isinstance(disturbance, Changed):
+                dropped, request = disturbance.without_headers, replace(request, body=disturbance.body(request.body))
             try:
                 if isinstance(disturbance, Repeated):
                     self._forward(request, _PER_HOP)

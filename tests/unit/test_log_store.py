@@ -95,12 +95,50 @@ def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
 
     for link, reason in (
         (unsupported, "its disk has neither hard links nor a rename"),
-        (replacing, "its disk replaces a file that exists"),
+        (replacing, "overwrites a file that it was asked to create only"),
     ):
         monkeypatch.setattr(os, "link", link)
         with pytest.raises(ConfigurationError, match=reason):
             on_disk(tmp_path / "log").try_put_if_absent()
         assert list(tmp_path.iterdir()) == []
+
+
+class Faulty(memory.MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """A store that changes, loses or hides what it has acknowledged."""
+
+    protocol = "memory"
+    fault = "none"
+
+    def cat_file(self, path: str, *arguments: Any, **options: Any) -> Any:
+        data = super().cat_file(path, *arguments, **options)
+        if self.fault == "lost":
+            raise FileNotFoundError(path)
+        return {"framed": b"3e8\r\n" + data, "truncated": data[:-1], "empty": b""}.get(self.fault, data)
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        return [] if self.fault == "unlisted" else super().ls(path, detail=detail, **options)
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("none", None),
+        *((fault, "it returns other contents") for fault in ("framed", "truncated", "empty")),
+        ("lost", "it loses a file"),
+        ("unlisted", "it does not list a file that was just created"),
+    ],
+)
+def test_a_trial_reads_back_and_lists_what_it_has_written(fault: str, reason: str | None) -> None:
+    fs = Faulty(skip_instance_cache=True)
+    fs.fault = fault
+    folder = durable_files.ObjectFolder(fs, f"/{uuid.uuid4().hex}")
+    if reason is None:
+        folder.try_put_if_absent()
+    else:
+        with pytest.raises(durable_files.Unusable, match=reason):
+            folder.put_if_absent("0.json", b"{}")
+    fs.fault = "none"
+    assert folder.names() == []
 
 
 def test_no_second_writer_gets_between_the_look_and_the_write_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

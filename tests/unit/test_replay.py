@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from twopc import Coordinator, Participant
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
-from twopc.replay import ReplayCopies
+from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
@@ -271,22 +271,63 @@ def test_a_copy_that_is_gone_stops_the_query_and_is_named(world: World) -> None:
     assert world.targets["a"].open == {}
 
 
-@pytest.mark.parametrize("kept", ["nothing", "the schema", "half of the records"])
-def test_a_copy_that_its_store_has_cut_off_stops_the_query_and_is_named(world: World, kept: str) -> None:
+def cut_off(share: float) -> Callable[[bytes], bytes]:
+    return lambda copy: copy[: int(len(copy) * share)]
+
+
+def garbled(position: int) -> Callable[[bytes], bytes]:
+    return lambda copy: copy[:position] + bytes([copy[position] ^ 1]) + copy[position:][1:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        cut_off(0),
+        cut_off(0.5),
+        cut_off(0.8),
+        lambda copy: copy[:-1],
+        garbled(0),
+        garbled(-33),
+        garbled(-60),
+        garbled(-1),
+    ],
+)
+def test_a_copy_that_is_damaged_stops_the_query_and_is_named(world: World, damage: Callable[[bytes], bytes]) -> None:
     world.at[Phase.COMMITTING] = killed
     with pytest.raises(Killed):
         world.run(0)
     world.roll_back()
     copy = world.stage / world.copies()[0]
     whole = copy.read_bytes()
-    schema = len(pa.ipc.open_stream(whole).schema.serialize())
-    copy.write_bytes(whole[: {"nothing": 0, "the schema": schema, "half of the records": len(whole) - 60}[kept]])
+    copy.write_bytes(damage(whole))
     with pytest.raises(TransactionLost, match=rf"{copy.name} in .* is damaged"):
         world.run(0)
     assert world.targets["a"].open == {}
     copy.write_bytes(whole)  # restored
     world.run(0)
     assert world.visible("a") == world.visible("b") == BOTH
+
+
+def test_a_value_that_changed_in_a_copy_is_noticed_although_the_records_are_all_there(tmp_path: Path) -> None:
+    copies = ReplayCopies(str(tmp_path))
+    records = pa.record_batch({"value": ["the value"]})
+    copy = copies.create(
+        TransactionId("twopc", "log", "a", Round(1, 0), partition=0, serial=0, replay=0), records.schema
+    )
+    copy.write(records)
+    name = copy.finish()
+    assert list(copies.read(name)) == [records]
+    kept = tmp_path / name
+    kept.write_bytes(kept.read_bytes().replace(b"the value", b"thE value"))
+    with pytest.raises(DamagedCopy):
+        list(copies.read(name))
+
+
+def test_a_copy_of_an_older_release_has_no_digest_and_is_read(tmp_path: Path) -> None:
+    records = pa.record_batch({"value": ["a"]})
+    with pa.ipc.new_stream(tmp_path / "a.arrow", records.schema) as stream:
+        stream.write_batch(records)
+    assert list(ReplayCopies(str(tmp_path)).read("a.arrow")) == [records]
 
 
 def test_copies_are_removed_when_their_batch_is_complete(world: World) -> None:

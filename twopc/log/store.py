@@ -13,10 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 from twopc import registry
 from twopc.checks import CheckResult
 from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
-from twopc.errors import ConfigurationError, Retriable
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.mounts import Mount, mount_of
 from twopc.options import did_you_mean
 from twopc.places import LOCAL, canonical, file_system, parsed_place
+from twopc.store_errors import REFUSING, TEMPORARY, meaning
 
 logger = logging.getLogger(__name__)
 
@@ -303,31 +304,36 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[None]:
-        """Map the errors of a request that may be repeated: clients raise many kinds, with two meanings."""
+        """Map the errors of a request that may be repeated.
+
+        Raises:
+            FileNotFoundError: as it is.
+            Retriable: the store is busy, or did not answer.
+            ConfigurationError: this process may not read, or has no credentials.
+            OperatorRequired: any other answer. It is not known to pass.
+        """
         try:
             yield
         except FileNotFoundError:
             raise
-        except PermissionError as error:
-            raise ConfigurationError(
-                f"the store of the commit log at {self.url} does not let this process read it ({error}). Check its"
-                " credentials and rights; docs/stores.md shows how to give them"
-            ) from error
         except Exception as error:
-            if type(error).__name__ in _NO_CREDENTIALS:
-                raise ConfigurationError(
-                    f"the client of the commit log at {self.url} finds no credentials ({error}). No request was sent to"
-                    " the store; docs/stores.md shows how to give them"
+            number = meaning(self._folder.fs, error).errno
+            what = f"({type(error).__name__}: {error})"
+            if number in TEMPORARY:
+                raise Retriable(
+                    f"the store of the commit log at {self.url} gave no answer {what}. Is it up, and are the client's"
+                    " options right? docs/stores.md shows how to give them"
                 ) from error
-            raise Retriable(
-                f"the store of the commit log at {self.url} gave no answer ({type(error).__name__}: {error}). Is it up,"
-                " and are the client's options right? docs/stores.md shows how to give them"
+            if number in REFUSING:
+                raise ConfigurationError(
+                    f"the store of the commit log at {self.url} does not let this process read it {what}. Check its"
+                    " credentials and rights; docs/stores.md shows how to give them"
+                ) from error
+            raise OperatorRequired(
+                f"the store of the commit log at {self.url} refused a request {what}. It is not known to pass, so it is"
+                " not repeated. Correct what the store names, and start again"
             ) from error
 
-
-_NO_CREDENTIALS = ("NoCredentialsError", "PartialCredentialsError", "ProfileNotFound")
-"""Errors of botocore, by name, as the core does not import it. They are raised before any request, so a repeat is no
-use."""
 
 ON_WHICH_DISK = (
     "on a disk with hard links or with RENAME_NOREPLACE; or keep the log at an object store or in PostgreSQL"

@@ -15,6 +15,8 @@ them.
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +24,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from twopc.durable_files import NotSynced, Unusable, durable_folder
-from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
-from twopc_files.outcomes import NEEDS_AN_OPERATOR
+from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.store_errors import TEMPORARY, meaning
 
 COMPACTION_INTERVAL = 10
 """Spark's default (spark.sql.streaming.fileSink.log.compactInterval). While the log has fewer than two compact entries,
@@ -32,6 +34,8 @@ a reader uses its own setting."""
 KEPT_FOR_S = 600.0
 """How long a reader may take from listing the entries to reading them. Spark's default
 (spark.sql.streaming.fileSink.log.cleanupDelay)."""
+
+_MAY_PASS = TEMPORARY | {errno.ENOSPC, errno.EDQUOT}
 
 ResultT = TypeVar("ResultT")
 
@@ -71,6 +75,19 @@ class LogFormat(Protocol):
         Raises:
             ValueError, LookupError, TypeError: the data is not an entry of this format.
         """
+
+
+def digest(lines: Sequence[bytes]) -> str:
+    """Return the digest of the lines about files, which an entry has in its line about itself: a damaged entry may
+    still consist of whole lines."""
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()
+
+
+def require_digest(of_entry: str | None, lines: Sequence[bytes]) -> None:
+    """Raise ValueError if the lines about files are not those that were written. Entries of older releases, and of
+    Spark's own sink, have no digest."""
+    if of_entry not in (None, digest(lines)):
+        raise ValueError("its lines are not those that were written")
 
 
 class BatchLog:
@@ -274,13 +291,14 @@ class BatchLog:
         raise FileNotFoundError(f"there is no log of complete batches at {self.path}")
 
     def _entry(self, slot: int) -> tuple[str | None, list[CommittedFile]]:
-        path = self._path(slot)
+        data = self._entries.read(_name(slot))
         try:
-            return self._format.decode(self._fs.cat_file(path))
+            return self._format.decode(data)
         except (ValueError, LookupError, TypeError) as error:
             raise CorruptLog(
-                f"{path} is not an entry of a log of complete batches ({type(error).__name__}: {error}). Nothing was"
-                " changed. Restore it; or remove the log: the query then begins a new one with all files in the folder."
+                f"{self._path(slot)} is not an entry of a log of complete batches ({type(error).__name__}: {error})."
+                " Nothing was changed. Restore it; or remove the log: the query then begins a new one with all files in"
+                " the folder."
             ) from error
 
     def _path(self, slot: int) -> str:
@@ -300,13 +318,15 @@ class BatchLog:
             yield
         except NotSynced as error:  # if this process repeated the step, it would take a lost name for a durable one
             raise OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.") from error
-        except OSError as error:
-            if error.errno in NEEDS_AN_OPERATOR or isinstance(error, Unusable | FileNotFoundError | PermissionError):
-                raise OperatorRequired(
-                    f"{what}: {error}. Give this process the right to make files there; then start the query again,"
-                    " which repeats the step."
-                ) from error
-            raise Retriable(f"{what}: {error}") from error
+        except TwoPhaseCommitError:
+            raise
+        except Exception as error:
+            if not isinstance(error, Unusable) and meaning(self._fs, error).errno in _MAY_PASS:
+                raise Retriable(f"{what}: {error}") from error
+            raise OperatorRequired(
+                f"{what}: {error}. Give this process the right to make files there, or correct what the store names;"
+                " then start the query again, which repeats the step."
+            ) from error
 
 
 def _name(slot: int) -> str:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, types
 
 from twopc_files.formats import Output
+from twopc_files.kept_types import require_kept
 from twopc_files.lines import EXTENSIONS, Lines
 from twopc_files.refusals import NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_true
 
@@ -46,9 +47,8 @@ class Csv:
         return ".csv" + EXTENSIONS[self.compression]
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raise TypeError for a type that ``written_as`` does not know."""
-        for field in schema:
-            written_as(field.type)
+        """Raise TypeError for a type that the table does not keep."""
+        require_kept("csv", schema)
 
     def checker(self, schema: pa.Schema) -> Check:
         """Return what refuses a null that would be an empty line, text that is no text, and years and times that
@@ -86,29 +86,15 @@ class _Encoder:
 
 
 def written_as(type_: pa.DataType) -> pa.DataType:
-    """Return the type to which values of ``type_`` are cast for pyarrow's writer.
-
-    Raises:
-        TypeError: CSV has no form for them.
-    """
+    """Return the type to which values of ``type_``, which the table keeps, are cast for pyarrow's writer."""
     if types.is_dictionary(type_):
         return written_as(type_.value_type)
-    if (types.is_timestamp(type_) or types.is_time(type_)) and type_.unit == "ns":
-        raise TypeError("its unit is nanoseconds, and most CSV readers support only microseconds")
     if types.is_timestamp(type_) and type_.tz is not None:
         # Not every reader understands offsets as pyarrow writes them, such as +0200.
         return pa.timestamp(type_.unit, "UTC")
     if types.is_float32(type_) or types.is_float64(type_) or types.is_string_view(type_):
         return pa.string()
-    if any(is_type(type_) for is_type in _PLAIN):
-        return type_
-    raise TypeError(f"CSV has no form for {type_}")
-
-
-_PLAIN = (
-    *(types.is_null, types.is_boolean, types.is_integer, types.is_decimal, types.is_string, types.is_large_string),
-    *(types.is_date, types.is_time, types.is_timestamp),
-)
+    return type_
 
 
 def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:

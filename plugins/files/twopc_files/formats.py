@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from typing import Protocol
 
 import pyarrow as pa
@@ -120,14 +119,18 @@ def check_schema(kind: Format, schema: pa.Schema) -> None:
 
 
 def check_names(schema: pa.Schema) -> None:
-    """Raise SchemaMismatch if there is no column, or if two columns have the same name."""
+    """Raise SchemaMismatch if there is no column, or if two columns have one name. Spark and DuckDB take upper and
+    lower case for the same, and Spark would read a partition column's value as that of the other."""
     if not schema.names:
         raise SchemaMismatch("the records for the file sink have no columns. Nothing was written. Select at least one.")
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    alike: dict[str, list[str]] = {}
+    for name in schema.names:
+        alike.setdefault(name.casefold(), []).append(name)
+    twice = next((names for names in alike.values() if len(names) > 1), None)
     if twice:
         raise SchemaMismatch(
-            f"column {twice[0]!r} occurs {schema.names.count(twice[0])} times, and readers of a file tell"
-            " columns apart by name. Nothing was written. Rename all but one."
+            f"columns {', '.join(map(repr, twice))} have one name to readers, which do not distinguish upper and lower"
+            " case. Nothing was written. Rename all but one."
         )
 
 

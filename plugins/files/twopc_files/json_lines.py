@@ -27,9 +27,10 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from twopc_files.formats import Output
+from twopc_files.kept_types import require_kept
 from twopc_files.lines import EXTENSIONS, Lines
 from twopc_files.refusals import (
-    ADVICE,
+    KEY_TWICE,
     NOT_UTF8,
     OTHER_YEAR,
     TIMES,
@@ -39,9 +40,6 @@ from twopc_files.refusals import (
     checker,
     counted,
     day_number,
-    entries,
-    first_true,
-    holder,
     outside,
 )
 
@@ -67,9 +65,8 @@ class JsonLines:
         return ".json" + EXTENSIONS[self.compression]
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raise TypeError for a type without a conversion."""
-        for field in schema:
-            conversion(field.type)
+        """Raise TypeError for a type that the table does not keep."""
+        require_kept("json", schema)
 
     def checker(self, schema: pa.Schema) -> Check:
         """Return what refuses a key that a map has twice, text that is no text, and times without a form."""
@@ -100,15 +97,8 @@ def _converted(column: pa.Array, convert: Convert) -> list[Any]:
 
 
 def conversion(type_: pa.DataType) -> Convert:
-    """Return the conversion for values of ``type_``.
-
-    Raises:
-        TypeError: JSON has no form for them. The message names the part of the type and the reason.
-    """
-    for is_types, make in _CONVERSIONS:
-        if any(is_type(type_) for is_type in is_types):
-            return make(type_)
-    raise TypeError(f"JSON has no form for {type_}")
+    """Return the conversion for values of ``type_``, which the table keeps."""
+    return next((make(type_) for is_types, make in _CONVERSIONS if any(is_type(type_) for is_type in is_types)), None)
 
 
 def _float(value: float) -> float | str:
@@ -125,10 +115,7 @@ def _list_of(item: Convert) -> Convert:
 
 
 def _struct_of(type_: pa.DataType) -> Convert:
-    fields = {field.name: conversion(field.type) for field in type_}
-    if len(fields) < type_.num_fields:
-        raise TypeError(f"{type_} has two fields of one name")
-    conversions = {name: convert for name, convert in fields.items() if convert}
+    conversions = {field.name: made for field in type_ if (made := conversion(field.type))}
     if not conversions:
         return None
 
@@ -140,9 +127,6 @@ def _struct_of(type_: pa.DataType) -> Convert:
 
 
 def _map_of(type_: pa.DataType) -> Convert:
-    key = type_.key_type
-    if not (types.is_string(key) or types.is_large_string(key) or types.is_integer(key)):
-        raise TypeError(f"the keys of {type_} must be text or integers to become names in a JSON object")
     convert_item = conversion(type_.item_type)
 
     def convert(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
@@ -154,22 +138,13 @@ def _map_of(type_: pa.DataType) -> Convert:
     return convert
 
 
-def _no_nanoseconds(type_: pa.DataType) -> Convert:
-    if type_.unit == "ns":
-        raise TypeError("its unit is nanoseconds, and most JSON readers support only microseconds")
-    return None
-
-
 _CONVERSIONS: tuple[tuple[tuple[Callable[[Any], bool], ...], Callable[[Any], Convert]], ...] = (
-    ((types.is_null, types.is_boolean, types.is_integer, types.is_date), lambda _: None),
-    ((types.is_string, types.is_large_string, types.is_string_view), lambda _: None),
     ((types.is_float32, types.is_float64), lambda _: _float),
     ((types.is_decimal,), lambda _: lambda value: format(value, "f")),  # never an exponent
     (
         (types.is_binary, types.is_large_binary, types.is_fixed_size_binary, types.is_binary_view),
         lambda _: lambda value: base64.b64encode(value).decode(),
     ),
-    ((types.is_timestamp, types.is_time), _no_nanoseconds),
     ((types.is_dictionary,), lambda type_: conversion(type_.value_type)),
     (
         (types.is_list, types.is_large_list, types.is_fixed_size_list),
@@ -181,16 +156,6 @@ _CONVERSIONS: tuple[tuple[tuple[Callable[[Any], bool], ...], Callable[[Any], Con
 
 
 # What has no form. --------------------------------------------------------------------------------------------
-
-
-def _first_key_twice(maps: pa.MapArray) -> int | None:
-    lists = entries(maps.drop_null() if maps.null_count else maps)
-    keys = pc.list_flatten(lists).flatten()[0].dictionary_encode()
-    parents = pc.list_parent_indices(lists).cast(pa.int64())
-    pairs = pc.add(pc.multiply(parents, len(keys.dictionary)), keys.indices.cast(pa.int64()))
-    numbers = pairs.dictionary_encode().indices  # the position of each pair, until one comes again
-    twice = first_true(pc.not_equal(numbers, pa.array(range(len(numbers)), numbers.type)))
-    return None if twice is None else holder(entries(maps), twice)
 
 
 # Offsets have had whole minutes since Liberia's of 7 January 1972, and no zone is a day away from UTC.
@@ -233,9 +198,5 @@ _RULES = (
         "its zone's offset from UTC had seconds at that time, which ISO 8601 can't hold. Use a column in UTC.",
     ),
     TIMES,
-    Rule(
-        lambda field: bool(types.is_map(field.type)),
-        _first_key_twice,
-        f"a map has a key twice, and a JSON object can't. {ADVICE}",
-    ),
+    KEY_TWICE,
 )

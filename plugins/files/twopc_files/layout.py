@@ -297,11 +297,17 @@ _NAME_RULES = (
         f"it has a NUL, and a folder can't be named after it. {ADVICE}",
     ),
     YEARS,
+    Rule(
+        is_text,
+        lambda values: first_true(pc.or_(pc.equal(values, ""), pc.equal(values, DEFAULT_PARTITION))),
+        f"readers take an empty text and {DEFAULT_PARTITION!r} in a folder's name for null. {ADVICE}",
+    ),
 )
 
 
 def folder_name(column: str, value: Any) -> str:
-    """Return ``column=value`` as Spark writes it, which does not distinguish null from the empty string."""
+    """Return ``column=value`` as Spark writes it. Injective, as text that Spark does not distinguish from null is
+    refused before."""
     text = "" if value is None else _text(value)
     return f"{column.translate(_ESCAPED)}={text.translate(_ESCAPED) or DEFAULT_PARTITION}"
 

@@ -10,7 +10,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
 from twopc.places import file_system
-from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile
+from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile, digest, require_digest
 
 _VERSION = 1
 
@@ -27,20 +27,25 @@ class Manifest:
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
         """Return the bytes of an entry. Its paths are relative, so the folder can be moved or copied together with its
         manifest."""
-        lines: list[dict[str, Any]] = [{"version": _VERSION, "owner": owner}]
-        lines += [
-            {"path": file.path, "bytes": file.size_bytes, "records": file.records, "listed_ms": file.listed_ms}
+        lines = [
+            orjson.dumps(
+                {"path": file.path, "bytes": file.size_bytes, "records": file.records, "listed_ms": file.listed_ms}
+            )
             for file in files
         ]
-        return b"\n".join(map(orjson.dumps, lines))
+        head = {"version": _VERSION, "owner": owner, "sha256": digest(lines)}
+        return b"\n".join([orjson.dumps(head), *lines])
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
         """Return the owner and the files of an entry. Raises ValueError also for an unknown version."""
-        head, *lines = map(orjson.loads, data.split(b"\n"))
+        first, *lines = data.split(b"\n")
+        head = orjson.loads(first)
         if head["version"] != _VERSION:
             raise ValueError(f"it has version {head['version']}; this release reads version {_VERSION}")
+        require_digest(head.get("sha256"), lines)
         return head["owner"], [
-            CommittedFile(line["path"], line["bytes"], line["records"], line["listed_ms"]) for line in lines
+            CommittedFile(file["path"], file["bytes"], file["records"], file["listed_ms"])
+            for file in map(orjson.loads, lines)
         ]
 
 

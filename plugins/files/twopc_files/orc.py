@@ -26,7 +26,19 @@ import pyarrow.compute as pc
 from pyarrow import orc, types
 
 from twopc_files.formats import Lent, Output
-from twopc_files.refusals import PER_SECOND, Check, Rule, checker, counted, day_number, first_true, outside, parts
+from twopc_files.kept_types import require_kept
+from twopc_files.refusals import (
+    KEY_TWICE,
+    NOT_UTF8,
+    YEARS,
+    Check,
+    Rule,
+    checker,
+    counted,
+    day_number,
+    first_true,
+    parts,
+)
 
 COMPRESSIONS = ("none", "snappy", "zlib", "zstd", "lz4")
 
@@ -56,15 +68,9 @@ class Orc:
         return ".orc"
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Write an empty table with pyarrow, as its releases support different types. Raises TypeError for a type that
-        Spark would read back differently."""
-        for type_ in _types(schema):
-            if types.is_timestamp(type_) and type_.tz is None:
-                raise TypeError("Spark reads ORC timestamps without a time zone as moments: give it one")
-            if types.is_date64(type_):
-                raise TypeError("pyarrow makes a timestamp of it: cast it to date32")
-            if types.is_decimal(type_) and type_.scale < 0:
-                raise TypeError("pyarrow can't write its negative scale, and would end this process")
+        """Raise TypeError for a type that the table does not keep: pyarrow would end this process for some. Write an
+        empty table with pyarrow, as its releases support different types."""
+        require_kept("orc", schema)
         writer = self.writer(io.BytesIO())
         writer.write(schema.empty_table())
         writer.close()
@@ -135,20 +141,10 @@ def _unsliced(column: pa.Array) -> pa.Array:
 # What Spark would misread. ------------------------------------------------------------------------------------
 
 _IN_ORC = "Spark can't read back from an ORC file. Cast the column to a string, or use Parquet."
-_MOST_US = 2**63 - 1
 
 
 def _is_temporal(field: pa.Field) -> bool:
     return bool(types.is_date(field.type) or types.is_timestamp(field.type))
-
-
-def _has_units_above_us(field: pa.Field) -> bool:
-    return bool(types.is_timestamp(field.type) and field.type.unit in ("s", "ms"))
-
-
-def _first_beyond_us(column: pa.Array) -> int | None:
-    most = _MOST_US * PER_SECOND[column.type.unit] // PER_SECOND["us"]
-    return first_true(outside(column.cast(pa.int64()), -most, most))
 
 
 def _first_fraction_before_1970(column: pa.Array) -> int | None:
@@ -166,7 +162,9 @@ def _first_before_gregorian(column: pa.Array) -> int | None:
 
 
 _RULES = (
-    Rule(_has_units_above_us, _first_beyond_us, f"it is a moment beyond 64 bits of microseconds, which {_IN_ORC}"),
+    NOT_UTF8,
+    KEY_TWICE,
+    YEARS,
     Rule(
         lambda field: bool(types.is_timestamp(field.type)),
         _first_fraction_before_1970,

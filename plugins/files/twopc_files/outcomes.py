@@ -8,10 +8,10 @@ A store's error has an errno, with one meaning for all stores:
 | ``ENOENT`` | there is certainly no such file |
 | ``ENODEV`` | there is no such bucket, container or folder |
 | ``EEXIST`` | the file exists, and the request was to create it |
-| ``EACCES``, and the others of ``NEEDS_AN_OPERATOR`` | the store refuses until an operator changes something |
+| ``EACCES``, and the others of ``REFUSING`` | the store refuses until an operator changes something |
 | ``ENOSYS`` | the store does not have this request |
 | ``EBUSY``, ``EAGAIN`` | the store was busy, or has not done it yet |
-| ``ETIMEDOUT``, and the other network errors of ``BUSY`` | no answer: the store may have done it |
+| ``ETIMEDOUT``, and the other network errors of ``TEMPORARY`` | no answer: the store may have done it |
 | ``EIO``, and any other | the store may have done it, and may answer differently the next time |
 
 ``twopc.http_status`` has the errno of each HTTP status. A failed sync of a disk is a ``NotSynced``, whatever its errno.
@@ -26,36 +26,23 @@ from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
     OutcomeUnknown,
+    Refused,
     Retriable,
     TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.store_errors import REFUSING, TEMPORARY
 from twopc_files.file_names import FileHandle
 from twopc_files.stores.store import NO_FILE, Sight
 
+_MORE = frozenset((errno.ENOENT, errno.ENOSPC, errno.EDQUOT))
 
-def _numbers(*names: str) -> frozenset[int]:
-    return frozenset(getattr(errno, name) for name in names if hasattr(errno, name))
+MAY_PASS = TEMPORARY | _MORE
+"""Errors that may pass. They leave no file half-moved: a repeat sees what was done. ENOENT: another process published
+the file between our look at it and our act, or a newer driver has rolled it back. ENOSPC and EDQUOT: there was no room.
+A pending file is whole meanwhile, so waiting loses nothing."""
 
-
-BUSY = _numbers(
-    *("EAGAIN", "EBUSY", "EINTR", "EMFILE", "ENFILE", "ENOMEM", "ENOLCK"),
-    *("ESTALE", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENOTCONN"),
-    *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE"),
-)
-"""The store or its network was busy. These errors leave no file half-moved: a repeat sees what was done."""
-
-MAY_PASS = BUSY | _numbers("ENOENT", "ENOSPC", "EDQUOT")
-"""Errors of a commit that may pass. ENOENT: another process published the file between our look at it and our act.
-ENOSPC and EDQUOT: the target's folder had no room for one more name. The pending file is whole meanwhile, so waiting
-loses nothing."""
-
-# Every repeat fails in the same way until an operator changes something.
-NEEDS_AN_OPERATOR = frozenset(
-    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOSYS)
-)
-
-SYNC_MAY_PASS = BUSY - {errno.EBUSY}
+SYNC_MAY_PASS = TEMPORARY - {errno.EBUSY}
 """A kernel reports a failed write-back once, and the next fsync may succeed though the data never reached the disk (the
 PostgreSQL project's "fsyncgate", 2018). So only an error which proves that the fsync never began is repeated."""
 
@@ -128,7 +115,7 @@ def _length(size_bytes: int) -> str:
 
 def look_failed(error: OSError, what: str) -> TwoPhaseCommitError:
     """Return the error to raise if a decided file can't be looked at, which may be committed already."""
-    if error.errno in NEEDS_AN_OPERATOR:
+    if error.errno in REFUSING:
         return OperatorRequired(
             f"{what} is decided, and this process may not see whether it is committed: {error}. Nothing was changed."
             " Give this process the right to look at pending and committed files; then start the query again, which"
@@ -141,7 +128,7 @@ def commit_failed(error: OSError, what: str) -> TwoPhaseCommitError:
     """Return the error to raise if a decided file can't be published, which may have happened all the same."""
     if error.errno in MAY_PASS:
         return Retriable(f"{what} can't be committed yet: {error}")
-    if error.errno in NEEDS_AN_OPERATOR:
+    if error.errno in REFUSING:
         return OperatorRequired(
             f"{what} is decided and not committed: {error}. Its records are safe in the pending file. Give"
             " this process the right to commit them; then start the query again, which repeats the commit."
@@ -161,7 +148,7 @@ def settle_failed(error: OSError, what: str) -> TwoPhaseCommitError:
             f"{what} is published, and may not survive a power cut: {error}. Check the disk and the system's log; then"
             " start the query again, which repeats the commit."
         )
-    if error.errno in NEEDS_AN_OPERATOR:
+    if error.errno in REFUSING:
         return OperatorRequired(
             f"{what} is published, and its pending file can't be removed: {error}. Give this process the right to"
             " remove it; then start the query again, which repeats the commit."
@@ -175,16 +162,18 @@ def settle_failed(error: OSError, what: str) -> TwoPhaseCommitError:
 def write_failed(error: OSError, what: str) -> Exception:
     """Return the error to raise if ``what`` could not be written. The vote is no, and nothing of it is visible."""
     message = f"{what} could not be written: {error.strerror or error}. Nothing of it is visible"
-    if error.errno in NEEDS_AN_OPERATOR:
+    if error.errno in MAY_PASS:
+        return OSError(error.errno, message, error.filename)
+    if error.errno in REFUSING:
         return ConfigurationError(
             f"{message}. Set the option 'path' to a folder in which this process may create files: {error}"
         )
-    return OSError(error.errno, message, error.filename) if error.errno else OSError(message)
+    return Refused(f"{message}. Correct what the store names, and start again: {error}")
 
 
 def unreachable(error: OSError, url: str) -> TwoPhaseCommitError:
     """Return the error to raise if the store at ``url`` can't be used, before anything is written."""
-    if error.errno in BUSY:
+    if error.errno in TEMPORARY:
         return Retriable(f"the file sink's store at {url} does not answer: {error}")
     return ConfigurationError(
         f"the file sink can't use {url}: {error}. Nothing was written. Check the options 'path' and 'storage_options',"

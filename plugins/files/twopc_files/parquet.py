@@ -9,16 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow import types
 
 from twopc.errors import ConfigurationError
 from twopc_files.formats import Lent, Output, memory_bytes
-from twopc_files.refusals import ADVICE, Check, Rule, checker, first_true, outside
+from twopc_files.kept_types import require_kept
+from twopc_files.refusals import ADVICE, KEY_TWICE, NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_true
 
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
-
-_MOST_S = (2**63 - 1) // 1000
-"""Parquet has no seconds: pyarrow makes milliseconds of them."""
 
 _CODECS = {"gzip": "gzip", "zstd": "zstd", "lz4": "lz4_raw", "brotli": "brotli"}
 """The compressions with levels → pyarrow's names for them."""
@@ -67,13 +64,15 @@ class Parquet:
         return ".parquet"
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Write an empty table with pyarrow, as its releases support different types."""
+        """Raise TypeError for a type that the table does not keep. Write an empty table with pyarrow, as its releases
+        support different types."""
+        require_kept("parquet", schema)
         with self.writer(io.BytesIO(), schema) as writer:
             writer.write_table(schema.empty_table())
 
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses a null where the schema allows none, and moments that Parquet's milliseconds can't hold.
-        The columns of most queries have neither."""
+        """Return what refuses a null where the schema allows none, text that is no text, a key that a map has twice,
+        and years and times that not every reader knows."""
         return checker(schema, _RULES)
 
     def open(self, file: Output, schema: pa.Schema) -> ParquetRecords:
@@ -86,15 +85,14 @@ class Parquet:
 
 
 _RULES = (
+    NOT_UTF8,
+    KEY_TWICE,
+    YEARS,
+    TIMES,
     Rule(
         lambda field: not field.nullable,
         lambda column: first_true(column.is_null()) if column.null_count else None,
         f"it is null, and the schema of the records allows no null there. {ADVICE}",
-    ),
-    Rule(
-        lambda field: bool(types.is_timestamp(field.type) and field.type.unit == "s"),
-        lambda column: first_true(outside(column.cast(pa.int64()), -_MOST_S, _MOST_S)),
-        f"it is a moment beyond 64 bits of milliseconds, as Parquet stores seconds. {ADVICE}",
     ),
 )
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
-from twopc.errors import ConfigurationError, Refused, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
 from twopc.sink import TwoPhaseCommitSink
+from twopc.store_errors import TEMPORARY
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round
 from twopc_files.batch_log import CommittedFile
@@ -27,8 +28,7 @@ from twopc_files.layout import Files
 from twopc_files.manifest import manifest
 from twopc_files.options import FileOptions
 from twopc_files.outcomes import (
-    BUSY,
-    NEEDS_AN_OPERATOR,
+    MAY_PASS,
     commit_failed,
     is_to_be_published,
     look_failed,
@@ -245,9 +245,9 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         try:
             return obstacle_seen(self._store.look(file), file) or self._store.obstacle(file)
         except OSError as error:
-            if error.errno in NEEDS_AN_OPERATOR:
-                return f"{error}."
-            raise
+            if error.errno in MAY_PASS:
+                raise
+            return f"{error}."
 
     def commit(self, committable: Committable) -> None:
         """Publish every file of the transaction, durably.
@@ -386,15 +386,19 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
-        """Turn errors of a busy store into Retriable, so that the coordinator repeats the call."""
+        """Turn errors of a busy store into Retriable, so that the coordinator repeats the call, and any other error of
+        it into OperatorRequired."""
         try:
             yield
         except TwoPhaseCommitError:
             raise
         except Exception as error:
-            if self._store.meaning(error).errno in BUSY:
+            if self._store.meaning(error).errno in TEMPORARY:
                 raise Retriable(f"the file sink's store at {self._store.url} does not answer: {error}") from error
-            raise
+            raise OperatorRequired(
+                f"the file sink's store at {self._store.url} refused a request: {error}. Nothing is lost. Correct what"
+                " the store names, and start again."
+            ) from error
 
     def _what(self, committable: Committable, file: FileHandle) -> str:
         batch = committable.handle.get("batch", "unknown")

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 import orjson
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile
+from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile, digest, require_digest
 
 _VERSION = b"v1"
 
@@ -41,11 +41,11 @@ class SparkMetadata:
         return "_spark_metadata"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
-        """Return the bytes of an entry. The owner is in a field that Spark does not know, on a line about a folder,
-        which Spark ignores."""
-        lines = [_status(f"{self.url}/{self.folder}", 0, 0, is_dir=True, owner=owner)]
-        lines += [_status(f"{self.url}/{_quoted(file.path)}", file.size_bytes, file.listed_ms) for file in files]
-        return b"\n".join([_VERSION, *lines])
+        """Return the bytes of an entry. Its owner and digest are in fields that Spark does not know, on a line about a
+        folder, which Spark ignores."""
+        lines = [_status(f"{self.url}/{_quoted(file.path)}", file.size_bytes, file.listed_ms) for file in files]
+        own = _status(f"{self.url}/{self.folder}", 0, 0, is_dir=True, owner=owner, sha256=digest(lines))
+        return b"\n".join([_VERSION, own, *lines])
 
     def decode(self, data: bytes) -> tuple[str | None, list[CommittedFile]]:
         """Return the owner and the files of an entry.
@@ -58,13 +58,14 @@ class SparkMetadata:
         if version != _VERSION:
             raise ValueError(f"it begins with {version!r}, not with {_VERSION!r}")
         statuses = [orjson.loads(line) for line in lines]
-        owners = [status.get("owner") for status in statuses if status["isDir"]]
+        own: dict[str, Any] = next((status for status in statuses if status["isDir"]), {})
+        require_digest(own.get("sha256"), lines[1:])
         files = [
             CommittedFile(self._relative(status["path"]), status["size"], listed_ms=status["modificationTime"])
             for status in statuses
             if not status["isDir"]
         ]
-        return owners[0] if owners else None, files
+        return own.get("owner"), files
 
     def _relative(self, path: str) -> str:
         if not path.startswith(f"{self.url}/"):

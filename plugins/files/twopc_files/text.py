@@ -8,11 +8,11 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import types
 
 from twopc_files.formats import Output
+from twopc_files.kept_types import require_kept
 from twopc_files.lines import EXTENSIONS, Lines
-from twopc_files.refusals import ADVICE, Check, Rule, checker, first_true
+from twopc_files.refusals import ADVICE, NOT_UTF8, Check, Rule, checker, first_true
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +30,10 @@ class Text:
         """Raise TypeError unless there is a single column, of strings."""
         if len(schema) != 1:
             raise TypeError("text files have exactly one column")
-        if not (types.is_string(schema[0].type) or types.is_large_string(schema[0].type)):
-            raise TypeError("the column of a text file must be a string")
+        require_kept("text", schema)
 
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses a null and a line break, which readers would misread."""
+        """Return what refuses a null, a line break and text that is no text, which readers would misread."""
         return checker(schema, _RULES)
 
     def open(self, file: Output, schema: pa.Schema) -> Lines:  # noqa: ARG002  # there is only one schema
@@ -52,6 +51,7 @@ def _encode(batch: pa.RecordBatch) -> Iterator[Any]:
 
 
 _RULES = (
+    NOT_UTF8,
     Rule(
         lambda _: True,
         lambda column: first_true(column.is_null()) if column.null_count else None,

@@ -30,11 +30,35 @@ if TYPE_CHECKING:
 
     from twopc_files.stores.store import Store
 
-ON_GCS = pytest.param("gcs", marks=pytest.mark.timeout(BUILD_AT_MOST_S))
+ON_AZURE = pytest.param("azure", marks=pytest.mark.long)
+ON_GCS = pytest.param("gcs", marks=[pytest.mark.long, pytest.mark.timeout(BUILD_AT_MOST_S)])
 ON_HDFS = pytest.param("hdfs", marks=[pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)])
 
 MakeSink: TypeAlias = "Callable[..., FileSink]"
 PreCommit: TypeAlias = "Callable[..., Committable]"
+
+
+_INSTALLED_FIRST = {"azurite", "gcs_server", "hdfs_server"}
+"""Fixtures of emulators that come by npm, Go or Maven."""
+
+
+_OF_A_VARIANT = {
+    "test_a_record_is_refused_or_read_back_as_it_was_written",
+    "test_what_is_written_and_pre_committed_is_not_visible",
+}
+"""What the contract tries of other formats and stores than Parquet on a disk, outside of the long run."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to the long run the tests of these emulators, as what the stores have in common is tried on S3, and the
+    rest of the contract for formats and stores that differ in a part of it."""
+    for item in items:
+        is_variant = "sinks/files/test_contract" in item.nodeid and "::TestParquet::" not in item.nodeid
+        if _INSTALLED_FIRST & {*getattr(item, "fixturenames", ())} or (
+            is_variant and getattr(item, "originalname", "") not in _OF_A_VARIANT
+        ):
+            item.add_marker("long")
 
 
 @pytest.fixture
@@ -190,7 +214,7 @@ def hdfs(hdfs_server: HdfsServer) -> Place:
     return Place(hdfs_server.url(f"{HOME}/{uuid.uuid4().hex}/data/orders"), {"user": USER})
 
 
-@pytest.fixture(params=["local", "s3", "azure", ON_GCS, "memory", "renaming", ON_HDFS])
+@pytest.fixture(params=["local", "s3", ON_AZURE, ON_GCS, "memory", "renaming", ON_HDFS])
 def place(request: pytest.FixtureRequest) -> Place:
     """Each store in turn."""
     found: Place = request.getfixturevalue(request.param)

@@ -13,6 +13,7 @@ import pytest
 from azure.storage.blob._shared.constants import READ_TIMEOUT
 
 from tests.sinks.files.conftest import Place
+from tests.sinks.files.uploads import UploadContract, one_batch, run_one_batch
 from tests.support.azurite_server import AzuriteServer, repeat
 from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
 from twopc import Committable, Coordinator, Participant, Round
@@ -28,9 +29,8 @@ from twopc.errors import (
 from twopc_files import committed_files
 from twopc_files.batch_log import CommittedFile
 from twopc_files.file_names import FileHandle, decidable_files
-from twopc_files.sink import FileSink
 from twopc_files.spark_metadata import spark_metadata
-from twopc_files.stores.azure import FIRST_BLOCK_BYTES, MARK, Azure, block_bytes, block_id
+from twopc_files.stores.azure import MARK, Azure, block_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,6 +59,56 @@ def proxied(azure: Place, azurite: AzuriteServer, proxy: HttpProxy, monkeypatch:
     """The folder as it is reached through the proxy, by a client that repeats nothing by itself."""
     repeat(monkeypatch, is_repeated=False)
     return Place(azure.url, {"connection_string": azurite.connection_string(proxy.url)})
+
+
+@pytest.fixture
+def repeating(proxied: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
+    repeat(monkeypatch, is_repeated=True)
+    return proxied
+
+
+@pytest.fixture
+def gone(proxied: Place, azurite: AzuriteServer, tmp_path: Path) -> Place:
+    return Place(proxied.url, {"connection_string": azurite.connection_string(AzuriteServer(tmp_path).endpoint_url)})
+
+
+@pytest.fixture
+def absent(azure: Place) -> Place:
+    return Place("abfs://nobody-made-it/orders", azure.storage_options)
+
+
+class TestUploadsOfAzure(UploadContract):
+    publication = ("PUT", "comp=blocklist")
+    part = ("PUT", "comp=block&")
+    creation = ("PUT", ".staged")
+    busy = azure_error(503, "ServerBusy")
+    denied = azure_error(403, "AuthorizationPermissionMismatch", "not for you")
+    absent_is = "ContainerNotFound"
+    sends_lost = 2
+    replies = (
+        (Lost.REQUEST, Retriable),
+        (Lost.REPLY, Retriable),
+        (busy, Retriable),
+        (azure_error(500, "InternalError"), Retriable),
+        (azure_error(500, "OperationTimedOut"), Retriable),
+        (azure_error(501, "NotImplemented"), OperatorRequired),
+        (Answer(502, b"bad gateway"), Retriable),
+        (Answer(404, b"not of Azure"), OutcomeUnknown),
+        (azure_error(400, "InvalidBlockList"), Retriable),
+        (azure_error(409, "BlobAlreadyExists"), Retriable),
+        (azure_error(412, "ConditionNotMet"), Retriable),
+        (denied, OperatorRequired),
+        (azure_error(401, "InvalidAuthenticationInfo"), OperatorRequired),
+        (azure_error(404, "ContainerNotFound"), OutcomeUnknown),
+        (azure_error(412, "LeaseIdMissing"), OutcomeUnknown),
+        (azure_error(400, "InvalidInput"), OutcomeUnknown),
+    )
+    questions = (
+        (Lost.REPLY, Retriable),
+        (busy, Retriable),
+        (denied, OperatorRequired),
+        (Answer(404, b"not of Azure"), OutcomeUnknown),
+    )
 
 
 def the_file(committable: Committable) -> FileHandle:
@@ -112,26 +162,9 @@ def test_a_folder_may_be_the_top_of_a_container(azure: Place) -> None:
     assert (top.files(), top.values()) == ([the_file(committable).target], ["a", "b"])
 
 
-def test_a_write_of_any_length_holds_one_block_at_most(azure: Place) -> None:
-    with azure_of(azure).create(ID, 0, TARGET) as file:
-        file.write(bytes(FIRST_BLOCK_BYTES * 2 + 5))
-        assert len(file._buffer) == 5
-
-
-def test_fifty_thousand_blocks_hold_two_tebibytes_and_have_ids_of_one_length_that_azure_takes() -> None:
-    assert sum(map(block_bytes, range(50_000))) > 2 * MIB * MIB
+def test_ids_of_blocks_have_one_length_that_azure_takes() -> None:
     handle = FileHandle(ID, f".{ID}-0.staged", TARGET)
     assert {len(block_id(handle, number)) for number in (0, 49_999)} <= set(range(65))
-
-
-def test_a_block_that_the_list_would_have_no_room_for_is_refused_before_its_upload(
-    proxied: Place, proxy: HttpProxy
-) -> None:
-    with azure_of(proxied).create(ID, 0, TARGET) as file:
-        with pytest.raises(OSError, match="at most 50000 blocks"):
-            file.upload_part(50_000, bytearray(b"x"))
-        file.upload_part(49_999, bytearray(b"x"))
-    assert len(proxy.sent("PUT", "comp=block&")) == 1
 
 
 def test_blocks_of_another_writer_of_the_name_are_neither_counted_nor_published(azure: Place) -> None:
@@ -254,92 +287,6 @@ def test_a_blob_of_another_length_with_the_transactions_mark_is_in_doubt(azure: 
 # Replies that are lost or bad. ------------------------------------------------------------------------------
 
 
-BAD_REPLIES = [
-    (Lost.REQUEST, Retriable),
-    (Lost.REPLY, Retriable),
-    (azure_error(503, "ServerBusy"), Retriable),
-    (azure_error(500, "InternalError"), Retriable),
-    (azure_error(500, "OperationTimedOut"), Retriable),
-    (azure_error(501, "NotImplemented"), OperatorRequired),
-    (Answer(502, b"bad gateway"), Retriable),
-    (Answer(404, b"not of Azure"), OutcomeUnknown),
-    (azure_error(400, "InvalidBlockList"), Retriable),
-    (azure_error(409, "BlobAlreadyExists"), Retriable),
-    (azure_error(412, "ConditionNotMet"), Retriable),
-    (azure_error(403, "AuthorizationPermissionMismatch"), OperatorRequired),
-    (azure_error(401, "InvalidAuthenticationInfo"), OperatorRequired),
-    (azure_error(404, "ContainerNotFound"), OutcomeUnknown),
-    (azure_error(412, "LeaseIdMissing"), OutcomeUnknown),
-    (azure_error(400, "InvalidInput"), OutcomeUnknown),
-]
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"), BAD_REPLIES, ids=lambda value: getattr(value, "__name__", None) or repr(value)[:100]
-)
-def test_a_publication_without_a_good_reply_is_no_success_and_a_later_commit_completes(
-    reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit(batch_id=7)
-    for _ in range(2 if isinstance(reply, Lost) else 1):  # the client's HTTP library repeats a lost request once
-        proxy.disturb_next("PUT", reply, "comp=blocklist")
-    with pytest.raises(TwoPhaseCommitError, match="batch 7") as error:
-        proxied.sink().commit(committable)
-    assert proxy.is_done
-    assert type(error.value) is expected
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-    assert list(proxied.sink().recover()) == []
-
-
-@pytest.mark.parametrize("lost", Lost)
-def test_a_client_that_repeats_a_publication_finds_it_committed(
-    lost: Lost, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable = proxied.pre_commit()
-    repeat(monkeypatch, is_repeated=True)
-    proxy.disturb_next("PUT", lost, "comp=blocklist")
-    proxied.sink().commit(committable)
-    assert len(proxy.sent("PUT", "comp=blocklist")) == 2
-    assert proxied.values() == ["a", "b"]
-
-
-@pytest.mark.parametrize("lost", Lost)
-def test_a_block_whose_request_or_reply_was_lost_is_uploaded_again_and_is_there_once(
-    lost: Lost, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    repeat(monkeypatch, is_repeated=True)
-    proxy.disturb_next("PUT", lost, "comp=block&")
-    committable = proxied.pre_commit()
-    assert len(proxy.sent("PUT", "comp=block&")) == 2
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        (Lost.REPLY, Retriable),
-        (azure_error(503, "ServerBusy"), Retriable),
-        (azure_error(403, "AuthorizationFailure"), OperatorRequired),
-        (Answer(404, b"not of Azure"), OutcomeUnknown),
-    ],
-    ids=["lost", "busy", "denied", "proxy"],
-)
-def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
-    method: str, reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit()
-    proxy.disturb_all(method, reply, ID)
-    with pytest.raises(TwoPhaseCommitError) as error:
-        proxied.sink().commit(committable)
-    assert type(error.value) is expected
-    proxy.heal()
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
@@ -363,47 +310,7 @@ def test_a_marker_that_is_not_removed_is_removed_by_a_repeated_commit(
     assert proxied.files() == [the_file(committable).target]
 
 
-@pytest.mark.parametrize("target", ["comp=block&", ".staged"], ids=["block", "marker"])
-def test_a_file_that_can_not_be_uploaded_is_a_vote_of_no_and_leaves_nothing(
-    target: str, proxied: Place, proxy: HttpProxy
-) -> None:
-    proxy.disturb_all("PUT", azure_error(500, "InternalError"), target)
-    with pytest.raises(OSError, match=r"batch 7.*Nothing of it is visible"):
-        proxied.pre_commit(batch_id=7)
-    assert list(proxied.sink().recover()) == []
-
-
-def test_a_participant_without_the_right_to_write_is_told_so(proxied: Place, proxy: HttpProxy) -> None:
-    proxy.disturb_all("PUT", azure_error(403, "AuthorizationPermissionMismatch"))
-    with pytest.raises(ConfigurationError, match=r"batch 7.*AuthorizationPermissionMismatch"):
-        proxied.pre_commit(batch_id=7)
-
-
-def test_a_server_that_is_gone_is_asked_again_without_a_verdict(
-    proxied: Place, azurite: AzuriteServer, tmp_path: Path
-) -> None:
-    committable = proxied.pre_commit()
-    nobody = azurite.connection_string(AzuriteServer(tmp_path).endpoint_url)
-    gone = Place(proxied.url, {"connection_string": nobody})
-    for ask in (gone.sink().open, lambda: gone.sink().commit(committable), lambda: list(gone.sink().recover())):
-        with pytest.raises(Retriable):
-            ask()
-
-
 # At the start. ----------------------------------------------------------------------------------------------
-
-
-def run_one_batch(place: Place, log: Path) -> None:
-    def phase_one(round: Round) -> Any:
-        raise AssertionError("the batch was begun")
-
-    with Coordinator({"orders": place.sink().unbound()}, str(log), owner="query") as coordinator:
-        coordinator.run(0, phase_one)
-
-
-def test_a_container_that_is_not_there_is_refused_before_anything_is_written(azure: Place, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"abfs://nobody-made-it/orders.*ContainerNotFound.*'path'"):
-        run_one_batch(Place("abfs://nobody-made-it/orders", azure.storage_options), tmp_path / "log")
 
 
 def test_credentials_that_azure_refuses_are_refused_before_anything_is_written(
@@ -463,32 +370,6 @@ def test_a_task_that_goes_on_after_its_file_was_swept_is_vetoed(azure: Place) ->
 
 
 # Whole batches. ---------------------------------------------------------------------------------------------
-
-
-FILES = 8
-
-
-def one_batch(sink: FileSink, round: Round) -> list[Any]:
-    votes = []
-    for partition in range(FILES):
-        with Participant({"orders": sink}, round, partition=partition) as participant:
-            participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
-            votes.append(participant.pre_commit())
-    return votes
-
-
-def test_batches_of_many_files_go_through_a_coordinator_with_a_server_that_is_busy_now_and_then(
-    proxied: Place, proxy: HttpProxy, tmp_path: Path
-) -> None:
-    sink = proxied.sink().unbound()
-    with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
-        for batch_id in range(2):
-            for _ in range(3):
-                proxy.disturb_next("PUT", azure_error(503, "ServerBusy"), "comp=blocklist")
-            coordinator.run(batch_id, partial(one_batch, sink))
-    assert proxy.is_done
-    expected = sorted(f"{batch}-{partition}" for batch in range(2) for partition in range(FILES))
-    assert sorted(proxied.values()) == expected
 
 
 def test_a_batch_is_listed_in_its_logs_when_it_is_complete(azure: Place) -> None:

@@ -412,7 +412,7 @@ def test_a_reader_that_is_overtaken_by_a_pruner_reads_the_newer_entries(store: S
     ("error", "expected"),
     [
         (OSError(errno.EBUSY, "SlowDown"), Retriable),
-        (OSError(errno.EIO, "InternalError"), Retriable),
+        (OSError(errno.EIO, "of no table"), OperatorRequired),
         (OSError(errno.ENOSPC, "No space left"), Retriable),
         (ConnectionError("reset"), Retriable),
         (TimeoutError("no answer"), Retriable),
@@ -487,6 +487,18 @@ def test_an_entry_that_is_none_is_named(data: bytes, store: Store) -> None:
         store.log().files()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [lambda entry: entry.rpartition(b"\n")[0], lambda entry: entry[:-9], lambda entry: entry.replace(b"-a", b"-b")],
+    ids=["lacks a line", "truncated", "garbled"],
+)
+def test_a_damaged_entry_is_named_although_its_lines_are_whole(damage: Callable[[bytes], bytes], store: Store) -> None:
+    store.complete(0, 1)
+    store.restore({**store.entries(), "1": damage(store.entries()["1"])})
+    with pytest.raises(CorruptLog, match="/1 is not an entry of a log of complete batches"):
+        store.log().files()
+
+
 def test_a_missing_entry_is_named(store: Store) -> None:
     store.complete(*range(5))
     store.restore({name: data for name, data in store.entries().items() if name != "3"})
@@ -527,11 +539,7 @@ def test_a_store_that_ignores_the_condition_is_refused_where_a_log_is_already(st
 def test_a_store_is_tried_once_for_an_incarnation(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    def trial(_: ObjectFolder, probe: str) -> bool:
-        tried.append(probe)
-        return True
-
-    monkeypatch.setattr(ObjectFolder, "_refuses_a_second", trial)
+    monkeypatch.setattr("twopc.durable_files._fault_of_a_trial", lambda _, __, probe: tried.append(probe))
     store.complete(*range(3))
     assert len(tried) == 1
 
@@ -614,7 +622,7 @@ def test_an_entry_whose_name_could_not_be_synced_stops_the_query_although_the_ne
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", fail_once)
-    with pytest.raises(Retriable, match="Input/output error"):
+    with pytest.raises(OperatorRequired, match="Input/output error"):
         log.complete(1, disk.batch(1))
     for _ in range(2):  # a kernel reports a failed write-back once
         with pytest.raises(OperatorRequired, match=r"name was not synced.*start the query again"):

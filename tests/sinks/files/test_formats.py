@@ -71,7 +71,6 @@ def json_of(column: pa.Array, folder: Path, make_sink: MakeSink, pre_commit: Pre
         (pa.array([[("k", b"a"), ("n", None)]], pa.map_(pa.string(), pa.binary())), [{"k": "YQ==", "n": None}]),
         (pa.array([[(7, 1)]], pa.map_(pa.int32(), pa.int32())), [{"7": 1}]),
         (pa.array(["a", "b", "a"]).dictionary_encode(), ["a", "b", "a"]),
-        (pa.array([None, None]), [None, None]),
     ],
     ids=lambda value: str(value.type) if isinstance(value, pa.Array) else "",
 )  # fmt: skip
@@ -264,6 +263,27 @@ def test_a_writer_leaves_its_file_open_and_says_nothing_after_it_is_let_go_of(ki
 
 
 UNION = pa.sparse_union([pa.field("a", pa.int32()), pa.field("b", pa.string())])
+VARIANT = pa.struct(  # as Spark hands it over
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+    ]
+)
+KEPT_BY_NONE = [
+    *(
+        VARIANT,
+        pa.list_(VARIANT),
+        pa.month_day_nano_interval(),
+        pa.duration("us"),
+        pa.null(),
+        pa.float16(),
+        pa.date64(),
+    ),
+    *(pa.time64("ns"), pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.decimal128(5, -2), pa.decimal256(38, 2)),
+    *(pa.run_end_encoded(pa.int32(), pa.int64()), pa.list_view(pa.int32()), pa.uuid()),
+    pa.map_(pa.struct([("a", pa.int32())]), pa.int32()),
+    pa.struct([pa.field("a", pa.int32()), pa.field("A", pa.int32())]),
+]
 
 
 @pytest.mark.parametrize(
@@ -272,30 +292,21 @@ UNION = pa.sparse_union([pa.field("a", pa.int32()), pa.field("b", pa.string())])
         (Parquet(), UNION),
         (Parquet(), pa.list_(UNION)),
         (Parquet(), pa.struct([])),
-        (Parquet(), pa.month_day_nano_interval()),
+        *((kind, type_) for kind in (Parquet(), JsonLines(), Csv(), Orc()) for type_ in KEPT_BY_NONE),
         (JsonLines(), UNION),
         (JsonLines(), pa.list_(UNION)),
-        (JsonLines(), pa.duration("us")),
-        (JsonLines(), pa.timestamp("ns")),
         (JsonLines(), pa.struct([pa.field("t", pa.timestamp("ns"))])),
         (JsonLines(), pa.map_(pa.binary(), pa.int32())),
         (JsonLines(), pa.struct([pa.field("a", pa.int32()), pa.field("a", pa.int32())])),
-        (JsonLines(), pa.float16()),
         (Csv(), pa.list_(pa.int32())),
         (Csv(), pa.struct([pa.field("a", pa.int32())])),
         (Csv(), pa.map_(pa.string(), pa.int32())),
         (Csv(), pa.binary()),
-        (Csv(), pa.timestamp("ns")),
-        (Csv(), pa.timestamp("ns", "UTC")),
-        (Csv(), pa.float16()),
         (Orc(), UNION),
         (Orc(), pa.timestamp("us")),
         (Orc(), pa.list_(pa.struct([pa.field("t", pa.timestamp("us"))]))),
         (Orc(), pa.uint32()),
         (Orc(), pa.time64("us")),
-        (Orc(), pa.date64()),
-        (Orc(), pa.null()),
-        (Orc(), pa.decimal128(5, -2)),
         (Text(), pa.int64()),
         (Text(), pa.binary()),
     ],
@@ -311,8 +322,9 @@ def test_a_type_that_the_format_cant_write_is_refused_by_the_name_of_its_column(
 def test_a_schema_without_columns_or_with_one_twice_is_refused(kind: str, make_sink: MakeSink) -> None:
     with pytest.raises(SchemaMismatch, match="have no columns"):
         make_sink(format=kind).validate(pa.schema([]))
-    with pytest.raises(SchemaMismatch, match="column 'id' occurs 2 times"):
-        make_sink(format=kind).validate(pa.schema([("id", pa.int64()), ("x", pa.int64()), ("id", pa.int8())]))
+    for other in ("id", "Id"):
+        with pytest.raises(SchemaMismatch, match=f"columns 'id', '{other}' have one name to readers"):
+            make_sink(format=kind).validate(pa.schema([("id", pa.int64()), ("x", pa.int64()), (other, pa.int8())]))
 
 
 NUMBERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(38, 18)]
@@ -323,9 +335,9 @@ NESTED = [pa.list_(pa.struct([("a", pa.map_(pa.string(), pa.list_(pa.int32())))]
 @pytest.mark.parametrize(
     ("kind", "types"),
     [
-        ("parquet", [*FLAT, *NESTED, pa.timestamp("us"), pa.null()]),
-        ("json", [*FLAT, *NESTED, pa.timestamp("us"), pa.null()]),
-        ("csv", [*FLAT, pa.timestamp("us"), pa.null()]),
+        ("parquet", [*FLAT, *NESTED, pa.timestamp("us"), pa.time64("us")]),
+        ("json", [*FLAT, *NESTED, pa.timestamp("us")]),
+        ("csv", [*FLAT, pa.timestamp("us")]),
         ("orc", [*FLAT, *NESTED]),
         ("text", [pa.string()]),
     ],

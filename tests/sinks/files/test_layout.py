@@ -108,18 +108,24 @@ def test_records_go_into_the_folders_of_their_values_in_their_order_and_without_
     assert staging.states() == ["closed"] * 3
 
 
-@given(st.lists(st.tuples(st.sampled_from(["a", "b/", "", None]), st.sampled_from([0, 1, None]))))
+@given(st.lists(st.tuples(st.sampled_from(["a", "b/", None]), st.sampled_from([0, 1, None]))))
 def test_a_batch_is_split_without_loss_and_each_part_keeps_its_order(keys: list[tuple[str | None, int | None]]) -> None:
     schema = pa.schema([("k", pa.string()), ("n", pa.int64()), ("j", pa.int8())])
     rows = [{"k": k, "n": n, "j": j} for n, (k, j) in enumerate(keys)]
     expected = defaultdict(list)
     for row in rows:
         folder = f"j={row['j']}/k={row['k']}".replace("None", layout.DEFAULT_PARTITION).replace("/b/", "/b%2F")
-        expected[folder.replace("b/", "b%2F") + ("" if row["k"] != "" else layout.DEFAULT_PARTITION)].append(row["n"])
+        expected[folder.replace("b/", "b%2F")].append(row["n"])
     whole = pa.RecordBatch.from_pylist(rows, schema)
     parts = list(split(whole, ("j", "k")))
     assert {folder: part["n"].to_pylist() for folder, part in parts} == expected
     assert len(parts) == len(expected)
+
+
+@given(st.sets(st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))))
+def test_each_value_has_a_folder_of_its_own(values: set[str | None]) -> None:
+    values -= {"", layout.DEFAULT_PARTITION}  # refused
+    assert len({layout.folder_name("c", value) for value in values}) == len(values)
 
 
 @pytest.mark.parametrize(
@@ -167,13 +173,15 @@ TOO_FAR = pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())  # 1 January 10
     ("column", "reason"),
     [
         (pa.array(["a", "\0"]), "it has a NUL, and a folder can't be named after it"),
+        (pa.array(["a", ""]), "readers take an empty text"),
+        (pa.array([None, "__HIVE_DEFAULT_PARTITION__"]), "readers take an empty text"),
         (unchecked_text(b"a", b"\xff"), "a text is not valid UTF-8"),
         (TOO_FAR, "the year is not in 1 to 9999"),
         (pa.array(["a", "x" * 254]), "would have more than 255 bytes"),  # the name is p=xxx…
         (pa.array(["a", "ü" * 127]), "would have more than 255 bytes"),
         (pa.array(["a", "/" * 85]), "would have more than 255 bytes"),  # three for each %2F
     ],
-    ids=["NUL", "bytes", "year", "long", "long in UTF-8", "long when escaped"],
+    ids=["NUL", "empty", "for null", "bytes", "year", "long", "long in UTF-8", "long when escaped"],
 )
 def test_a_record_that_no_folder_can_be_named_after_is_refused_and_none_of_its_batch_is_written(
     column: pa.Array, reason: str, staging: Staging
@@ -378,3 +386,4 @@ def test_a_batch_of_another_schema_is_refused(staging: Staging) -> None:
     files.write(batch(p=["a"], n=[1]))
     with pytest.raises(SchemaMismatch, match="column 'p' of type int64 after string"):
         files.write(batch(p=[1], n=[1]))
+    files.finish()

@@ -150,7 +150,7 @@ def test_a_wrong_option_is_refused_with_what_is_known(options: dict[str, Any], m
         (
             "gs://bucket/orders",
             "gcsfs",
-            "install gcsfs to access Google Storage. Install it here and on every executor",
+            "install gcsfs to access Google Storage. Run pip install 'twopc-core[gcs]' here and on every executor",
         ),
     ],
 )

@@ -20,8 +20,11 @@ from typing_extensions import Self
 
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, Refused, SchemaMismatch
+from twopc_files.file_names import FileHandle
+from twopc_files.outcomes import write_failed
 from twopc_files.sink import FileSink
 from twopc_files.stores import local
+from twopc_files.stores.store import FileOfParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -218,9 +221,24 @@ def test_a_sync_that_fails_is_a_vote_of_no(folder: Path, make_sink: MakeSink, mo
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="Nothing of it is visible"):
+    with pytest.raises(Refused, match=r"Input/output error.*Nothing of it is visible"):
         run_participant(make_sink(), ROWS)
     assert list((folder / "_twopc").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        *((number, OSError) for number in (errno.EBUSY, errno.ETIMEDOUT, errno.ENOSPC, errno.ENOENT)),
+        *((number, ConfigurationError) for number in (errno.EACCES, errno.EROFS, errno.ENAMETOOLONG)),
+        *((number, Refused) for number in (errno.EIO, errno.EFBIG, errno.ENODEV)),
+    ],
+)
+def test_only_an_error_that_is_known_to_pass_is_tried_again(number: int, error: type[Exception]) -> None:
+    """Spark runs the batch again after an OSError, and stops the query after the others."""
+    assert type(write_failed(OSError(number, "the server's words"), "transaction t of batch 7")) in (
+        {type(OSError(number, ""))} if error is OSError else {error}
+    )
 
 
 def test_record_batches_of_one_transaction_have_one_schema(folder: Path, make_sink: MakeSink) -> None:
@@ -236,7 +254,7 @@ def test_an_id_that_is_used_twice_overwrites_no_pending_file(folder: Path, make_
     first = sink.begin(name)
     sink.write(first, ROWS)
     sink.pre_commit(first)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(Refused, match="File exists"):
         sink.write(sink.begin(name), ROWS)
     [staged] = (folder / "_twopc").iterdir()
     assert staged.stat().st_size > 0
@@ -284,3 +302,50 @@ def test_a_folder_that_is_a_file_is_a_clear_error(folder: Path, make_sink: MakeS
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     with pytest.raises((ConfigurationError, FileExistsError), match="could not be written"):
         sink.write(transaction, ROWS)
+
+
+# In parts. ---------------------------------------------------------------------------------------------------
+
+
+class InParts(FileOfParts):
+    most_parts = 3
+
+    def __init__(self) -> None:
+        super().__init__(FileHandle("id", "pending", "target"))
+        self.uploaded: list[bytes] = []
+
+    def upload_part(self, number: int, data: bytearray) -> None:
+        assert number == len(self.uploaded)
+        self.uploaded.append(bytes(data))
+
+    def made_durable(self) -> FileHandle:
+        if self._buffer:
+            self.upload_rest()
+        return self.handle
+
+    def discard(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("written", [[65], [1] * 65, [7, 50, 8], [30, 30, 5]])
+def test_all_parts_but_the_last_have_one_size_however_the_file_is_written(
+    written: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cloudflare's R2 refuses other parts, and only when the upload is completed."""
+    monkeypatch.setattr("twopc_files.stores.store.PART_BYTES", 30)
+    contents, start = bytes(range(65)), 0
+    with InParts() as file:
+        for length in written:
+            file.write(contents[start : start + length])
+            start += length
+            assert len(file._buffer) < 30
+    assert file.uploaded == [contents[:30], contents[30:60], contents[60:]]
+
+
+def test_a_file_of_more_parts_than_its_store_takes_is_refused_before_the_vote(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc_files.stores.store.PART_BYTES", 30)
+    file = InParts()
+    file.write(bytes(90))
+    with pytest.raises(OSError, match="'max_bytes_per_file'"):
+        file.write(bytes(30))
+    assert len(file.uploaded) == 3

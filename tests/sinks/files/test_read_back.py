@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
+from twopc.errors import SchemaMismatch
 from twopc_files.delimited import Csv
 from twopc_files.formats import check_schema
 from twopc_files.json_lines import JsonLines
@@ -247,10 +249,36 @@ def test_with_its_defaults_spark_reads_csv_but_for_quotes_line_breaks_and_backsl
     assert [row.asDict() for row in read.collect()] == rows
 
 
+OF_SPARK_ALONE = {
+    "VARIANT": ("parse_json('{\"a\":1}')", "to_json(c)", '{"a":1}'),
+    "TIME": ("TIME '12:34:56.5'", "CAST(c AS STRING)", "12:34:56.5"),
+    "INTERVAL DAY": ("INTERVAL '1' DAY", "CAST(c AS STRING)", "INTERVAL '1' DAY"),
+    "VOID": ("NULL", "CAST(c AS STRING)", None),
+}
+
+
+@pytest.mark.parametrize("type_", OF_SPARK_ALONE)
+def test_types_that_only_spark_has_are_refused_with_a_cast_that_works(
+    type_: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Without the refusal, Spark reads bytes for a VARIANT, a number for an INTERVAL, and nothing with a TIME."""
+    value, cast, text = OF_SPARK_ALONE[type_]
+    spark.conf.set("spark.sql.timeType.enabled", "true")
+    frame = spark.range(1).selectExpr("id", f"{value} AS c")
+    for kind in (Parquet(), JsonLines(), Csv(null_value="\\N"), Orc()):
+        with pytest.raises(SchemaMismatch, match=rf"column 'c'.*Instead: {re.escape(cast)}"):
+            check_schema(kind, frame.toArrow().schema)
+        table = frame.selectExpr("id", f"{cast} AS c").toArrow()
+        (tmp_path / kind.extension).mkdir()
+        path = write(kind, table.schema, table.to_pylist(), tmp_path / kind.extension)
+        reader = spark.read.schema("id long, c string").options(header=True, escape='"', nullValue="\\N")
+        assert [row.c for row in reader.format(kind.extension[1:]).load(path).collect()] == [text]
+
+
 # Partition folders. ------------------------------------------------------------------------------------------
 
 STRINGS = [
-    *("plain", "/lead", "a/b", " sp ace ", ".", "..", "", None, "x=y", "=", "ü", "日本", "😀", "a\x01\x1f", "\x7f\x80"),
+    *("plain", "/lead", "a/b", " sp ace ", ".", "..", None, "x=y", "=", "ü", "日本", "😀", "a\x01\x1f", "\x7f\x80"),
     *("100%", "%41", "a:b", "#", "'", '"', "{b}", "[b]", "^", "~`!@$&()_+-;,.<>|", "\\", "\n", "\t\r", "?*", "null"),
 ]
 COLUMNS = {
@@ -279,9 +307,8 @@ def test_folders_have_the_names_that_spark_gives_them(column: str, spark: SparkS
 
 def test_spark_reads_partition_folders_back(spark: SparkSession, tmp_path: Path) -> None:
     schema = pa.schema([("day", pa.date32()), ("city", pa.string()), ("n", pa.int64())])
-    cities = [text or None for text in STRINGS]  # an empty string is null to Hive and Spark
     days = [dt.date(2024, 5, 1), dt.date(2024, 5, 2), None]
-    rows: list[dict[str, Any]] = [{"day": day, "city": city, "n": n} for n, city in enumerate(cities) for day in days]
+    rows: list[dict[str, Any]] = [{"day": day, "city": city, "n": n} for n, city in enumerate(STRINGS) for day in days]
     layout = Layout(partition_by=("day", "city"))
     for folder, part in split(pa.Table.from_pylist(rows, schema).to_batches()[0], layout.partition_by):
         (tmp_path / folder).mkdir(parents=True)

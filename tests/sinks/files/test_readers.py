@@ -113,6 +113,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data" / "orders"
 
 
+@pytest.mark.long
 def test_at_every_step_of_phase_two_readers_see_whole_batches_and_a_listing_sees_committed_files(
     spark: SparkSession, folder: Path
 ) -> None:
@@ -126,7 +127,7 @@ def test_at_every_step_of_phase_two_readers_see_whole_batches_and_a_listing_sees
             assert Counter(by_listing(folder)) == Counter(seen)
 
 
-@pytest.mark.parametrize("reader", ["spark", "duckdb", "pandas", "pyarrow"])
+@pytest.mark.parametrize("reader", [pytest.param("spark", marks=pytest.mark.long), "duckdb", "pandas", "pyarrow"])
 def test_while_batches_are_committed_every_read_is_of_whole_batches(
     reader: str, spark: SparkSession, folder: Path
 ) -> None:

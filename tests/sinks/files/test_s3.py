@@ -18,6 +18,7 @@ from botocore.exceptions import CredentialRetrievalError
 from s3fs import S3FileSystem
 
 from tests.sinks.files.conftest import Place
+from tests.sinks.files.uploads import UploadContract, one_batch, run_one_batch
 from tests.support.http_proxy import Answer, HttpProxy, Lost, s3_error
 from tests.support.s3_server import S3Server, without_credentials
 from twopc import Committable, Coordinator, Participant, Round
@@ -31,7 +32,7 @@ from twopc.errors import (
     TwoPhaseCommitError,
 )
 from twopc_files.file_names import FileHandle, decidable_files
-from twopc_files.stores.s3 import FIRST_PART_BYTES, S3, part_bytes
+from twopc_files.stores.s3 import S3
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +70,48 @@ def proxied(s3: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Pla
     return Place(s3.url, {**s3.storage_options, **once, "endpoint_url": proxy.url})
 
 
+@pytest.fixture
+def repeating(s3: Place, proxy: HttpProxy) -> Place:
+    return Place(s3.url, {**s3.storage_options, "endpoint_url": proxy.url})
+
+
+@pytest.fixture
+def gone(proxied: Place, tmp_path: Path) -> Place:
+    nobody = S3Server(tmp_path / "log").endpoint_url
+    return Place(proxied.url, {**proxied.storage_options, "endpoint_url": nobody})
+
+
+@pytest.fixture
+def absent(s3: Place) -> Place:
+    return Place("s3://no-such-bucket/orders", s3.storage_options)
+
+
+class TestUploadsOfS3(UploadContract):
+    publication = ("POST", "uploadId")
+    part = ("PUT", "partNumber")
+    creation = ("POST", "uploads")
+    busy = s3_error(503, "SlowDown")
+    denied = s3_error(403, "AccessDenied", "not for you")
+    absent_is = "NoSuchBucket"
+    replies = (
+        (Lost.REQUEST, Retriable),
+        (Lost.REPLY, Retriable),
+        (busy, Retriable),
+        (s3_error(500, "InternalError"), Retriable),
+        (Answer(502, b"bad gateway"), Retriable),
+        (s3_error(409, "OperationAborted"), Retriable),
+        (s3_error(200, "InternalError"), Retriable),
+        (Answer(200, b'<?xml version="1.0" encoding="UTF-8"?>\n  <CompleteMultipartUploadResult/>'), Retriable),
+        (s3_error(404, "NoSuchUpload"), Retriable),
+        (denied, OperatorRequired),
+        (s3_error(400, "ExpiredToken"), OperatorRequired),
+        (s3_error(501, "NotImplemented"), OperatorRequired),
+        (s3_error(404, "NoSuchBucket"), OutcomeUnknown),
+        (s3_error(400, "InvalidPart"), OutcomeUnknown),
+    )
+    questions = ((Lost.REPLY, Retriable), (busy, Retriable), (denied, OperatorRequired))
+
+
 def the_file(committable: Committable) -> FileHandle:
     [file] = decidable_files(committable)
     return file
@@ -99,7 +142,7 @@ def upload(place: Place, contents: bytes) -> FileHandle:
         (5 * MIB - 1, [5 * MIB - 1]),
         (8 * MIB, [8 * MIB]),
         (8 * MIB + 1, [8 * MIB, 1]),
-        (60 * MIB, [8 * MIB] * 7 + [4 * MIB]),
+        pytest.param(60 * MIB, [8 * MIB] * 7 + [4 * MIB], marks=pytest.mark.long),
     ],
 )
 def test_a_file_of_any_size_goes_up_in_parts_and_comes_out_as_it_was(
@@ -115,12 +158,6 @@ def test_a_file_of_any_size_goes_up_in_parts_and_comes_out_as_it_was(
     assert proxied.fs.cat_file(proxied.path(TARGET)) == contents[:size_bytes]
 
 
-def test_a_write_of_any_length_holds_one_part_at_most(s3: Place) -> None:
-    with s3_of(s3).create(ID, 0, TARGET) as file:
-        file.write(bytes(FIRST_PART_BYTES * 2 + 5))
-        assert len(file._buffer) == 5
-
-
 def test_a_file_that_is_forgotten_is_not_made_durable(s3: Place) -> None:
     file = s3_of(s3).create(ID, 0, TARGET)
     file.write(b"x")
@@ -128,13 +165,6 @@ def test_a_file_that_is_forgotten_is_not_made_durable(s3: Place) -> None:
     del file
     gc.collect()
     assert s3_of(s3)._parts(handle) == []
-
-
-def test_ten_thousand_parts_hold_the_largest_object_and_each_is_of_a_size_that_s3_takes() -> None:
-    sizes = [part_bytes(number) for number in range(1, 10_001)]
-    assert sum(sizes) > 5 * MIB * MIB
-    assert min(sizes) >= 5 * MIB
-    assert max(sizes) <= 5 * 1024 * MIB
 
 
 def test_a_committable_does_not_grow_with_the_file(s3: Place) -> None:
@@ -159,7 +189,7 @@ def test_checksums_that_s3_keeps_of_parts_are_given_back_when_the_upload_is_comp
 
 
 def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twopc_files.stores.s3.FIRST_PART_BYTES", 10)
+    monkeypatch.setattr("twopc_files.stores.store.PART_BYTES", 10)
     call = S3.call
 
     def in_small_pages(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
@@ -233,7 +263,7 @@ def test_parts_that_were_replaced_are_vetoed_and_after_a_decision_in_doubt(s3: P
     other = b"x" * (file.size_bytes or 0)
     key = {"Key": f"data/orders/{file.target}", "UploadId": file.pending}
     s3_of(s3).call("upload_part", PartNumber=1, Body=other, **key)
-    with pytest.raises(OSError, match="not those that were pre-committed"):
+    with pytest.raises(Refused, match="not those that were pre-committed"):
         s3.sink().seal([committable], age_s=0)
     with pytest.raises(OutcomeUnknown, match="not those that were pre-committed"):
         s3.sink().commit(committable)
@@ -482,41 +512,6 @@ def test_an_object_in_place_counts_though_its_upload_is_still_listed(proxied: Pl
 # Replies that are lost or bad. ------------------------------------------------------------------------------
 
 
-BAD_COMPLETIONS = [
-    (Lost.REQUEST, Retriable),
-    (Lost.REPLY, Retriable),
-    (s3_error(503, "SlowDown"), Retriable),
-    (s3_error(500, "InternalError"), Retriable),
-    (Answer(502, b"bad gateway"), Retriable),
-    (s3_error(409, "OperationAborted"), Retriable),
-    (s3_error(200, "InternalError"), Retriable),
-    (Answer(200, b'<?xml version="1.0" encoding="UTF-8"?>\n  <CompleteMultipartUploadResult/>'), Retriable),
-    (s3_error(404, "NoSuchUpload"), Retriable),
-    (s3_error(403, "AccessDenied"), OperatorRequired),
-    (s3_error(400, "ExpiredToken"), OperatorRequired),
-    (s3_error(501, "NotImplemented"), OperatorRequired),
-    (s3_error(404, "NoSuchBucket"), OutcomeUnknown),
-    (s3_error(400, "InvalidPart"), OutcomeUnknown),
-]
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"), BAD_COMPLETIONS, ids=lambda value: getattr(value, "__name__", None) or repr(value)[:100]
-)
-def test_a_completion_without_a_good_reply_is_no_success_and_a_later_commit_completes(
-    reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit(batch_id=7)
-    proxy.disturb_next("POST", reply, "uploadId")
-    with pytest.raises(TwoPhaseCommitError, match="batch 7") as error:
-        proxied.sink().commit(committable)
-    assert proxy.is_done
-    assert type(error.value) is expected
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-    assert list(proxied.sink().recover()) == []
-
-
 def test_an_endpoint_for_credentials_that_fails_is_asked_again(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = s3.pre_commit()
 
@@ -549,29 +544,6 @@ def test_what_may_pass_is_repeated_before_a_person_is_called_for_what_will_not(
     assert proxied.values() == ["b"]
 
 
-@pytest.mark.parametrize("method", ["GET", "HEAD"])
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        (Lost.REPLY, Retriable),
-        (s3_error(503, "SlowDown"), Retriable),
-        (s3_error(403, "AccessDenied"), OperatorRequired),
-    ],
-    ids=["lost", "slow down", "denied"],
-)
-def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
-    method: str, reply: Any, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit()
-    proxy.disturb_all(method, reply, TARGET.removesuffix(".json"))
-    with pytest.raises(TwoPhaseCommitError) as error:
-        proxied.sink().commit(committable)
-    assert type(error.value) is expected
-    proxy.heal()
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-
-
 @pytest.mark.parametrize("body", [b"", b"default backend - 404"])
 def test_a_404_of_a_gateway_is_not_taken_for_lost_files(body: bytes, proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
@@ -601,63 +573,7 @@ def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommit
     assert proxied.values() == ["a", "b"]
 
 
-def test_a_client_that_repeats_a_completion_whose_reply_was_lost_finds_it_committed(
-    s3: Place, proxy: HttpProxy
-) -> None:
-    committable = s3.pre_commit()
-    proxy.disturb_next("POST", Lost.REPLY, "uploadId")
-    Place(s3.url, {**s3.storage_options, "endpoint_url": proxy.url}).sink().commit(committable)
-    assert len(proxy.sent("POST", "uploadId")) == 2
-    assert s3.values() == ["a", "b"]
-
-
-@pytest.mark.parametrize("reply", [Lost.REPLY, s3_error(503, "SlowDown")], ids=["lost", "slow down"])
-def test_a_part_whose_reply_was_lost_is_uploaded_again_and_is_there_once(
-    reply: Any, s3: Place, proxy: HttpProxy
-) -> None:
-    proxy.disturb_next("PUT", reply, "partNumber")
-    committable = Place(s3.url, {**s3.storage_options, "endpoint_url": proxy.url}).pre_commit()
-    assert len(proxy.sent("PUT", "partNumber")) == 2
-    s3.sink().commit(committable)
-    assert s3.values() == ["a", "b"]
-
-
-def test_a_part_that_can_not_be_uploaded_is_a_vote_of_no_and_leaves_nothing(proxied: Place, proxy: HttpProxy) -> None:
-    proxy.disturb_all("PUT", s3_error(500, "InternalError"), "partNumber")
-    with pytest.raises(OSError, match=r"batch 7.*Nothing of it is visible"):
-        proxied.pre_commit(batch_id=7)
-    assert list(proxied.sink().recover()) == []
-
-
-def test_a_participant_without_the_right_to_write_is_told_so(proxied: Place, proxy: HttpProxy) -> None:
-    proxy.disturb_all("POST", s3_error(403, "AccessDenied"), "uploads")
-    with pytest.raises(ConfigurationError, match=r"batch 7.*AccessDenied"):
-        proxied.pre_commit(batch_id=7)
-
-
-def test_a_server_that_is_gone_is_asked_again_without_a_verdict(proxied: Place, tmp_path: Path) -> None:
-    committable = proxied.pre_commit()
-    nobody = S3Server(tmp_path / "log").endpoint_url
-    gone = Place(proxied.url, {**proxied.storage_options, "endpoint_url": nobody})
-    for ask in (gone.sink().open, lambda: gone.sink().commit(committable), lambda: list(gone.sink().recover())):
-        with pytest.raises(Retriable):
-            ask()
-
-
 # At the start. ----------------------------------------------------------------------------------------------
-
-
-def run_one_batch(place: Place, log: Path) -> None:
-    def phase_one(round: Round) -> Any:
-        raise AssertionError("the batch was begun")
-
-    with Coordinator({"orders": place.sink().unbound()}, str(log), owner="query") as coordinator:
-        coordinator.run(0, phase_one)
-
-
-def test_a_bucket_that_is_not_there_is_refused_before_anything_is_written(s3: Place, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"s3://no-such-bucket/orders.*NoSuchBucket.*'path'"):
-        run_one_batch(Place("s3://no-such-bucket/orders", s3.storage_options), tmp_path / "log")
 
 
 @pytest.mark.parametrize(
@@ -793,6 +709,7 @@ def test_what_a_killed_writer_pre_committed_is_committed_by_another_process(s3: 
     assert s3.values() == ["a", "b"]
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize("when", ["before pre-commit", "after pre-commit"])
 def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, s3: Place) -> None:
@@ -804,29 +721,6 @@ def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, s3:
 
 
 # Whole batches. ---------------------------------------------------------------------------------------------
-
-
-def one_batch(sink: FileSink, round: Round) -> list[Any]:
-    votes = []
-    for partition in range(20):
-        with Participant({"orders": sink}, round, partition=partition) as participant:
-            participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
-            votes.append(participant.pre_commit())
-    return votes
-
-
-def test_batches_of_many_files_go_through_a_coordinator_with_a_server_that_is_slow_now_and_then(
-    proxied: Place, proxy: HttpProxy, tmp_path: Path
-) -> None:
-    sink = proxied.sink().unbound()
-    with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
-        for batch_id in range(2):
-            for _ in range(3):
-                proxy.disturb_next("POST", s3_error(503, "SlowDown"), "uploadId")
-            coordinator.run(batch_id, partial(one_batch, sink))
-    assert proxy.is_done
-    assert sorted(proxied.values()) == sorted(f"{batch}-{partition}" for batch in range(2) for partition in range(20))
-    assert open_uploads(proxied) == {}
 
 
 # Credentials. -----------------------------------------------------------------------------------------------

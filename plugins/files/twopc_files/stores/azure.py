@@ -36,20 +36,6 @@ from twopc_files.stores.store import FileOfParts, Sight
 MARK = "twopc_transaction"
 """The key of the blob's metadata that holds the exact transactional id. Azure takes only names without hyphens."""
 
-FIRST_BLOCK_BYTES = 8 * 1024 * 1024
-"""A task holds one block of each file in memory."""
-
-BLOCKS_OF_ONE_SIZE = 10_000
-"""After this many blocks, the block size doubles. So a file can have 2.4 TiB."""
-
-MOST_BLOCKS = 50_000
-"""Azure's limit for a blob. It takes more uncommitted blocks, and then refuses their list."""
-
-
-def block_bytes(number: int) -> int:
-    """Return the size of block ``number``, counted from 0. Only the last block may be shorter."""
-    return FIRST_BLOCK_BYTES << number // BLOCKS_OF_ONE_SIZE
-
 
 @dataclass(frozen=True, slots=True)
 class Azure:
@@ -184,19 +170,16 @@ class Azure:
 class AzureFile(FileOfParts):
     """A pending file as uncommitted blocks."""
 
-    buffer_bytes = 2 * FIRST_BLOCK_BYTES
+    most_parts = 50_000  # Azure takes more uncommitted blocks, and then refuses their list
 
     def __init__(self, store: Azure, handle: FileHandle) -> None:
         super().__init__(handle)
         self._store = store
 
-    def part_bytes(self, number: int) -> int:
-        return block_bytes(number)
-
     def upload_part(self, number: int, data: bytearray) -> None:
-        if number == MOST_BLOCKS:
-            raise OSError(errno.EFBIG, f"a blob has at most {MOST_BLOCKS} blocks. Write more files, of more partitions")
-        self._store.call(self.handle.target, "stage_block", block_id(self.handle, number), bytes(data))
+        self._store.call(
+            self.handle.target, "stage_block", block_id(self.handle, number), bytes(data), validate_content=True
+        )
 
     def made_durable(self) -> FileHandle:
         if self._buffer:

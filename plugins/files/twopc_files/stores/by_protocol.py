@@ -120,7 +120,11 @@ def _require_package(protocol: str) -> None:
     try:
         get_filesystem_class({"s3n": "s3"}.get(protocol, protocol))
     except ImportError as error:
-        package = {**dict.fromkeys(UPLOADING, "twopc-files[s3]"), **dict.fromkeys(STAGING, "twopc-core[azure]")}
+        package = {
+            **dict.fromkeys(UPLOADING, "twopc-files[s3]"),
+            **dict.fromkeys(STAGING, "twopc-core[azure]"),
+            **dict.fromkeys(REWRITING, "twopc-core[gcs]"),
+        }
         install = f"Run pip install {package[protocol]!r}" if protocol in package else "Install it"
         raise ConfigurationError(
             f"the file sink needs another package for {protocol!r}: {error}. {install} here and on every executor"

@@ -168,9 +168,9 @@ class LocalFile(PendingFile):
 
     def made_durable(self) -> FileHandle:
         with self._file as file:
+            size_bytes = file.tell()  # this process's own count, with which the file is compared before the decision
             file.flush()
             os.fsync(file.fileno())
-            size_bytes = os.fstat(file.fileno()).st_size
         self._store.sync_pending()
         return replace(self.handle, size_bytes=size_bytes)
 

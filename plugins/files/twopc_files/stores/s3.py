@@ -7,7 +7,6 @@ work as everywhere else.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import hashlib
@@ -18,15 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fsspec
-from botocore import exceptions as boto
 
 from twopc.checks import CheckResult
-from twopc.http_status import of_status
+from twopc.s3 import translated
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
 from twopc_files.stores.store import MARK, FileOfParts, Sight
-
-FIRST_PART_BYTES = 8 * 1024 * 1024
-"""S3 requires at least 5 MiB per part, except for the last one. A task holds one part of each file in memory."""
 
 FEWEST_DAYS = 7
 """A decided batch must outlive the longest outage of its query. A week covers a long weekend."""
@@ -39,10 +34,6 @@ its parts. The server continues if the client is gone. The wait delays only a qu
 ASSEMBLED_BYTES_PER_S = 16 * 1024 * 1024
 """A large file may be invisible for one more second per this many bytes. Servers copy faster, even on a slow disk."""
 
-PARTS_OF_ONE_SIZE = 1000
-"""After this many parts, the part size doubles. So the 10 000 parts that S3 allows exceed its largest object."""
-
-
 _ENDS_UPLOADS = "AbortIncompleteMultipartUpload"
 
 _GRANT = "grant s3:GetObject on the objects below 'path', and s3:ListBucket on the bucket"
@@ -51,11 +42,6 @@ _GRANT = "grant s3:GetObject on the objects below 'path', and s3:ListBucket on t
 # S3 wants each part's checksums repeated if the bucket or the option s3_additional_kwargs asks for checksums.
 _CHECKSUMS = ("CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256")
 _OF_A_PART = ("PartNumber", "ETag", *(f"Checksum{name}" for name in _CHECKSUMS))
-
-
-def part_bytes(number: int) -> int:
-    """Return the size of part ``number``, counted from 1. Only the last part may be shorter."""
-    return FIRST_PART_BYTES << (number - 1) // PARTS_OF_ONE_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +92,12 @@ class S3:
         """Check whether the sweep can find the uploads that killed writers leave. MinIO lists an upload only for its
         exact key, or, without any key, the uploads in its memory since its start."""
         check = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
-        key = self._key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}.probe")
+        folder = self._key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}/")
+        key = f"{folder}probe"
         try:
             upload = self.call("create_multipart_upload", Key=key)["UploadId"]
             try:
-                listed = self.call("list_multipart_uploads", Prefix=key[:-1]).get("Uploads", ())
+                listed = self.call("list_multipart_uploads", Prefix=folder).get("Uploads", ())
             finally:
                 self.call("abort_multipart_upload", Key=key, UploadId=upload)
         except OSError as error:
@@ -290,15 +277,12 @@ class S3:
 class S3File(FileOfParts):
     """A pending file as a multipart upload."""
 
-    buffer_bytes = 2 * FIRST_PART_BYTES
+    most_parts = 10_000
 
     def __init__(self, store: S3, handle: FileHandle) -> None:
         super().__init__(handle)
         self._store = store
         self._etags: list[str] = []
-
-    def part_bytes(self, number: int) -> int:
-        return part_bytes(number + 1)
 
     def upload_part(self, number: int, data: bytearray) -> None:
         answer = self._store.call(
@@ -333,53 +317,3 @@ def _mark(target: Mapping[str, Any]) -> str | None:
 def digest(etags: Iterable[str]) -> str:
     """Return a digest that identifies a list of parts. Its size does not grow with the file."""
     return hashlib.sha256("\n".join(etags).encode()).hexdigest()
-
-
-_NUMBERS = {
-    **dict.fromkeys(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration"), errno.ENOENT),
-    "NoSuchBucket": errno.ENODEV,
-    "KeyTooLongError": errno.ENAMETOOLONG,
-}
-"""Codes with one meaning, whatever the status."""
-
-_DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"))
-"""Codes of refused credentials that S3 may return with a status other than 401 and 403."""
-
-_BUSY = frozenset(("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", "OperationAborted"))
-"""Codes of a busy server. S3 returns some of them with 200, 400 or 409."""
-
-_NO_ANSWER = (
-    boto.CredentialRetrievalError,  # of the endpoint for credentials: the request was not sent
-    boto.ConnectionError,
-    boto.HTTPClientError,
-    boto.IncompleteReadError,
-    ConnectionError,
-    TimeoutError,
-    asyncio.TimeoutError,
-)
-
-_NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
-
-
-def translated(error: Exception) -> OSError:
-    """Translate an error of S3 or its client to one whose errno ``outcomes.py`` understands."""
-    cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
-    text = f"{type(cause).__name__}: {cause}"
-    if isinstance(cause, boto.ClientError):
-        code, status = cause.response["Error"].get("Code", ""), cause.response["ResponseMetadata"]["HTTPStatusCode"]
-        if code == "404" and cause.operation_name.startswith("Head"):  # whose answer has no body for a code
-            return OSError(errno.ENOENT, text)
-        return OSError(_meaning(code, status), text)
-    if isinstance(cause, _NO_ANSWER):
-        return OSError(errno.ETIMEDOUT, text)
-    return OSError(errno.EACCES if isinstance(cause, _NO_CREDENTIALS) else errno.EIO, text)
-
-
-def _meaning(code: str, status: int) -> int:
-    if code in _NUMBERS:
-        return _NUMBERS[code]
-    if code in _BUSY:
-        return errno.EBUSY
-    if code in _DENIED:
-        return errno.EACCES
-    return errno.EIO if status == 404 else of_status(status)  # such as of an access point or a gateway

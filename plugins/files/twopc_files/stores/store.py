@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,10 @@ LONGEST_NAME = 255
 MARK = "twopc-transaction"
 """The key of an object's metadata that holds the exact transactional id. A repeated commit recognizes its own object by
 it, however a bucket's encryption changes the object's ETag."""
+
+PART_BYTES = 8 * 1024 * 1024
+"""The size of the parts of a file that is uploaded part by part, of which a task holds one in memory for each file. S3
+requires at least 5 MiB."""
 
 NO_FILE = -1
 """The size to report for something other than a regular file, such as a folder or a link."""
@@ -60,7 +65,17 @@ class PendingFile(io.RawIOBase):
 
 
 class FileOfParts(PendingFile):
-    """A pending file that is uploaded part by part. It holds one part in memory, and briefly the one being uploaded."""
+    """A pending file that is uploaded part by part. It holds one part in memory, and briefly the one being uploaded.
+
+    All parts have one size, except for the last, which is smaller: some servers of S3 refuse others, and only when the
+    upload is completed.
+
+    Attributes:
+        most_parts: how many parts the store takes for a file.
+    """
+
+    most_parts: int
+    buffer_bytes = 2 * PART_BYTES
 
     def __init__(self, handle: FileHandle) -> None:
         self.handle = handle
@@ -69,22 +84,17 @@ class FileOfParts(PendingFile):
         self._parts = 0
 
     @abstractmethod
-    def part_bytes(self, number: int) -> int:
-        """Return the size of part ``number``, counted from 0. Only the last part may be shorter."""
-
-    @abstractmethod
     def upload_part(self, number: int, data: bytearray) -> None:
-        """Make a part durable."""
+        """Make part ``number``, counted from 0, durable."""
 
     def write(self, data: Any) -> int:
         with memoryview(data).cast("B") as view:
             taken = 0
             while taken < len(view):
-                size_bytes = self.part_bytes(self._parts)
-                room = size_bytes - len(self._buffer)
+                room = PART_BYTES - len(self._buffer)
                 self._buffer += view[taken : taken + room]
                 taken += room
-                if len(self._buffer) == size_bytes:
+                if len(self._buffer) == PART_BYTES:
                     self.upload_rest()
             self._size_bytes += len(view)
             return len(view)
@@ -93,7 +103,14 @@ class FileOfParts(PendingFile):
         return self._size_bytes
 
     def upload_rest(self) -> None:
-        """Upload what is in memory as a part, even if it is empty."""
+        """Upload what is in memory as a part, even if it is empty. Raises OSError if the file has too many."""
+        if self._parts == self.most_parts:
+            most_gib = self.most_parts * PART_BYTES >> 30
+            raise OSError(
+                errno.EFBIG,
+                f"a file in this store has at most {most_gib} GiB. Set the option 'max_bytes_per_file' to less, or"
+                " write more partitions",
+            )
         self.upload_part(self._parts, self._buffer)
         self._parts += 1
         self._buffer = bytearray()

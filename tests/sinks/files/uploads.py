@@ -1,0 +1,172 @@
+"""The contract of stores that hold uploads open: S3 and Azure, behind a proxy that loses and changes replies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pyarrow as pa
+import pytest
+
+from tests.sinks.files.conftest import Place
+from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
+from twopc import Coordinator, Participant, Round
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc_files.sink import FileSink
+
+Replies: TypeAlias = Sequence[tuple[Disturbance, type[TwoPhaseCommitError]]]
+
+FILES = 8
+
+
+def run_one_batch(place: Place, log: Path) -> None:
+    """Start a query, which must not get as far as its first batch."""
+
+    def phase_one(round: Round) -> Any:
+        raise AssertionError("the batch was begun")
+
+    with Coordinator({"orders": place.sink().unbound()}, str(log), owner="query") as coordinator:
+        coordinator.run(0, phase_one)
+
+
+def one_batch(sink: FileSink, round: Round) -> list[Any]:
+    """Return the votes of ``FILES`` tasks."""
+    votes = []
+    for partition in range(FILES):
+        with Participant({"orders": sink}, round, partition=partition) as participant:
+            participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
+            votes.append(participant.pre_commit())
+    return votes
+
+
+class UploadContract:
+    """What the sink does about each reply, and about none.
+
+    A module has the fixtures ``proxied``, a place whose client repeats nothing that a server has answered,
+    ``repeating``, one whose client repeats, ``gone``, the same place at a server that is not there, and ``absent``, a
+    place that nobody has made.
+
+    Attributes:
+        publication: method and part of the target of the request that publishes a file.
+        part: the same of the request that uploads a part.
+        creation: the same of the first request of a file.
+        replies: bad replies to the publication, with the error of the commit.
+        questions: bad replies to looks at a file, with the error of the commit.
+        busy, denied: such answers.
+        absent_is: what the server says of a place that nobody has made.
+        sends_lost: how often the client's HTTP library sends a request whose reply is lost.
+    """
+
+    publication: tuple[str, str]
+    part: tuple[str, str]
+    creation: tuple[str, str]
+    replies: Replies
+    questions: Replies
+    busy: Answer
+    denied: Answer
+    absent_is: str
+    sends_lost = 1
+
+    def test_a_publication_without_a_good_reply_is_no_success_and_a_later_commit_completes(
+        self, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        method, target = self.publication
+        for batch_id, (reply, expected) in enumerate(self.replies):
+            committable = proxied.pre_commit(batch_id=batch_id)
+            for _ in range(self.sends_lost if isinstance(reply, Lost) else 1):
+                proxy.disturb_next(method, reply, target)
+            with pytest.raises(TwoPhaseCommitError, match=f"batch {batch_id}") as error:
+                proxied.sink().commit(committable)
+            assert (type(error.value), proxy.is_done) == (expected, True), reply
+            proxied.sink().commit(committable)
+        assert sorted(proxied.values()) == sorted("ab" * len(self.replies))
+        assert list(proxied.sink().recover()) == []
+
+    def test_a_question_without_an_answer_is_not_taken_for_an_absent_file(
+        self, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        cases = [(method, *case) for method in ("GET", "HEAD") for case in self.questions]
+        for batch_id, (method, reply, expected) in enumerate(cases):
+            committable = proxied.pre_commit(batch_id=batch_id)
+            proxy.disturb_all(method, reply, committable.transaction_id)
+            with pytest.raises(TwoPhaseCommitError) as error:
+                proxied.sink().commit(committable)
+            assert type(error.value) is expected, (method, reply)
+            proxy.heal()
+            proxied.sink().commit(committable)
+        assert sorted(proxied.values()) == sorted("ab" * len(cases))
+
+    def test_a_client_that_repeats_a_publication_whose_reply_was_lost_finds_it_committed(
+        self, repeating: Place, proxy: HttpProxy
+    ) -> None:
+        committable = repeating.pre_commit()
+        method, target = self.publication
+        proxy.disturb_next(method, Lost.REPLY, target)
+        repeating.sink().commit(committable)
+        assert len(proxy.sent(method, target)) == 2
+        assert repeating.values() == ["a", "b"]
+
+    def test_a_part_whose_request_or_reply_was_lost_is_uploaded_again_and_is_there_once(
+        self, repeating: Place, proxy: HttpProxy
+    ) -> None:
+        method, target = self.part
+        replies: Sequence[Disturbance] = (Lost.REQUEST, Lost.REPLY, self.busy)
+        for batch_id, reply in enumerate(replies):
+            proxy.disturb_next(method, reply, target)
+            repeating.sink().commit(repeating.pre_commit(batch_id=batch_id))
+            assert proxy.is_done
+        assert sorted(repeating.values()) == sorted("ab" * 3)
+
+    @pytest.mark.parametrize("request_of", ["part", "creation"])
+    def test_a_file_that_cannot_be_uploaded_is_a_vote_of_no_and_leaves_nothing(
+        self, request_of: str, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        method, target = getattr(self, request_of)
+        proxy.disturb_all(method, self.busy, target)
+        with pytest.raises(OSError, match=r"batch 7.*Nothing of it is visible"):
+            proxied.pre_commit(batch_id=7)
+        proxy.heal()
+        proxy.disturb_all(method, self.denied, target)
+        with pytest.raises(ConfigurationError, match=r"batch 7.*Nothing of it is visible.*not for you"):
+            proxied.pre_commit(batch_id=7)
+        assert list(proxied.sink().recover()) == []
+
+    def test_a_server_that_is_gone_is_asked_again_without_a_verdict(self, proxied: Place, gone: Place) -> None:
+        committable = proxied.pre_commit()
+        for ask in (gone.sink().open, partial(gone.sink().commit, committable), lambda: list(gone.sink().recover())):
+            with pytest.raises(Retriable):
+                ask()
+
+    def test_a_place_that_nobody_has_made_is_refused_before_anything_is_written(
+        self, absent: Place, tmp_path: Path
+    ) -> None:
+        with pytest.raises(ConfigurationError, match=rf"{absent.url}.*{self.absent_is}.*'path'"):
+            run_one_batch(absent, tmp_path / "log")
+
+    def test_an_answer_that_no_table_knows_stops_the_query_with_the_servers_words(
+        self, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        """It is not repeated as if it were known to pass."""
+        sink = proxied.sink()
+        proxy.disturb_all("GET", Answer(418, b"<Error><Code>Teapot</Code></Error>", (("x-ms-error-code", "Teapot"),)))
+        with pytest.raises(OperatorRequired, match=r"refused a request: .*Teapot.*start again"):
+            list(sink.recover())
+        with pytest.raises(ConfigurationError, match="Teapot"):
+            sink.open()
+
+    def test_batches_of_many_files_go_through_a_coordinator_with_a_server_that_is_busy_now_and_then(
+        self, proxied: Place, proxy: HttpProxy, tmp_path: Path
+    ) -> None:
+        sink = proxied.sink().unbound()
+        method, target = self.publication
+        with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
+            for batch_id in range(2):
+                for _ in range(3):
+                    proxy.disturb_next(method, self.busy, target)
+                coordinator.run(batch_id, partial(one_batch, sink))
+        assert proxy.is_done
+        expected = sorted(f"{batch}-{partition}" for batch in range(2) for partition in range(FILES))
+        assert sorted(proxied.values()) == expected
+        assert list(proxied.sink().recover()) == []
