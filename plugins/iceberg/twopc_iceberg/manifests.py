@@ -20,6 +20,7 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import ManifestContent, ManifestFile, write_manifest
 from pyiceberg.table import TableProperties
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.types import DoubleType
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from twopc_iceberg.batch_manifests import packed
@@ -75,7 +76,7 @@ def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
         return
     found = lists.live(io, parent)
     groups = [
-        group for group in mergeable(found, metadata.properties) if _has_sources(metadata, group[0].partition_spec_id)
+        group for group in mergeable(found, metadata.properties) if _can_rewrite(metadata, group[0].partition_spec_id)
     ]
     if not groups:
         return
@@ -96,11 +97,16 @@ def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
     lake.seen(response.metadata, response.metadata_location)
 
 
-def _has_sources(metadata: TableMetadata, spec_id: int) -> bool:
-    """Whether the table has the columns that a partition spec is made from. pyiceberg can't write a manifest without
-    their types."""
-    spec, ids = metadata.specs().get(spec_id), metadata.schema().field_ids
-    return spec is not None and all(field.source_id in ids for field in spec.fields)
+def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
+    """Whether pyiceberg can write what it reads of a manifest with a partition spec.
+
+    It needs the types of the columns that the spec is made from. And it reads doubles as floats: the partitions' values
+    would change, which Spark takes for those of the records.
+    """
+    spec, schema = metadata.specs().get(spec_id), metadata.schema()
+    if spec is None or not all(field.source_id in schema.field_ids for field in spec.fields):
+        return False
+    return not any(isinstance(each, DoubleType) for each in Layout.of(schema, spec).partition_types())
 
 
 def mergeable(found: Sequence[ManifestFile], properties: dict[str, str]) -> Iterator[list[ManifestFile]]:

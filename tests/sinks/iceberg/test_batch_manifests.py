@@ -15,8 +15,18 @@ from pyiceberg.expressions import BooleanExpression, EqualTo, IsNaN, IsNull, Ref
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import DateType, DecimalType, DoubleType, IntegerType, NestedField, PrimitiveType, StringType
+from pyiceberg.types import (
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+)
 
+from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support.between import Between, lost, once
 from twopc import Round
 from twopc.errors import Retriable
@@ -231,15 +241,29 @@ def test_a_filter_finds_each_value_of_a_partition_field(
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_bounds_of_partitions_enclose_both_zeros(tasks: list[list[float]], is_merged: bool, place: Place) -> None:
     """Iceberg for Java orders -0.0 before 0.0, and would pass over a manifest whose bounds do not have it."""
-    place.create(Schema(NestedField(1, "value", DoubleType())), BY_VALUE, properties={MERGE_AT: "2"})
+    place.create(Schema(NestedField(1, "value", FloatType())), BY_VALUE, properties={MERGE_AT: "2"})
     sink = place.sink()
     for number in range(2 if is_merged else 1):
-        batch = place.decided(*[{"value": values} for values in tasks], round=Round(1, number), sink=sink)
+        records = [{"value": pa.array(values, pa.float32())} for values in tasks]
+        batch = place.decided(*records, round=Round(1, number), sink=sink)
         sink.commit_batch(number, batch)
         sink.complete(number, batch)
     [manifest] = manifests(place)
     [summary] = manifest.partitions or []
-    assert (summary.lower_bound, summary.upper_bound) == (struct.pack("<d", -0.0), struct.pack("<d", 0.0))
+    assert (summary.lower_bound, summary.upper_bound) == (struct.pack("<f", -0.0), struct.pack("<f", 0.0))
+
+
+def test_manifests_of_partitions_by_a_double_are_not_merged(place: Place) -> None:
+    """pyiceberg reads doubles of a manifest as floats. A merge would write those, which no record has."""
+    place.create(Schema(NestedField(1, "value", DoubleType())), BY_VALUE, properties={MERGE_AT: "2"})
+    sink = place.sink()
+    for number in range(3):
+        batch = place.decided({"value": [0.1 + number]}, round=Round(1, number), sink=sink)
+        sink.commit_batch(number, batch)
+        sink.complete(number, batch)
+    assert len(manifests(place)) == 3
+    for number in range(3):
+        assert duckdb_reads(place, where=f"value = {0.1 + number!r}::DOUBLE").num_rows == 1
 
 
 def _records(values: list[Any], schema: pa.Schema) -> pa.RecordBatch:

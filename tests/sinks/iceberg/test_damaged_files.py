@@ -127,7 +127,7 @@ def test_a_damaged_note_of_an_undecided_transaction_stops_no_start(
     sink.abort(*sink.recover())
     assert list(sink.recover()) == []
     assert f"{note} is damaged" in caplog.text
-    assert path_of(place, DATA)  # which file it is was in the note
+    assert path_of(place, DATA).exists()  # which file it is was in the note
 
 
 def test_a_note_that_names_a_file_of_another_transaction_removes_nothing(

@@ -103,7 +103,7 @@ def integers(kind: PrimitiveType, given: pa.DataType) -> Column:
 
 
 def floats(kind: PrimitiveType, given: pa.DataType) -> Column:
-    edges = [-math.inf, -0.0, 0.0, 1.5, math.inf, math.nan]
+    edges = [-math.inf, -0.0, 0.0, 0.1 if given == pa.float64() else 1.5, math.inf, math.nan]
     return Column(kind, given, edges, st.floats(width=given.bit_width))
 
 
@@ -209,7 +209,8 @@ def written(place: Place, values: Values, spec: str) -> Values:
     """Write the values, each of two tasks a half. Return them with null for those that the sink refuses."""
     kept = {name: [value if fits(name, value, spec) else None for value in column] for name, column in values.items()}
     place.create(SCHEMA, spec_of(spec))
-    batch, sink = batch_of(kept), place.sink()
+    # In a log of its own: no name of a file comes back, by which readers cache what they have read.
+    batch, sink = batch_of(kept), place.sink(uuid.uuid4().hex)
     half = batch.num_rows // 2
     parts = [each for each in (batch.slice(0, half), batch.slice(half)) if each.num_rows]
     votes = [place.vote(part, Round(1, 0), number, sink) for number, part in enumerate(parts)]
@@ -278,7 +279,7 @@ class Polars:
         return self.frame.filter(wanted).select("n").collect()["n"].to_list()
 
 
-READERS = {"pyiceberg": PyIceberg, "duckdb": DuckDB, "polars": Polars}
+READERS: Mapping[str, type[PyIceberg | DuckDB | Polars]] = {"pyiceberg": PyIceberg, "duckdb": DuckDB, "polars": Polars}
 
 
 @pytest.fixture(autouse=True)
@@ -300,19 +301,16 @@ def exact(value: Any, of: Any = None) -> Any:
 def is_limit(reader: str, spec: str, column: str, value: Any) -> bool:
     """Whether a reader is known not to find a value, whoever wrote it. The sink's README lists these."""
     by = type(SPECS[spec].get(column))
-    match reader, column:
-        case "pyiceberg", "id":
-            return True  # it compares UUIDs with bytes
-        case "pyiceberg", "single":
-            return isinstance(value, float) and math.isinf(value)  # it takes them for out of range
-        case "duckdb", "id":
-            return by is BucketTransform  # its hash is not that of the specification
-        case "duckdb", "price" | "amount":
-            return by is TruncateTransform  # it truncates other numbers
-        case "duckdb", "day" | "at" | "at_utc":
-            is_before = value is not None and (value.year, value.month, value.day) < (1970, 1, 1)
-            return by in (MonthTransform, DayTransform) and is_before
-    return False
+    is_before_1970 = column in ("day", "at", "at_utc") and value is not None and value.year < 1970
+    return (
+        (reader == "pyiceberg" and column == "id")  # it compares UUIDs with bytes
+        or (reader == "pyiceberg" and column == "single" and value in (math.inf, -math.inf))  # out of range, it says
+        # pyiceberg, which plans for polars here, reads doubles of manifests as floats.
+        or (reader != "duckdb" and column == "double" and by is IdentityTransform)
+        or (reader == "duckdb" and column == "id" and by is BucketTransform)  # its hash is another one
+        or (reader == "duckdb" and column in ("price", "amount") and by is TruncateTransform)
+        or (reader == "duckdb" and is_before_1970 and by in (MonthTransform, DayTransform))
+    )
 
 
 def wrong(place: Place, values: Values, spec: str) -> Iterator[str]:
@@ -328,10 +326,9 @@ def wrong(place: Place, values: Values, spec: str) -> Iterator[str]:
                 if exact(row[column], of=value) != exact(value):
                     yield f"{name} reads {column}={row[column]!r} for {value!r}"[:200]
             for value in {exact(each): each for each in of_column}.values():
-                if not is_limit(name, spec, column, value):
-                    found = {*reader.having(column, value)}
-                    if not {n for n, each in enumerate(of_column) if exact(each) == exact(value)} <= found:
-                        yield f"{name} does not find {column}={value!r}"[:200]
+                those = {n for n, each in enumerate(of_column) if exact(each) == exact(value)}
+                if not is_limit(name, spec, column, value) and not those <= {*reader.having(column, value)}:
+                    yield f"{name} does not find {column}={value!r}"[:200]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +341,7 @@ def test_the_edges_of_each_type_come_back_and_are_found_by_every_reader(spec: st
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("spec", SPECS)
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(values=drawn())
 def test_any_values_come_back_and_are_found_by_every_reader(spec: str, place: Place, values: Values) -> None:
     assert list(wrong(place, written(place, values, spec), spec)) == []
