@@ -13,9 +13,11 @@ the transaction. Up to version 4 it leaves the epoch unchanged. A rollback by ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import kafka.errors
 
@@ -23,6 +25,8 @@ from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
     RecordRefused,
+    Refused,
+    Retriable,
     RoundAborted,
     TwoPhaseCommitError,
 )
@@ -41,6 +45,7 @@ class WriteAnswer(Enum):
     REPEAT = "repeat"  # the same request, after a new lookup of the leader or the coordinator
     RUN_AGAIN = "run again"  # the task has failed, and the batch can be run again
     CORRECT = "correct"  # an option or a broker setting is wrong: the query would fail again
+    UNKNOWN = "unknown"  # no table has the answer: an operator reads the brokers' words
     REFUSED = "refused"  # the brokers would reject these records again
     DENIED = "denied"  # a right is missing: the query would fail again
 
@@ -72,13 +77,23 @@ class Meaning:
     to_end: EndTxnAnswer = EndTxnAnswer.DESCRIBE
 
 
-_NEWER_WRITER = "A newer attempt has taken over this transactional id, and only that attempt counts."
-_NO_LEADER = "Does the partition have a leader, and is that broker up? 'message.timeout.ms' bounds the wait."
-_COORDINATOR = "Are the brokers of __transaction_state up? 'message.timeout.ms' bounds the wait."
-_REPLICAS = (
-    "Fewer replicas than the topic's min.insync.replicas are in sync: are all brokers up? 'message.timeout.ms' bounds"
-    " the wait."
+_UNKNOWN = (
+    "This version of the sink does not know that answer, so it stops. The brokers' logs and Kafka's list of error codes"
+    " say what it means; start again when its cause is removed."
 )
+_NEWER_WRITER = "A newer attempt has taken over this transactional id, and only that attempt counts."
+_NO_LEADER = "Does the partition have a leader, and is that broker up?"
+_COORDINATOR = (
+    "Are all brokers up? Kafka has no transactions while it has fewer brokers than"
+    " transaction.state.log.replication.factor or transaction.state.log.min.isr (3 and 2 by default), and no offsets of"
+    " groups with fewer than offsets.topic.replication.factor (3). Lower those on each broker and restart it, or add"
+    " brokers."
+)
+_GROUP = (
+    "Only an empty consumer group takes the query's offsets: a share group or a group of Kafka Streams does not, nor a"
+    " group with members. Give 'group.id' a name that no other application uses."
+)
+_REPLICAS = "Fewer replicas than the topic's min.insync.replicas are in sync: are all brokers up?"
 _NOT_OPEN = (
     "The transaction was ended by another process or by its timeout. If it timed out, a longer 'transaction.timeout.ms'"
     " helps."
@@ -93,6 +108,7 @@ NO_LEADER = 5
 NOT_LEADER = 6
 INVALID_TOPIC = 17
 DUPLICATE_SEQUENCE_NUMBER = 46
+INVALID_TIMESTAMP = 32
 INVALID_TRANSACTION_TIMEOUT = 50
 OPERATION_NOT_ATTEMPTED = 55
 TRANSACTIONAL_ID_NOT_FOUND = 105
@@ -104,14 +120,18 @@ MEANINGS: dict[int, Meaning] = {
                "The topic does not exist: create it with the partitions that you want."),
     5: Meaning("LEADER_NOT_AVAILABLE", WriteAnswer.REPEAT, _NO_LEADER),
     6: Meaning("NOT_LEADER_OR_FOLLOWER", WriteAnswer.REPEAT, _NO_LEADER),
+    9: Meaning("REPLICA_NOT_AVAILABLE", WriteAnswer.REPEAT, _NO_LEADER),
     14: Meaning("COORDINATOR_LOAD_IN_PROGRESS", WriteAnswer.REPEAT, _COORDINATOR, to_end=EndTxnAnswer.REPEAT),
     15: Meaning("COORDINATOR_NOT_AVAILABLE", WriteAnswer.REPEAT, _COORDINATOR, to_end=EndTxnAnswer.REPEAT),
     16: Meaning("NOT_COORDINATOR", WriteAnswer.REPEAT, _COORDINATOR, to_end=EndTxnAnswer.REPEAT),
     19: Meaning("NOT_ENOUGH_REPLICAS", WriteAnswer.REPEAT, _REPLICAS),
     51: Meaning("CONCURRENT_TRANSACTIONS", WriteAnswer.REPEAT,
-                "Kafka is still ending the id's previous transaction. 'message.timeout.ms' bounds the wait.",
+                "Kafka is still ending the id's previous transaction.",
                 to_end=EndTxnAnswer.REPEAT),
     89: Meaning("THROTTLING_QUOTA_EXCEEDED", WriteAnswer.REPEAT, "The client's quota is used up: raise it."),
+    74: Meaning("FENCED_LEADER_EPOCH", WriteAnswer.REPEAT, _NO_LEADER),
+    75: Meaning("UNKNOWN_LEADER_EPOCH", WriteAnswer.REPEAT, _NO_LEADER),
+    78: Meaning("OFFSET_NOT_AVAILABLE", WriteAnswer.REPEAT, _NO_LEADER),
     # The effect is unknown, or a repeat in this transaction is certain to fail.
     -1: Meaning("UNKNOWN_SERVER_ERROR", WriteAnswer.RUN_AGAIN, "The broker's log has the reason.",
                 to_end=EndTxnAnswer.REPEAT),
@@ -163,6 +183,11 @@ MEANINGS: dict[int, Meaning] = {
     50: Meaning("INVALID_TRANSACTION_TIMEOUT", WriteAnswer.CORRECT,
                 "'transaction.timeout.ms' is longer than the broker's transaction.max.timeout.ms: lower the former or"
                 " raise the latter."),
+    24: Meaning("INVALID_GROUP_ID", WriteAnswer.CORRECT, _GROUP),
+    25: Meaning("UNKNOWN_MEMBER_ID", WriteAnswer.CORRECT, _GROUP),
+    44: Meaning("POLICY_VIOLATION", WriteAnswer.CORRECT,
+                "The cluster's policy forbids what the options ask for: its operators know the policy."),
+    69: Meaning("GROUP_ID_NOT_FOUND", WriteAnswer.CORRECT, _GROUP),
     76: Meaning("UNSUPPORTED_COMPRESSION_TYPE", WriteAnswer.CORRECT,
                 "The broker does not support this 'compression.type'."),
     29: Meaning("TOPIC_AUTHORIZATION_FAILED", WriteAnswer.DENIED),
@@ -178,10 +203,11 @@ _BY_NAME = {meaning.name: meaning for meaning in MEANINGS.values()}
 
 
 def meaning(code: int) -> Meaning:
-    """Return the meaning of ``code``. A code that is not in the table, such as a newer broker's, leaves the effect
-    unknown: it fails the task, and the batch is run again."""
-    unknown = f"{kafka.errors.for_code(code).message} (error code {code})"
-    return MEANINGS.get(code) or Meaning(unknown, WriteAnswer.RUN_AGAIN)
+    """Return the meaning of ``code``. A code that is not in the table, such as a newer broker's, is neither temporary
+    nor harmless: the query stops."""
+    known = kafka.errors.kafka_errors.get(code)
+    name = f"{known.message if known else 'an unknown error'} (error code {code})"
+    return MEANINGS.get(code) or Meaning(name, WriteAnswer.UNKNOWN, _UNKNOWN)
 
 
 def to_end(name: str) -> EndTxnAnswer:
@@ -205,6 +231,11 @@ class NotCommitted(RoundAborted):
         super().__init__(f"the last transaction of {transactional_id} is not known to be committed: {state}")
 
 
+class Unprovable(Retriable):
+    """This cluster can't prove that a coordinator's answer is current. It does not choose coordinators by Java's hash,
+    as Kafka does, so no second id is certain to share the first one's coordinator."""
+
+
 def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
     """Return the error for an answer that ends the task."""
     match what.answer:
@@ -212,15 +243,36 @@ def failure(what: Meaning, happened: str) -> TwoPhaseCommitError:
             return denied(f"{happened}: {what.name}")
         case WriteAnswer.CORRECT | WriteAnswer.REFUSED:
             return ConfigurationError(f"{happened}: {what.name}. {what.advice}")
+        case WriteAnswer.UNKNOWN:
+            return Refused(f"{happened}: {what.name}. {what.advice}")
         case _:
             return RoundAborted(f"{happened}: {what.name}. {what.advice}")
 
 
-def records_refused(what: Meaning, servers: str, topic: str, partition: int | None) -> RecordRefused:
+class RefusedByBrokers(RecordRefused):
+    """The brokers refuse records.
+
+    Attributes:
+        position: the position of the refused record among those of its transaction. None if the brokers do not name it.
+    """
+
+    def __init__(self, reason: str = "", *, position: int | None = None, **known: Any) -> None:
+        super().__init__(reason, **known)
+        self.position = position
+
+
+def records_refused(
+    code: int, servers: str, topic: str, partition: int | None, position: int | None = None
+) -> RefusedByBrokers:
     """Return the error for records that the brokers reject. The brokers' own message is left out, as it may show a
     value."""
-    return RecordRefused(
-        f"the brokers at {servers} refuse records: {what.name}. {what.advice}", topic=topic, partition=partition
+    what = meaning(code)
+    return RefusedByBrokers(
+        f"the brokers at {servers} refuse records: {what.name}. {what.advice}",
+        topic=topic,
+        partition=partition,
+        column="timestamp" if code == INVALID_TIMESTAMP else None,
+        position=position,
     )
 
 
@@ -252,9 +304,21 @@ def login_refused(reason: str) -> OperatorRequired:
     )
 
 
+@contextlib.contextmanager
+def after_the_decision() -> Iterator[None]:
+    """Raise a refusal as ``OperatorRequired``: nothing that is decided is refused any more."""
+    try:
+        yield
+    except Refused as error:
+        raise OperatorRequired(
+            f"the batch is decided, and {error.message.removesuffix('.')}. Correct that and start again: recovery"
+            " continues where it stopped."
+        ) from error
+
+
 def lasting(error: BaseException) -> TwoPhaseCommitError | None:
     """Return the error for an exception of kafka-python that would recur until somebody acts. Return None for one that
-    may pass, such as a lost connection."""
+    may pass: a lost connection, or an answer of the brokers that is known to be temporary."""
     match error:
         case kafka.errors.SaslAuthenticationFailedError():
             return login_refused(str(error))
@@ -267,8 +331,28 @@ def lasting(error: BaseException) -> TwoPhaseCommitError | None:
             )
         case kafka.errors.UnsupportedVersionError():
             return ConfigurationError(f"the brokers are too old, Kafka 3.0 or later is needed: {error}")
+        case kafka.errors.BrokerResponseError() if meaning(error.errno).answer not in _TEMPORARY:
+            return failure(meaning(error.errno), f"a broker refused a request{_about(error)}")
         case _:
             return None
+
+
+def unanswered(error: BaseException) -> str:
+    """Return the reason of a call that may be repeated, for an operator: what a broker answered, or why none did."""
+    match error:
+        case kafka.errors.BrokerResponseError() if error.errno in MEANINGS:
+            return f"a broker answered {meaning(error.errno).name}{_about(error)}. {meaning(error.errno).advice}"
+        case kafka.errors.KafkaError():
+            return f"the cluster did not answer: {error}"
+        case _:
+            return f"the cluster did not answer: {type(error).__name__}: {error}"
+
+
+def _about(error: kafka.errors.KafkaError) -> str:
+    return f" about {error.args[0]}" if error.args else ""
+
+
+_TEMPORARY = (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN)
 
 
 # Transactions. --------------------------------------------------------------------------------------------------------

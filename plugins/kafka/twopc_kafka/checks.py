@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import kafka.errors
 
 from twopc.checks import CheckResult, CheckStatus
-from twopc.errors import OperatorRequired
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity
+from twopc.errors import OperatorRequired, Refused, Retriable
+from twopc.transaction import Committable
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, UNKNOWN_TOPIC, EndTxnAnswer, ProducerIdentity, to_end
 from twopc_kafka.client import requests
 from twopc_kafka.client.control import Control
+from twopc_kafka.ending import unmarked, wait_for_markers
+from twopc_kafka.handles import identity_of
 from twopc_kafka.options import DEFAULTS, EXACTLY_ONCE, KafkaOptions
 
 TRANSACTION_LOG = "__transaction_state"
+
+USUAL_EXPIRATION_MS = 604_800_000
+"""Kafka's default of transactional.id.expiration.ms, seven days."""
 
 LARGEST_SKEW_S = 5.0
 """The largest clock skew without a warning: longer than a usable network delays a response. The protocol relies on no
@@ -50,9 +57,16 @@ def of_sink(
         )
     elif is_usable:
         yield timeout(options())
-        clocks: list[CheckResult] = []
-        yield CheckResult.of("trial transaction", lambda: clocks.extend(trial()))
-        yield from clocks[-1:]  # the trial may have been repeated
+        found: list[CheckResult] = []
+
+        def tried() -> None:
+            found.clear()  # the trial may be repeated
+            found.extend(trial())
+
+        yield CheckResult.of("trial transaction", tried)
+        yield from found
+        yield proof(control, options().prefix)
+        yield expiration(control)
         yield replication(control, TRANSACTION_LOG)
     yield may_write_markers(control)
 
@@ -87,6 +101,12 @@ def replication(control: Control, topic: str) -> CheckResult:
     check = f"topic {topic!r}: replication"
     try:
         replicas, in_sync = control.run(_replication, control, topic)
+    except Refused:
+        return CheckResult.warning(
+            check,
+            "the brokers list no such topic, so how they store transactions is not known",
+            "check that their operator keeps 3 replicas, 2 of them in sync",
+        )
     except OperatorRequired:
         return CheckResult.warning(
             check,
@@ -110,6 +130,8 @@ def replication(control: Control, topic: str) -> CheckResult:
 
 async def _replication(control: Control, topic: str) -> tuple[int, int]:
     [found] = (await control.metadata([topic])).topics
+    if found.error_code == UNKNOWN_TOPIC and topic == TRANSACTION_LOG:
+        raise Refused(topic)
     if found.error_code:
         raise kafka.errors.for_code(found.error_code)(topic)
     in_sync = await control.setting("min.insync.replicas", requests.TOPIC, topic)
@@ -133,6 +155,12 @@ def leaders(control: Control, topic: str) -> CheckResult:
 def may_write_markers(control: Control) -> CheckResult:
     """Check the right to write markers that Kafka leaves out. The brokers report it; a trial would change something."""
     check = "right to write missing markers (KAFKA-20734)"
+    if not control.writes_markers:
+        return CheckResult.warning(
+            check,
+            "the brokers do not support WriteTxnMarkers: the query stops if they ever leave a marker out",
+            "have the brokers' operator write it then",
+        )
     if control.run(_may_alter, control):
         return CheckResult.passed(check, "reported by the brokers, not tried")
     return CheckResult.warning(
@@ -166,10 +194,10 @@ def version(control: Control) -> CheckResult:
     """Check that the brokers have the transactions of Kafka 4.0."""
     check = "transaction.version of the brokers"
     if control.end_txn_version >= EPOCH_BUMPING_END_TXN:
-        return CheckResult.passed(check, f"2 or later, Kafka {control.release}")
+        return CheckResult.passed(check, f"2 or later, Kafka {control.release} or later")
     return CheckResult.warning(
         check,
-        f"below 2, Kafka {control.release}: late writes of an ended transaction are not fenced",
+        f"below 2, Kafka {control.release} or later: late writes of an ended transaction are not fenced",
         "with Kafka 4.0 or later, run kafka-features.sh upgrade --feature transaction.version=2",
     )
 
@@ -184,6 +212,37 @@ def hanging(control: Control, topic: str) -> CheckResult:
     )
 
 
+def expiration(control: Control) -> CheckResult:
+    """Check how long Kafka can tell what became of a committed transaction."""
+    check = "transactional.id.expiration.ms of the brokers"
+    kept_ms = control.expiration_ms()
+    if kept_ms is None:
+        return CheckResult.warning(
+            check, "hidden from this principal", "grant DESCRIBE_CONFIGS on the cluster, or check that it is 604800000"
+        )
+    seen = f"{kept_ms / 3_600_000:g} h"
+    if kept_ms >= USUAL_EXPIRATION_MS:
+        return CheckResult.passed(check, seen)
+    return CheckResult.warning(
+        check,
+        f"{seen}: a driver that is down for longer can't learn what became of its last batch, and stops",
+        f"raise it to {USUAL_EXPIRATION_MS}, Kafka's default",
+    )
+
+
+def proof(control: Control, prefix: str) -> CheckResult:
+    """Check that the cluster can prove that an answer is current."""
+    check = "proof of what coordinators report"
+    if control.can_prove(f"{prefix}."):
+        return CheckResult.passed(check)
+    return CheckResult.warning(
+        check,
+        "not possible, as the cluster does not choose coordinators as Kafka does: the query stops with OutcomeUnknown"
+        " if a decided transaction is reported as rolled back",
+        "raise 'transaction.timeout.ms', so that the brokers roll none back",
+    )
+
+
 def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic: str) -> float:
     """Add the first partition of ``topic`` to a transaction that is just begun, as a write would.
 
@@ -193,9 +252,45 @@ def try_to_write(control: Control, name: str, producer: ProducerIdentity, topic:
     return control.run(_added, control, requests.add_partitions(name, producer, {topic: [0]}), name)
 
 
+def try_to_commit(control: Control, name: str, producer: ProducerIdentity) -> CheckResult:
+    """Commit a transaction without records, and check that its coordinator reports the commit."""
+    check = "report of a committed transaction"
+    version = control.end_txn_version
+    committable = Committable(name, asdict(producer) | {"end_txn_version": version})
+    answer = control.end(name, *identity_of(committable), commit=True, version=version)
+    if to_end(answer) is not EndTxnAnswer.DONE:
+        raise Retriable(f"the broker answered {answer} to the commit of {name}")
+    if left := wait_for_markers(control, [committable]):
+        raise unmarked(left[0])
+    state = control.describe([name]).get(name)
+    if state is not None and state.may_go_on:
+        return CheckResult.passed(check)
+    return CheckResult.warning(
+        check,
+        f"the brokers describe it as {state.state if state else 'unknown'}, so no transactional id is used again: each"
+        " task of each batch takes a new one, which the brokers keep for transactional.id.expiration.ms",
+        "make fewer, larger batches, or use brokers that report CompleteCommit, as Kafka does",
+    )
+
+
 def try_to_progress(control: Control, name: str, producer: ProducerIdentity, group: str) -> float:
-    """Add a consumer group to a transaction that is just begun. Returns the same."""
-    return control.run(_added, control, requests.add_offsets(name, producer, group), name)
+    """Write an offset of a consumer group, of any topic, in a transaction that is just begun. Returns the same."""
+    ahead_s = control.run(_added, control, requests.add_offsets(name, producer, group), name)
+    control.run(_commit_an_offset, control, name, producer, group)
+    return ahead_s
+
+
+async def _commit_an_offset(control: Control, name: str, producer: ProducerIdentity, group: str) -> None:
+    topics = (await control.send(requests.operations_on(None))).topics
+    may_read = [t.name for t in topics if not t.authorized_operations or requests.READ in t.authorized_operations]
+    if not may_read:
+        return
+    request = requests.commit_offsets(name, producer, group, {may_read[0]: {0: 0}})
+    response = await control.send(request, await control.coordinator_of(group))
+    for topic in response.topics:
+        for partition in topic.partitions:
+            if partition.error_code:
+                raise kafka.errors.for_code(partition.error_code)(f"consumer group {group!r}")
 
 
 async def _added(control: Control, request: Any, name: str) -> float:

@@ -48,8 +48,8 @@ def check_columns(schema: pa.Schema, topic: str | None) -> None:
             raise SchemaMismatch(f"column {name!r} occurs {names.count(name)} times")
         if not _fits(name, schema.field(name).type):
             raise SchemaMismatch(
-                f"column {name!r} is {schema.field(name).type}, but the kafka sink needs {_NEEDED[name]}. Cast it,"
-                f" for example with 'CAST({name} AS STRING) AS {name}' or 'to_json({name}) AS {name}'."
+                f"column {name!r} is {schema.field(name).type}, but the kafka sink needs {_NEEDED[name]}. Convert it,"
+                f" for example with '{_converted(name, schema.field(name).type)} AS {name}'."
             )
     if "value" not in names:
         raise SchemaMismatch(f"the kafka sink needs a column 'value' (string or binary); it got {', '.join(names)}")
@@ -92,6 +92,33 @@ def _fits(name: str, kind: pa.DataType) -> bool:
             return fields.keys() == {"key", "value"} and _is_text(fields["key"]) and _is_bytes(fields["value"])
 
 
+def _converted(name: str, kind: pa.DataType) -> str:
+    """Return an expression of Spark SQL that makes a column of this type one that fits."""
+    match name:
+        case "value" | "key" if t.is_nested(kind):
+            return f"to_json({name})"
+        case "partition":
+            return "CAST(partition AS INT)"
+        case "timestamp":
+            return "timestamp_millis(timestamp)" if t.is_integer(kind) else "CAST(timestamp AS TIMESTAMP)"
+        case "headers":
+            return _headers_of(kind)
+        case _:
+            return f"CAST({name} AS STRING)"
+
+
+def _headers_of(kind: pa.DataType) -> str:
+    pairs, pair = "headers", getattr(kind, "value_type", None)
+    if t.is_struct(kind):
+        pairs, pair = "array(headers)", kind
+    elif t.is_map(kind):
+        pairs, pair = "map_entries(headers)", pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+    if pair is None or not t.is_struct(pair) or {field.name for field in pair} != {"key", "value"}:
+        return "array(named_struct('key', 'a name', 'value', CAST('a value' AS BINARY)))"
+    value = "h.value" if _is_bytes(pair.field("value").type) else "CAST(CAST(h.value AS STRING) AS BINARY)"
+    return f"transform({pairs}, h -> named_struct('key', CAST(h.key AS STRING), 'value', {value}))"
+
+
 def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...]]:
     """Yield the positional arguments of ``confluent_kafka.Producer.produce`` for each record of a batch that has passed
     ``check_values``."""
@@ -106,7 +133,7 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
             _or(batch.column("partition"), _NO_PARTITION) if "partition" in present else repeat(_NO_PARTITION),
             repeat(None),  # no delivery callback per record,
             repeat(None),  # under neither of its two names
-            _or(_epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
+            _or(epoch_ms(batch.column("timestamp")), _NOW) if "timestamp" in present else repeat(_NOW),
             _headers(batch.column("headers")) if "headers" in present else repeat(None),
         ]
     return zip(*columns)  # noqa: B905  # some columns repeat without end; 'value' ends
@@ -117,9 +144,10 @@ def _or(column: pa.Array, default: int) -> list[int]:
     return values
 
 
-def _epoch_ms(column: pa.Array) -> pa.Array:
+def epoch_ms(column: pa.Array) -> pa.Array:
+    """Return timestamps as Kafka stores them."""
     unit = pa.timestamp("ms", tz=column.type.tz)
-    return column.cast(unit, safe=False).cast(pa.int64())  # Kafka's timestamps are milliseconds
+    return column.cast(unit, safe=False).cast(pa.int64())
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:

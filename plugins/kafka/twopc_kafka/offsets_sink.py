@@ -89,7 +89,7 @@ class KafkaProgressSink(KafkaSink):
             return
         self._looked_for_members_at = now
         try:
-            has_members = self._control.has_members(self._group)
+            has_members = bool(self._control.taken_by(self._group))
         except TwoPhaseCommitError as error:  # no reason to stop a batch
             logger.debug("could not check consumer group %s for members: %s", self._group, error)
             return
@@ -104,18 +104,23 @@ class KafkaProgressSink(KafkaSink):
             logger.info("consumer group %r no longer has members", self._group)
         self._has_members = has_members
 
+    def _require_grants(self) -> None:
+        super()._require_grants()
+        self._control.require_coordinator(self._group)
+
     def _require_own_group(self) -> None:
-        if self._control.has_members(self._group):
+        if why := self._control.taken_by(self._group):
             raise ConfigurationError(
-                f"consumer group {self._group!r} (the option 'group.id') has members: an application reads with this"
-                " group, and would lose its position. Nothing was written. Name a group that only this query uses.",
+                f"consumer group {self._group!r} (the option 'group.id') can't take the query's offsets: {why}, so an"
+                " application reads with it, and would lose its position. Nothing was written. Name a group that only"
+                " this query uses.",
                 option="group.id",
             )
 
     def _check_target(self) -> Iterator[CheckResult]:
         yield CheckResult.of(f"consumer group {self._group!r}: members", self._require_own_group)
 
-    def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:
+    def _try_to_write(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:
         yield checks.clock(checks.try_to_progress(self._control, name, producer, self._group))
 
     def _refuse_too_old(self, age_s: float) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import confluent_kafka
-from kafka.cluster import collect_hosts
 
 from twopc.errors import ConfigurationError
 from twopc.options import Kind, Option, choice, flag, names, parse, text, unknown, whole_number, wrong_value
@@ -68,8 +67,17 @@ def _topic(given: Any) -> str:
     return str(given)
 
 
+_ADDRESS = re.compile(r"(?:(\w+)://)?(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
+"""An address that both clients read alike: librdkafka takes a port modulo 65536, and kafka-python drops a scheme."""
+
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+
 def _addresses(given: Any) -> str:
-    collect_hosts(str(given))
+    for address in str(given).split(","):
+        found = _ADDRESS.fullmatch(address.strip())
+        if not found or not 0 < int(found[2] or 9092) < 65536 or (found[1] or "SSL").upper() not in _PROTOCOLS:
+            raise ValueError
     return str(given)
 
 
@@ -81,7 +89,7 @@ def _ms(least: int, why: str = "") -> Kind:
 OPTIONS = (
     Option(
         "bootstrap.servers",
-        Kind("addresses", "addresses such as broker1:9092,broker2:9092, with a number for the port", _addresses),
+        Kind("addresses", "addresses such as broker1:9092,broker2:9092, with a port of 1 to 65535", _addresses),
         "",
         needed=True,
     ),
@@ -238,7 +246,7 @@ _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "ssl.key.location": ("ssl_keyfile", str),
     "ssl.key.password": ("ssl_password", str),
     "ssl.crl.location": ("ssl_crlfile", str),
-    "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", lambda text: text != "none"),
+    "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", lambda text: text.lower() != "none"),
     "socket.timeout.ms": ("request_timeout_ms", int),
 }
 CONNECTION = tuple(_CONTROL)
@@ -302,6 +310,11 @@ class KafkaOptions:
         margin_ms = min(self.commit_margin_ms, timeout_ms // 3)
         return replace(self, commit_margin_ms=margin_ms, properties={**self.properties, **timeouts})
 
+    def with_message_timeout(self, timeout_ms: int) -> KafkaOptions:
+        """Return the options with a ``message.timeout.ms`` of at most ``timeout_ms``."""
+        message_ms = min(int(self.properties["message.timeout.ms"]), timeout_ms)
+        return replace(self, properties={**self.properties, "message.timeout.ms": message_ms})
+
     @property
     def control(self) -> dict[str, Any]:
         """The options of the connection, as kafka-python's."""
@@ -343,6 +356,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         if name in _OURS:
             raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}", option=name)
         _refuse_what_control_cannot_honor(name)
+    _refuse_another_protocol(own["bootstrap.servers"], properties)
     _refuse_two_names(properties, "sasl.mechanism", "sasl.mechanisms")
     check_tokens(properties.get("sasl.mechanism", properties.get("sasl.mechanisms")), properties)
     merged = _with_defaults(properties, delivery)
@@ -360,6 +374,29 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         properties=merged,
         marker_topic=own.get("batch.markers"),
     )
+
+
+def _refuse_another_protocol(servers: str, properties: Mapping[str, Any]) -> None:
+    """Refuse what asks for another protocol than 'security.protocol'. The clients would ignore it, and write in plain
+    text or without a login."""
+    protocol = str(properties.get("security.protocol", _PROTOCOLS[0])).upper()
+    for address in servers.split(","):
+        scheme, is_given, _ = address.strip().upper().partition("://")
+        if is_given and scheme != protocol:
+            raise ConfigurationError(
+                f"'bootstrap.servers' of {OWNER} has an address that begins with {scheme}://, but the connection would"
+                f" use 'security.protocol' = {protocol!r}. Set 'security.protocol' to {scheme!r}, or take the scheme"
+                " off the address.",
+                option="security.protocol",
+            )
+    for name in properties:
+        layer = name.partition(".")[0].upper()
+        if layer in ("SSL", "SASL") and protocol in _PROTOCOLS and layer not in protocol.split("_"):
+            raise ConfigurationError(
+                f"{name!r} of {OWNER} has no effect with 'security.protocol' = {protocol!r}. Set 'security.protocol' to"
+                f" one with {layer}, such as 'SASL_SSL', or leave {name!r} out.",
+                option=name,
+            )
 
 
 def _refuse_markers_that_mean_nothing(marker_topic: str | None, topic: str | None, delivery: str) -> None:

@@ -6,6 +6,7 @@ commits or aborts exactly that transaction with them (``client.control``); no ta
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import defaultdict
@@ -22,6 +23,7 @@ from twopc.errors import (
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
+    Refused,
     Retriable,
     RoundAborted,
     TransactionLost,
@@ -39,21 +41,24 @@ from twopc_kafka.answers import (
     NotCommitted,
     Outcome,
     ProducerIdentity,
+    RefusedByBrokers,
     TransactionState,
+    Unprovable,
+    after_the_decision,
     denied,
     failure,
     meaning,
     timeout_refused,
     to_end,
 )
-from twopc_kafka.client.cluster import cluster_of
+from twopc_kafka.client.cluster import TopicRules, cluster_of
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka.client.leaders import METADATA_MAX_AGE_S, Leaders
 from twopc_kafka.columns import check_columns
 from twopc_kafka.ending import ADVICE, Stuck, abort, outcome_of, stuck, unmarked, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
-from twopc_kafka.values import no_such_topic, require_keys
+from twopc_kafka.values import no_such_topic, require_accepted
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.offsets import OffsetsWriter
@@ -64,8 +69,36 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_READ_THE_TOPIC = "Read the topic to see whether the records are there before going on."
+
+TRIAL_TIMEOUT_MS = 5_000
+"""How long the trial of ``twopc doctor`` waits for a broker."""
+
 UNKNOWN_TOPIC_S = 2.0
 """How long a topic may be unknown before most brokers are asked. They lag for milliseconds after its creation."""
+
+
+class _GivenUp:
+    """The ids that this process has given up because no broker reported their last transaction as committed."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def note(self, error: NotCommitted) -> None:
+        """Log an id. Warn at the tenth, and whenever their number has grown tenfold."""
+        self._count += 1
+        logger.info("%s. Another id is used instead", error)
+        if self._count >= 10 and str(self._count) == f"1{'0' * (len(str(self._count)) - 1)}":
+            logger.warning(
+                "this process has given up %d transactional ids, the last one because %s. The brokers keep each of them"
+                " for transactional.id.expiration.ms. If tasks do not fail so often, do the brokers describe committed"
+                " transactions as CompleteCommit, as Kafka does? 'twopc doctor' finds out",
+                self._count,
+                error.message,
+            )
+
+
+_given_up = _GivenUp()
 
 
 class KafkaTransaction(Transaction):
@@ -82,8 +115,19 @@ class KafkaTransaction(Transaction):
         self.lease = lease
         self.writer = writer
         self.is_pre_committed = False
-        self.needs_keys: dict[str, bool] = {}
+        self.rules: dict[str, TopicRules] = {}
         self.may_time_out = has_timeout
+
+
+@contextlib.contextmanager
+def _locating(transaction: KafkaTransaction) -> Iterator[None]:
+    """Count the position of a record that the brokers refuse from the record batch that is written, as the participant
+    expects it. The record may be in an earlier one."""
+    try:
+        yield
+    except RefusedByBrokers as error:
+        error.record = None if error.position is None else error.position - transaction.records
+        raise
 
 
 class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
@@ -116,6 +160,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._stuck = Stuck()
         self._asked_to_commit: set[tuple[int, int]] = set()  # transactions whose commit this process has asked for
+        self._refusal: ConfigurationError | None = None  # of the next batch, as decided ones are committed first
         self._decided_markers: Mapping[int, str | None] = {}  # for batches that were decided before this process
 
     def unbound(self) -> Self:
@@ -147,7 +192,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 writer = self._writer(lease.name, lease.was_used, self._marker_topic(transaction_id.round.batch_id))
             except NotCommitted as error:
                 lease.release()  # not answered, so the name is not leased again
-                logger.info("%s. Another id is used instead", error)
+                _given_up.note(error)
             except BaseException:
                 lease.release()
                 raise
@@ -178,6 +223,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             raise NotCommitted(name, state.state)
 
     def write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
+        with _locating(transaction):
+            self._write(transaction, batch)
+
+    def _write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
         batch_id = transaction.id.round.batch_id
         if self._marker_topic(batch_id) is not None:
             batch = markers.stamped(batch, self._batch_name(batch_id))
@@ -188,21 +237,23 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
 
     def write_valid(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         def write(records: pa.RecordBatch) -> None:
-            require_keys(records, self._options.topic, lambda topic: self._needs_keys(transaction, topic))
-            self.write(transaction, records)
+            require_accepted(records, self._options, lambda topic: self._rules(transaction, topic))
+            self._write(transaction, records)
 
-        return written_without(write, batch)
+        with _locating(transaction):
+            yield from written_without(write, batch)
 
-    def _needs_keys(self, transaction: KafkaTransaction, topic: str) -> bool:
-        """Whether a topic is compacted, as looked up once per transaction."""
-        if topic not in transaction.needs_keys:
+    def _rules(self, transaction: KafkaTransaction, topic: str) -> TopicRules:
+        """What a topic accepts, as looked up once per transaction."""
+        if topic not in transaction.rules:
             timeout_ms = int(self._options.properties["message.timeout.ms"])
             cluster = cluster_of(self._options.control, timeout_ms)
-            transaction.needs_keys[topic] = cluster.run(cluster.needs_keys, topic, timeout_ms)
-        return transaction.needs_keys[topic]
+            transaction.rules[topic] = cluster.run(cluster.rules, topic, timeout_ms)
+        return transaction.rules[topic]
 
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
-        identity = transaction.writer.finish()
+        with _locating(transaction):
+            identity = transaction.writer.finish()
         handle: dict[str, JsonValue] = {
             "producer_id": identity.producer_id,
             "producer_epoch": identity.producer_epoch,
@@ -226,15 +277,27 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return self._is_transactional
 
     def open(self) -> None:
-        """Ask the brokers for transactions without a timeout, else for the longest timeout that they grant. Refuse a
-        timeout of the options that they do not grant.
+        """Ask the brokers for transactions without a timeout, else for the longest timeout that they grant. Refuse what
+        would fail in each task, unless a decided batch is to be committed first: then the next batch is refused.
 
         Raises:
-            ConfigurationError: ``transaction.timeout.ms`` is longer than the brokers grant, or the options require
-                transactions without a timeout. Nothing was written.
+            ConfigurationError: ``transaction.timeout.ms`` is longer than the brokers grant, the options require
+                transactions without a timeout, or the brokers lack what the sink needs. Nothing was written.
+            Retriable: the cluster can't begin transactions now.
         """
         self._hanging.forget_last_look()
         self._decided_markers = {batch_id: markers.topic_of(due) for batch_id, due in self.pending.items() if due}
+        self._refusal = None
+        try:
+            self._require_grants()
+        except ConfigurationError as error:
+            if not self.pending:
+                raise
+            self._refusal = error
+
+    def _require_grants(self) -> None:
+        if self._is_transactional:
+            self._control.require_transactions(f"{self.transactional_ids.scope}probe")
         self._options = replace(self._options, has_timeout=not self._is_granted_no_timeout())
         largest_ms = self._control.largest_timeout_ms() if self._is_transactional else None
         if largest_ms is None:
@@ -261,6 +324,8 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         return False
 
     def validate(self, schema: pa.Schema) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         check_columns(schema, self._options.topic)
         self._require_topic(self._options.topic)
         if self._options.marker_topic is not None:
@@ -306,16 +371,23 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
             yield CheckResult.of(f"topic {topic!r}: right to write", lambda: self._require_right_to_mark(topic))
 
     def _try(self) -> Iterator[CheckResult]:
-        """Begin a transaction as a task does, add a partition but no record, and roll it back."""
-        begun = self.pre_commit(self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0)))
+        """Begin a transaction as a task does, and write without a record that readers would see."""
+        options = self._options
+        self._options = options.with_message_timeout(TRIAL_TIMEOUT_MS)
         try:
-            yield from self._try_to_add(begun.transaction_id, ProducerIdentity(*identity_of(begun)))
+            begun = self.pre_commit(self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0)))
+            try:
+                yield from self._try_to_write(begun.transaction_id, ProducerIdentity(*identity_of(begun)))
+            finally:
+                self.abort(begun)
         finally:
-            self.abort(begun)
+            self._options = options
 
-    def _try_to_add(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:
+    def _try_to_write(self, name: str, producer: ProducerIdentity) -> Iterator[CheckResult]:
+        """Add a partition to the transaction, and commit it."""
         if self._options.topic is not None:
             yield checks.clock(checks.try_to_write(self._control, name, producer, self._options.topic))
+            yield checks.try_to_commit(self._control, name, producer)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
         """Veto the batch if a transaction is not ongoing any more. Note in each handle the version of EndTxn that will
@@ -371,7 +443,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         doubtful = [c.transaction_id for c in committables if not is_ongoing(described.get(c.transaction_id), c)]
         for name in doubtful:
             described.pop(name, None)
-        return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
+        try:
+            return described | self._control.describe_proven(doubtful, self.transactional_ids.scope)
+        except Unprovable as error:
+            raise RoundAborted(f"{error.message}. The batch can be run again.") from error
 
     def _refuse_too_old(self, age_s: float) -> None:
         """Raise if Kafka may roll the batch back before its commit completes: such a batch is better run again."""
@@ -389,6 +464,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 "writing this batch took %.0f s, more than half of 'transaction.timeout.ms' = %d", age_s, timeout_ms
             )
 
+    @after_the_decision()
     def commit(self, committable: Committable) -> None:
         if not committable.handle:
             return  # delivered without a transaction
@@ -457,7 +533,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 )
                 if to_end(answer) is not EndTxnAnswer.DONE:
                     raise Retriable(f"{deleted}; to roll back what is left of {committable.transaction_id}: {answer}")
-                raise TransactionLost(f"{decided}, but {deleted}. Nothing of it is committed. {self.if_lost}")
+                raise self._lost(committable, f"{decided}, but {deleted}. Nothing of it is committed")
             case Outcome.ENDING:
                 raise Retriable(f"{committable.transaction_id} is being ended, and {deleted}")
             case Outcome.COMMITTED:
@@ -474,7 +550,13 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         name = committable.transaction_id
         state = self._control.describe([name]).get(name)
         if outcome_of(state, committable) in (Outcome.ROLLED_BACK, Outcome.UNKNOWN):
-            state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
+            try:
+                state = self._control.describe_proven([name], self.transactional_ids.scope).get(name)
+            except Unprovable as error:
+                raise OutcomeUnknown(
+                    f"transaction {name} ({committable.records} records) is decided, and {error.message}: it answered"
+                    f" {state or 'that it does not know the id'}. {_READ_THE_TOPIC}"
+                ) from error
         return state
 
     def _judge(self, committable: Committable, error: str, state: TransactionState | None, is_first: bool) -> None:
@@ -491,14 +573,20 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                 why = f"it waited longer for its commit than {timeout}"
                 if not has_timeout(committable):
                     why = "it has no timeout, so another client has ended it"
-                raise TransactionLost(f"{decided}, but Kafka has rolled it back: {why}. {self.if_lost}")
+                raise self._lost(committable, f"{decided}, but Kafka has rolled it back: {why}")
             case Outcome.UNKNOWN:
                 raise OutcomeUnknown(
                     f"{decided}, and Kafka can't say what became of it: it answered {error}, and its id is now"
-                    f" {state or 'unknown'}. Read the topic to see whether the records are there before going on.",
+                    f" {state or 'unknown'}. {_READ_THE_TOPIC}",
                     was_refused_at_first=is_first,
                 )
 
+    def _lost(self, committable: Committable, what: str) -> TransactionLost:
+        """Return the error for a lost transaction. Records that have a copy must not be written by other means: the
+        coordinator writes them again, or says how to have them written."""
+        return TransactionLost(what if committable.replay_copy else f"{what}. {self.if_lost}")
+
+    @after_the_decision()
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Return when readers see the whole batch. Kafka answers a commit before it has written its markers, and may
         leave one out. So a sink that commits last comes after that, too."""
@@ -551,7 +639,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
                     raise failure(meaning(code), what)
             except RoundAborted as error:  # for now, or it may have been written
                 raise Retriable(error.message) from error
-            except ConfigurationError as error:
+            except Refused as error:
                 raise OperatorRequired(
                     f"{what}: {error.message} Correct that and start again, which writes it."
                 ) from error

@@ -4,6 +4,7 @@ the same records with the same messages. No message shows a value of a record.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
@@ -12,6 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.errors import ConfigurationError, RecordRefused
+from twopc_kafka.client.cluster import TopicRules
+from twopc_kafka.columns import epoch_ms
 from twopc_kafka.options import LIBRDKAFKA, KafkaOptions, wrong_topic
 from twopc_kafka.writers.encoding.batches import OVERHEAD_BYTES, alone_bytes
 from twopc_kafka.writers.encoding.records import binary, records_of
@@ -21,6 +24,10 @@ Partitions: TypeAlias = Callable[[str, int], int]
 """A topic and a partition → how many partitions the topic has, 0 if it does not exist. The topic is looked up again if
 it did not have that partition before."""
 
+CLOCKS_APART_MS = 5_000
+"""How far this machine's clock may be from the broker's, which decides about timestamps."""
+
+_MOST_MS = 2**62  # a larger limit is none, and would overflow
 _MOST_S = (2**63 - 1) // 1000  # Kafka's timestamps are milliseconds in 64 bits
 _MOST_NUMBERS_BYTES = 32  # per record without headers, or per header: lengths, deltas, attributes
 
@@ -45,32 +52,64 @@ def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Parti
         _check_partitions(topic, named, batch, options, partitions)
 
 
-def require_keys(batch: pa.RecordBatch, topic: str | None, needs_keys: Callable[[str], bool]) -> None:
-    """Refuse a record without a key for a compacted topic, before the broker refuses all that are sent with it.
+def require_accepted(batch: pa.RecordBatch, options: KafkaOptions, rules: Callable[[str], TopicRules]) -> None:
+    """Refuse a record that its topic does not accept, before the brokers refuse all that are sent with it.
 
-    Args:
-        batch: the records.
-        topic: the option; None if each record names its topic.
-        needs_keys: whether a topic is compacted.
+    A timestamp is compared with this machine's clock, so one close to the limit is left to the brokers.
 
     Raises:
-        RecordRefused: a record lacks the key that its topic needs, or names no topic that Kafka could have.
+        RecordRefused: a record has no key, a timestamp or a size that its topic does not accept, or it names no topic
+            that Kafka could have.
     """
-    keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(batch.num_rows)
-    if not keys.null_count:
+    if options.topic is not None:
+        _require_accepted(batch, np.arange(batch.num_rows), options, options.topic, rules(options.topic))
         return
-    if topic is None:
-        _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
-    without = keys.is_null()
-    names = pa.repeat(topic, batch.num_rows) if topic is not None else batch.column("topic").cast(pa.string())
-    for each in pc.unique(names.filter(without)).to_pylist():
-        if needs_keys(each):
-            raise RecordRefused(
-                "it has no key, and the topic is compacted (cleanup.policy). Give such records a key, or filter them.",
-                record=_first(pc.and_(without, pc.equal(names, each))),
-                topic=each,
-                column="key",
-            )
+    _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
+    names = batch.column("topic").cast(pa.string())
+    for each in pc.unique(names).to_pylist():
+        is_of_topic = pc.equal(names, each)
+        positions = np.flatnonzero(is_of_topic.to_numpy(zero_copy_only=False))
+        _require_accepted(batch.filter(is_of_topic), positions, options, each, rules(each))
+
+
+def _require_accepted(
+    batch: pa.RecordBatch, positions: Integers, options: KafkaOptions, topic: str, rules: TopicRules
+) -> None:
+    def refused(record: int, why: str, column: str | None) -> RecordRefused:
+        return RecordRefused(why, record=int(positions[record]), topic=topic, column=column)
+
+    if rules.needs_keys:
+        keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(batch.num_rows)
+        if keys.null_count:
+            why = "it has no key, and the topic is compacted (cleanup.policy). Give such records a key, or filter them."
+            raise refused(_first(keys.is_null()), why, "key")
+    if "timestamp" in batch.schema.names and (found := _first_wrong_time(batch.column("timestamp"), rules)):
+        record, limit = found
+        why = (
+            f"the time is further from now than the topic's {limit} allows. Correct or filter such records, or raise"
+            " that limit."
+        )
+        raise refused(record, why, "timestamp")
+    is_compressed = str(options.properties.get("compression.type", "none")) != "none"
+    if rules.max_bytes is not None and not is_compressed and (oversize := _first_oversize(batch, rules.max_bytes)):
+        record, size, parts = oversize
+        why = (
+            f"it is too large: it takes {size} bytes ({parts}), more than the topic's max.message.bytes ="
+            f" {rules.max_bytes}. Raise that, or filter such records."
+        )
+        raise refused(record, why, None)
+
+
+def _first_wrong_time(column: pa.Array, rules: TopicRules) -> tuple[int, str] | None:
+    """Return the first record with a time that the topic surely does not accept, and the topic's limit."""
+    now_ms = int(time.time() * 1000)
+    times = epoch_ms(column)
+    for limit_ms, sign, name in (rules.before_ms, -1, "before"), (rules.after_ms, 1, "after"):
+        if limit_ms is not None and (bound := limit_ms + CLOCKS_APART_MS) < _MOST_MS:
+            is_wrong = pc.fill_null(pc.greater(pc.multiply(pc.subtract(times, now_ms), sign), bound), False)
+            if pc.any(is_wrong).as_py():
+                return _first(is_wrong), f"message.timestamp.{name}.max.ms = {limit_ms}"
+    return None
 
 
 def no_such_topic(topic: str, servers: str, option: str = "topic") -> ConfigurationError:
@@ -167,19 +206,26 @@ def _check_timestamps(column: pa.Array, writer: str) -> None:
 
 
 def _check_sizes(batch: pa.RecordBatch, limit: int) -> None:
+    if oversize := _first_oversize(batch, limit):
+        record, size, parts = oversize
+        raise RecordRefused(
+            f"it is too large: it takes {size} bytes ({parts}), more than 'message.max.bytes' = {limit}. Raise"
+            " 'message.max.bytes' of the sink and the topic's max.message.bytes, or filter such records.",
+            record=record,
+        )
+
+
+def _first_oversize(batch: pa.RecordBatch, limit: int) -> tuple[int, int, str] | None:
+    """Return the first record that takes more than ``limit`` bytes, how many it takes, and for what."""
     if _largest_at_most(batch) <= limit:
-        return
+        return None
     for record in np.flatnonzero(_at_most(batch) > limit).tolist():
         alone = records_of(batch.slice(record, 1))
         size = int(alone_bytes(alone)[0])
         if size > limit:
             key, value, headers = alone.key_length[0], alone.value_length[0], alone.headers_length[0]
-            raise RecordRefused(
-                f"it is too large: it takes {size} bytes (key {max(key, 0)}, value {max(value, 0)}, headers {headers}),"
-                f" more than 'message.max.bytes' = {limit}. Raise 'message.max.bytes' of the sink and the topic's"
-                " max.message.bytes, or filter such records.",
-                record=record,
-            )
+            return record, size, f"key {max(key, 0)}, value {max(value, 0)}, headers {headers}"
+    return None
 
 
 def _largest_at_most(batch: pa.RecordBatch) -> int:

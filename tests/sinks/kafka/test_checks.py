@@ -74,7 +74,9 @@ def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
         return list(make_sink(topic, message_timeout_ms=5_000, **user, **options).check())
 
     wait.until("DESCRIBE is granted", lambda: f"topic {topic.name!r}: existence" in of(CheckStatus.PASSED, examined()))
-    assert "WRITE and DESCRIBE on the transactional ids" in of(CheckStatus.FAILED, examined())[TRIED]
+    denied = of(CheckStatus.FAILED, examined())
+    assert "WRITE and DESCRIBE on the transactional ids" in denied["transaction options"]
+    assert TRIED not in denied
     ids = ResourceType.TRANSACTIONAL_ID, f"{prefix}.", ResourcePatternType.PREFIXED
     allow(second_broker, "denied", AclOperation.WRITE, *ids)
     wait.until("the ids are granted", lambda: "TopicAuthorization" in of(CheckStatus.FAILED, examined()).get(TRIED, ""))
@@ -85,6 +87,7 @@ def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
     assert "READ on the topic" in warned[f"topic {topic.name!r}: detection of hanging transactions (KAFKA-20734)"]
     assert "ALTER on the cluster" in warned[MARKERS]
     assert "DESCRIBE_CONFIGS" in warned["topic '__transaction_state': replication"]
+    assert "DESCRIBE_CONFIGS" in warned["transactional.id.expiration.ms of the brokers"]
     wait.until("what was tried is rolled back", topic.has_no_open_transaction)
     assert topic.records("read_uncommitted") == []
 

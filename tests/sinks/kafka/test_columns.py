@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
 from twopc.errors import SchemaMismatch
 from twopc_kafka.columns import check_columns, records
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 TEXT_OR_BYTES = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]
@@ -61,6 +65,51 @@ def test_a_column_of_another_type_is_refused_by_its_name_and_type(name: str, kin
     with pytest.raises(SchemaMismatch, match=f"column '{name}' is ") as refused:
         check_columns(schema(**{name: kind}), "orders")
     assert str(kind) in str(refused.value)
+
+
+WRONG_IN_SPARK = [
+    ("value", "1"),
+    ("value", "null"),
+    ("value", "map('a', 1)"),
+    ("value", "array(1)"),
+    ("key", "named_struct('a', 1)"),
+    ("topic", "CAST('orders' AS BINARY)"),
+    ("partition", "1L"),
+    ("partition", "'1'"),
+    ("timestamp", "'2013-01-01 10:00:00'"),
+    ("timestamp", "1357034400000L"),
+    ("timestamp", "date'2013-01-01'"),
+    ("headers", "map('a', CAST('b' AS BINARY))"),
+    ("headers", "map(1, 2)"),
+    ("headers", "named_struct('key', 'a', 'value', 'b')"),
+    ("headers", "array(named_struct('key', 'a', 'value', 'b'))"),
+    ("headers", "array(named_struct('key', 'a'))"),
+    ("headers", "array('a')"),
+    ("headers", "'a'"),
+]
+
+
+@pytest.mark.parametrize(("name", "expression"), WRONG_IN_SPARK, ids=str)
+def test_the_advised_conversion_makes_a_column_that_fits(name: str, expression: str, spark: SparkSession) -> None:
+    wrong = spark.sql(
+        f"SELECT 'v' AS value, {expression} AS {name}" if name != "value" else f"SELECT {expression} AS value"
+    )
+    with pytest.raises(SchemaMismatch) as refused:
+        check_columns(wrong.toArrow().schema, "orders")
+    [advised] = re.findall(r"for example with '(.*)'\.", refused.value.message)
+    converted = wrong.selectExpr(*({"value", name} - {name}), advised).toArrow()
+    check_columns(converted.schema, "orders")
+    assert converted.num_rows == 1
+
+
+def test_an_unknown_column_is_written_by_the_advised_conversion(spark: SparkSession) -> None:
+    wrong = spark.sql("SELECT 1 AS id, 2.5 AS amount")
+    with pytest.raises(SchemaMismatch) as refused:
+        check_columns(wrong.toArrow().schema, "orders")
+    [advised] = re.findall(r"for example with '(.*)'\.", refused.value.message)
+    converted = wrong.selectExpr(advised).toArrow()
+    check_columns(converted.schema, "orders")
+    assert converted["value"].to_pylist() == ['{"id":1,"amount":2.5}']
 
 
 def test_an_unknown_column_is_refused_by_its_name() -> None:

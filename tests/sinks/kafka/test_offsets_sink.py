@@ -107,6 +107,7 @@ def test_offsets_are_not_too_old_however_long_the_tasks_took(group: Group, wait:
     wait.repeated(lambda: sink.commit(sealed))
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_broker_that_is_gone_for_too_long_costs_the_batch(
     second_broker: Any, make_topic: Any, make_group: Any
@@ -171,6 +172,7 @@ def test_a_driver_that_dies_at_any_step_leaves_the_group_behind_the_records_and_
     assert group.sink()._control.list_ongoing(job.prefix) == []
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_process_killed_before_the_offsets_are_committed_is_finished_by_another(
     group: Group, job: Job, wait: Any
@@ -189,6 +191,7 @@ def command(*arguments: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_offsets_of_a_killed_driver_that_are_lost_are_given_up_and_the_next_batch_makes_up_for_them(
     second_broker: Any, make_topic: Any, make_group: Any, prefix: str, tmp_path: Path, wait: Any
@@ -273,6 +276,7 @@ def test_offsets_that_timed_out_after_their_decision_are_written_again_from_thei
     assert one_batch.group.offsets() == {0: 1}
 
 
+@pytest.mark.long
 def test_without_a_copy_the_records_are_committed_and_the_error_says_how_to_go_on(
     one_batch: Any, killed_before_phase_two: Any
 ) -> None:
@@ -352,13 +356,13 @@ def test_a_member_that_joins_while_the_query_runs_is_warned_of_once_each_time(
 def test_members_are_looked_for_seldom_and_no_batch_fails_of_it(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[str] = []
 
-    def has_members(_: object, name: str) -> NoReturn:
+    def taken_by(_: object, name: str) -> NoReturn:
         looks.append(name)
         raise Retriable("the cluster did not answer")
 
     sink = group.sink()
     sink.require_valid(group.batch({}).schema)
-    monkeypatch.setattr(control.Control, "has_members", has_members)
+    monkeypatch.setattr(control.Control, "taken_by", taken_by)
     for batch_id in range(5):
         group.pre_commit(sink, {0: 5}, Round(1, batch_id))
     assert looks == [group.name]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -106,9 +108,50 @@ def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown
     assert SECRET not in message
 
 
-@pytest.mark.parametrize("servers", ["broker:abc", "broker:", "a:1,b:c"])
+@pytest.mark.parametrize(
+    "servers",
+    [
+        "broker:abc",
+        "broker:",
+        "a:1,b:c",
+        "a:0",
+        "a:65536",
+        "a:9092,",
+        "a:9092/",
+        "a:1:2",
+        "::1",
+        "[::1",
+        "HTTP://a:9092",
+        "://a:9092",
+        "a://",
+    ],
+)
 def test_what_is_no_address_is_refused(servers: str) -> None:
     assert "'bootstrap.servers' of the kafka sink must be addresses" in refusal(bootstrap_servers=servers)
+
+
+@pytest.mark.parametrize("servers", ["a", "a:65535", "a:1, b-c.d_e:2", "[::1]:9092", "[::1]", "plaintext://a:1"])
+def test_an_address_is_taken_with_or_without_port_and_scheme(servers: str) -> None:
+    assert parse_options({"bootstrap.servers": servers}).bootstrap_servers == servers
+
+
+@pytest.mark.parametrize("scheme", ["SSL", "sasl_ssl", "SASL_PLAINTEXT"])
+def test_an_address_of_another_protocol_is_refused_and_taken_after_either_advice(scheme: str) -> None:
+    servers = f"{scheme}://a:9092"
+    assert f"Set 'security.protocol' to '{scheme.upper()}', or take" in refusal(bootstrap_servers=servers)
+    options = {"bootstrap.servers": servers, "security.protocol": scheme.upper()}
+    login = {"sasl.mechanism": "PLAIN", "sasl.username": "alice", "sasl.password": SECRET}
+    parse_options(options | (login if "SASL" in scheme.upper() else {}))
+    parse_options({"bootstrap.servers": "a:9092"})
+
+
+@pytest.mark.parametrize(
+    ("name", "protocol"), [("sasl.password", "ABSENT"), ("sasl.username", "ssl"), ("ssl.ca.location", "SASL_PLAINTEXT")]
+)
+def test_a_login_or_certificate_that_the_protocol_would_ignore_is_refused(name: str, protocol: str) -> None:
+    message = refusal(**{name: SECRET, "security.protocol": protocol})
+    assert f"{name!r} of the kafka sink has no effect with 'security.protocol'" in message
+    assert SECRET not in message
 
 
 @pytest.mark.parametrize("name", ["message.timeout.ms", "delivery.timeout.ms"])
@@ -154,7 +197,8 @@ def test_at_least_once_gives_up_idempotence_only_when_told_to() -> None:
 
 
 def test_two_names_of_one_option_are_refused_together() -> None:
-    assert "'sasl.mechanism' and 'sasl.mechanisms'" in refusal(sasl_mechanism="PLAIN", sasl_mechanisms="PLAIN")
+    two = {"sasl_mechanism": "PLAIN", "sasl_mechanisms": "PLAIN", "security_protocol": "sasl_plaintext"}
+    assert "'sasl.mechanism' and 'sasl.mechanisms'" in refusal(**two)
 
 
 TOKENS = {
@@ -196,7 +240,11 @@ def test_of_one_client_all_connections_of_a_process_share_a_token(writer: str) -
 
 
 def test_a_sink_connects_to_nothing_when_it_is_made() -> None:
-    KafkaSink({"bootstrap.servers": "127.0.0.1:1", "topic": "orders"})
+    with socket.create_server(("127.0.0.1", 0)) as broker:
+        broker.setblocking(False)
+        KafkaSink({"bootstrap.servers": f"127.0.0.1:{broker.getsockname()[1]}", "topic": "orders"})
+        with pytest.raises(BlockingIOError):
+            broker.accept()
 
 
 @pytest.mark.parametrize(
@@ -267,7 +315,6 @@ def test_sasl_is_translated_for_control() -> None:
 
 @pytest.mark.parametrize(("algorithm", "checked"), [("https", True), ("none", False)])
 def test_tls_is_translated_for_control(algorithm: str, checked: bool) -> None:
-    # With security.protocol left at plain text librdkafka does not open the files.
     options = {
         "ssl.ca.location": "/ca.pem",
         "ssl.certificate.location": "/cert.pem",
@@ -276,7 +323,8 @@ def test_tls_is_translated_for_control(algorithm: str, checked: bool) -> None:
         "ssl.crl.location": "/crl.pem",
         "ssl.endpoint.identification.algorithm": algorithm,
     }
-    assert parse_options(SERVERS | options).control == {
+    # Parsed without them: librdkafka would open the files.
+    assert replace(parse_options(SERVERS), properties=SERVERS | options).control == {
         "bootstrap_servers": ["broker:9092"],
         "ssl_cafile": "/ca.pem",
         "ssl_certfile": "/cert.pem",

@@ -70,7 +70,7 @@ ALL = [f"{partition}-{n}" for partition in range(2) for n in range(3)]
 
 
 def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy(
-    run: Any, kill: Kill, wait: Any
+    run: Any, kill: Kill, wait: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill.at = Phase.COMMITTING
     with pytest.raises(Killed):
@@ -78,8 +78,11 @@ def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy
     wait.until("the broker has rolled back", run.topic.has_no_open_transaction)
     run()
     run.topic.becomes(ALL)
+    assert "Kafka has rolled it back" in caplog.text
+    assert "by other means" not in caplog.text, "who follows that doubles the records"
 
 
+@pytest.mark.long
 def test_killed_amid_its_replay_and_timed_out_again_it_is_written_again(
     run: Any, kill: Kill, wait: Any, tmp_path: Path
 ) -> None:
@@ -94,6 +97,7 @@ def test_killed_amid_its_replay_and_timed_out_again_it_is_written_again(
     assert list((tmp_path / "stage").iterdir()) == []
 
 
+@pytest.mark.long
 def test_without_a_copy_the_query_stops_and_stays_stopped(run: Any, kill: Kill, wait: Any) -> None:
     kill.at = Phase.COMMITTING
     with pytest.raises(Killed):

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_kafka.answers import ProducerIdentity
-from twopc_kafka.client.cluster import Cluster
+from twopc_kafka.client.cluster import Cluster, TopicRules
 from twopc_kafka.options import parse_options
 from twopc_kafka.values import check_values
 from twopc_kafka.writers import librdkafka as writer_module
@@ -214,7 +214,7 @@ def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_and_the_limit(nam
 
 def encoded_alone(batch: pa.RecordBatch) -> memoryview:
     encoder = Encoder(ProducerIdentity(1, 0), Limits(1_000_000, 1_000_000), Compression("none"))
-    [encoded] = encoder.encode(records_of(batch), np.arange(1), {0: slice(0, 1)})
+    [encoded] = encoder.encode(records_of(batch), np.arange(1), {0: slice(0, 1)}, np.arange(1))
     return encoded.data
 
 
@@ -316,10 +316,10 @@ def test_what_the_brokers_will_always_refuse_is_refused_alike_whatever_writes_it
     topic = make_topic(config=config)
     found = []
     for sink, refused in refusals(make_sink, topic, bad, REPORTING):
-        found.append(told(refused))
+        found.append((type(refused), refused.reason, refused.column))  # only the Arrow writer names the record
         assert list(sink.recover()) == []
     assert found == found[:1] * len(found)
-    message = str(found[0][1])
+    message = str(refused)
     assert f"the brokers at {topic.servers} refuse records: " in message
     assert bad.said in message
     assert SECRET not in message
@@ -423,18 +423,106 @@ def test_records_without_a_key_for_a_compacted_topic_are_left_out_before_the_bro
     )
 
 
+AHEAD = pa.array([None, int(time.time()) + 7200, None, int(time.time()) + 3500], pa.timestamp("s"))
+
+
+@dataclass(frozen=True)
+class NotAccepted:
+    """What a topic does not accept of the second of four records."""
+
+    config: dict[str, str]
+    columns: dict[str, Any]
+    column: str | None
+    told: str
+
+
+NOT_ACCEPTED = {
+    "ahead": NotAccepted({}, {"timestamp": AHEAD}, "timestamp", "message.timestamp.after.max.ms = 3600000 allows"),
+    "behind": NotAccepted(
+        {"message.timestamp.before.max.ms": "60000"},
+        {"timestamp": pa.array([None, 1_000_000_000, None, None], pa.timestamp("s"))},
+        "timestamp",
+        "message.timestamp.before.max.ms = 60000 allows",
+    ),
+    "large": NotAccepted(
+        {"max.message.bytes": "2000"}, {"value": ["a", "b" * 2000, "c", "d"]}, None, "max.message.bytes = 2000"
+    ),
+}
+
+
 @pytest.mark.kafka
-def test_a_topic_whose_records_all_lack_a_key_is_asked_for_its_policy_once_per_transaction(
+@pytest.mark.parametrize(("writer", "delivery"), MODES)
+@pytest.mark.parametrize("case", NOT_ACCEPTED)
+def test_a_record_that_its_topic_does_not_accept_is_left_out_before_the_broker_refuses_all(
+    writer: str, delivery: str, case: str, make_topic: Any, make_sink: Any, wait: Any
+) -> None:
+    of_second = NOT_ACCEPTED[case]
+    topic = make_topic(config=of_second.config)
+    batch = pa.record_batch({"value": ["a", "b", "c", "d"]} | of_second.columns)
+    with Participant(
+        {"orders": make_sink(topic, writer=writer, delivery=delivery)}, Round(1, 0), partition=0, max_bad_records=1
+    ) as participant:
+        [refused] = participant.write("orders", batch)
+        participant.pre_commit()
+    assert (refused.record, refused.topic, refused.column) == (1, topic.name, of_second.column)
+    assert of_second.told in refused.message
+    written = {b"a", b"c", b"d"}
+    wait.until("the others are there", lambda: {each.value for each in topic.records("read_uncommitted")} == written)
+
+
+@pytest.mark.kafka
+def test_a_topic_that_sets_the_timestamps_itself_and_a_compressed_batch_are_left_to_the_brokers(
+    make_topic: Any, make_sink: Any
+) -> None:
+    topic = make_topic(config={"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000"})
+    sink = make_sink(topic, compression_type="gzip")
+    batch = pa.record_batch({"value": ["a", "b" * 9000, "c", "d"], "timestamp": AHEAD})
+    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
+        assert participant.write("orders", batch) == ()
+        participant.pre_commit()
+    assert len(topic.records("read_uncommitted")) == 4
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_column(
+    before: int, make_topic: Any, make_sink: Any
+) -> None:
+    topic, other = make_topic(partitions=3), make_topic()
+    names = [other.name, *[topic.name] * 5]
+    batch = pa.record_batch(
+        {
+            "value": [*"abcdef"],
+            "key": [*"abcdef"],
+            "topic": names,
+            "timestamp": pa.array([None, None, None, None, int(time.time()) + 7200, None], pa.timestamp("s")),
+        }
+    )
+
+    def write() -> None:
+        with Participant({"orders": make_sink(topic, topic=None)}, Round(1, 0), partition=0) as participant:
+            for _ in range(before):
+                participant.write("orders", batch.slice(0, 4))
+            participant.write("orders", batch)
+            participant.pre_commit()
+
+    with pytest.raises(RecordRefused, match="INVALID_TIMESTAMP") as refused:
+        write()
+    assert (refused.value.record, refused.value.column) == (4 * before + 4, "timestamp")
+
+
+@pytest.mark.kafka
+def test_a_topic_is_asked_for_what_it_accepts_once_per_transaction(
     topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    real = Cluster.needs_keys
+    real = Cluster.rules
 
-    async def needs_keys(self: Cluster, topic: str, timeout_ms: int) -> bool:
+    async def rules(self: Cluster, topic: str, timeout_ms: int) -> TopicRules:
         asked.append(topic)
         return await real(self, topic, timeout_ms)
 
-    monkeypatch.setattr(Cluster, "needs_keys", needs_keys)
+    monkeypatch.setattr(Cluster, "rules", rules)
     sink = make_sink(topic, writer="arrow")
     with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
         for _ in range(3):

@@ -90,6 +90,42 @@ class Found:
     id: str | None = None
 
 
+@dataclass(frozen=True)
+class TopicRules:
+    """What a topic accepts.
+
+    Attributes:
+        needs_keys: whether each record needs a key, because the topic is compacted.
+        max_bytes: the largest size of a batch. None if it is not known.
+        before_ms, after_ms: how far a timestamp may be behind and ahead of the broker's clock. None for no limit.
+    """
+
+    needs_keys: bool = False
+    max_bytes: int | None = None
+    before_ms: int | None = None
+    after_ms: int | None = None
+
+
+_RULES = (
+    "cleanup.policy",
+    "max.message.bytes",
+    "message.timestamp.type",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms",
+)
+
+
+def _rules(settings: Mapping[str, str]) -> TopicRules:
+    policy, max_bytes, timestamps, before_ms, after_ms = (settings.get(name, "") for name in _RULES)
+    is_checked = timestamps != "LogAppendTime"  # which replaces the producer's timestamps
+    return TopicRules(
+        "compact" in policy,
+        int(max_bytes) if max_bytes else None,
+        int(before_ms) if before_ms and is_checked else None,
+        int(after_ms) if after_ms and is_checked else None,
+    )
+
+
 class Lookups:
     """The topics that one transaction writes to, looked up.
 
@@ -324,23 +360,23 @@ class Cluster:
         partitions = sorted(found.partitions, key=lambda partition: partition.partition_index)
         return meaning(found.error_code), Found([partition.leader_id for partition in partitions], topic_id(found))
 
-    async def needs_keys(self, topic: str, timeout_ms: int) -> bool:
-        """Return whether a topic is compacted. If the brokers do not let this principal know, they refuse records
-        without a key themselves. A topic that does not exist needs nothing; who writes to it finds out.
+    async def rules(self, topic: str, timeout_ms: int) -> TopicRules:
+        """Return what a topic accepts, as far as the brokers let this principal know. A topic that does not exist has
+        no rules; who writes to it finds out.
 
         Raises:
             RoundAborted: no broker answered for ``timeout_ms``.
         """
 
-        async def ask() -> tuple[Meaning, bool]:
-            request = requests.configuration("cleanup.policy", requests.TOPIC, topic)
+        async def ask() -> tuple[Meaning, TopicRules]:
+            request = requests.configuration(requests.TOPIC, topic, *_RULES)
             [result] = (await self._answered(self._control.send(request))).results
             is_denied = issubclass(kafka.errors.for_code(result.error_code), kafka.errors.AuthorizationError)
             if is_denied or result.error_code == UNKNOWN_TOPIC:
-                return _NONE, False
-            return meaning(result.error_code), any("compact" in (each.value or "") for each in result.configs)
+                return _NONE, TopicRules()
+            return meaning(result.error_code), _rules({each.name: each.value or "" for each in result.configs})
 
-        patience = Patience(f"looking up the cleanup policy of topic {topic!r} at {self.servers}", timeout_ms)
+        patience = Patience(f"looking up the configuration of topic {topic!r} at {self.servers}", timeout_ms)
         return await until_accepted(patience, ask, self.sleep)
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:

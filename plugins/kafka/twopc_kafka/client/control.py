@@ -16,13 +16,25 @@ from typing import Any, TypeVar
 
 import kafka.errors
 from kafka.future import Future
-from kafka.protocol.admin.transactions import ListTransactionsRequest
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
-from kafka.protocol.producer.transaction import InitProducerIdRequest
+from kafka.protocol.producer.transaction import InitProducerIdRequest, WriteTxnMarkersRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
-from twopc.errors import OperatorRequired, Retriable
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity, TransactionState, lasting, meaning
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc_kafka.answers import (
+    EPOCH_BUMPING_END_TXN,
+    ProducerIdentity,
+    TransactionState,
+    Unprovable,
+    lasting,
+    meaning,
+    unanswered,
+)
 from twopc_kafka.client import requests
 from twopc_kafka.client.connection import Loop, OfProcess, close, connections
 from twopc_kafka.client.leaders import Leaders
@@ -47,6 +59,9 @@ broker that is gone (broker.session.timeout.ms, 9 s by default)."""
 _PROOF_MS = PATIENCE_MS // 2
 """How long a coordinator may wait for its replicas to acknowledge its proof before it reports that they did not."""
 
+_TRIED_NAMES = 8
+"""How many pairs of names ``can_prove`` tries. Two of a cluster's brokers would share each by chance."""
+
 FEATURES_MAX_AGE_S = 1.0
 """How long a broker's report of its features is reused. No operator lowers transaction.version twice a second."""
 
@@ -59,8 +74,10 @@ COMMITTING_S = 1.0
 
 _BUMPS_EPOCHS = 2  # from this transaction.version on, the end of a transaction raises the producer's epoch (KIP-890)
 _TAKES_NEW_FIELDS = 1  # from this transaction.version on, the log has the fields that EndTxn 5 writes
-_LARGEST_TIMEOUT = "transaction.max.timeout.ms"
 _WITHOUT_MEMBERS = ("Empty", "Dead")
+_TAKE_OFFSETS = ("", "classic", "consumer")  # types of groups; older brokers have no other, and report none
+_NEEDED = (DescribeTransactionsRequest, ListTransactionsRequest, DescribeProducersRequest)
+"""The requests, apart from those of every writer, without which a crash would leave transactions open."""
 
 _FAILURES = (kafka.errors.KafkaError, OSError)
 
@@ -111,9 +128,23 @@ class Control:
         """Kafka's id of the cluster, which it keeps for as long as it exists."""
         return self.run(self._cluster_id)
 
-    def has_members(self, group: str) -> bool:
-        """Return whether the consumer group has members, by either of Kafka's group protocols."""
-        return self.run(self._has_members, group)
+    def taken_by(self, group: str) -> str:
+        """Return what keeps offsets out of a consumer group: its members, by either of Kafka's group protocols, or its
+        type. Return an empty string if nothing does."""
+        return self.run(self._taken_by, group)
+
+    def require_transactions(self, transactional_id: str) -> None:
+        """Raise unless the cluster can begin transactions, and has all requests that the sink needs after a crash.
+        Begins no transaction under that id, but Kafka keeps the id.
+
+        Raises:
+            ConfigurationError: the brokers lack a request.
+        """
+        self.run(self._require_transactions, transactional_id)
+
+    def require_coordinator(self, group: str) -> None:
+        """Raise unless a broker coordinates the consumer group."""
+        self.run(self.coordinator_of, group)
 
     @property
     def end_txn_version(self) -> int:
@@ -130,13 +161,25 @@ class Control:
 
     @property
     def release(self) -> str:
-        """Kafka's release, such as 4.3, inferred from the requests that the brokers support. They don't report it."""
+        """The oldest release of Kafka that has all the requests that the brokers support. They don't report theirs."""
         return ".".join(map(str, self.run(self._release)))
+
+    @property
+    def writes_markers(self) -> bool:
+        """Whether the brokers support the request that writes a marker that they left out."""
+        return self.run(self._supports, WriteTxnMarkersRequest)
 
     def largest_timeout_ms(self) -> int | None:
         """Return the longest transaction timeout that a broker grants, or None if this principal may not read it."""
         try:
-            return self.run(self._largest_timeout_ms)
+            return self.run(self._broker_setting, "transaction.max.timeout.ms")
+        except OperatorRequired:
+            return None
+
+    def expiration_ms(self) -> int | None:
+        """Return how long Kafka keeps an unused transactional id, or None if this principal may not read it."""
+        try:
+            return self.run(self._broker_setting, "transactional.id.expiration.ms")
         except OperatorRequired:
             return None
 
@@ -154,6 +197,9 @@ class Control:
         ``scope`` is a prefix of transactional ids that this principal may use. The proof uses one more id with this
         prefix for each of ``transactional_ids``, and Kafka keeps it.
 
+        Raises:
+            Unprovable: the cluster does not choose coordinators as Kafka does, so the answer may be stale.
+
         A broker that is cut off from the others acts as the coordinator until it learns that another broker has
         replaced it. It does not see what its successor writes, so it may report a stale "unknown id". Neither time nor
         the answers of other brokers rule that out, because a broker's last contact with the others is not known.
@@ -165,6 +211,10 @@ class Control:
         successor, and the description that follows includes everything acknowledged before the write.
         """
         return self.run(self._describe_proven, transactional_ids, scope) if transactional_ids else {}
+
+    def can_prove(self, scope: str) -> bool:
+        """Return whether ``describe_proven`` can prove its answers. It always can on a cluster with one broker."""
+        return self.run(self._can_prove, scope)
 
     @functools.cached_property
     def leaders(self) -> Leaders:
@@ -217,7 +267,7 @@ class Control:
             self._forget(error)
             if (refusal := lasting(error)) is not None:
                 raise refusal from error
-            raise Retriable(f"the cluster did not answer: {_told(error)}") from None
+            raise Retriable(unanswered(error)) from None
 
     def _forget(self, error: Exception) -> None:
         """Have the next call ask anew: brokers may be gone, and others coordinate their ids, or they have new
@@ -276,10 +326,11 @@ class Control:
         try:
             self.manager.bootstrap(CONNECT_TIMEOUT_MS)  # threads that call it at once share one search
         except kafka.errors.KafkaTimeoutError as error:
+            cause = f" ({unanswered(error.__cause__)})" if error.__cause__ else ""
             raise Retriable(
-                f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s"
-                f"{'' if error.__cause__ is None else f' ({_told(error.__cause__)})'}. Is 'bootstrap.servers' right, do"
-                " the brokers run, and do 'security.protocol', login and certificates fit their listener?"
+                f"no broker answered at {', '.join(self._servers)} within {CONNECT_TIMEOUT_MS / 1000:g} s{cause}. Is"
+                " 'bootstrap.servers' right, do the brokers run, and do 'security.protocol', login and certificates fit"
+                " their listener?"
             ) from None
 
     # The coroutines behind the requests. ------------------------------------------------------------------------
@@ -297,14 +348,35 @@ class Control:
     async def _cluster_id(self) -> str:
         return (await self.metadata()).cluster_id or ""
 
-    async def _has_members(self, group: str) -> bool:
+    async def coordinator_of(self, group: str) -> int:
+        """Within ``run``: return the coordinator of a consumer group."""
         [(_, coordinator)] = await self.find([group], CoordinatorType.GROUP)
-        self._raise(kafka.errors.for_code(coordinator.error_code), group)
-        response = await self.send(requests.groups(), coordinator.node_id)
-        self._raise(kafka.errors.for_code(response.error_code), group)
-        return any(
-            listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS for listed in response.groups
-        )
+        self._raise(kafka.errors.for_code(coordinator.error_code), f"consumer group {group!r}")
+        node: int = coordinator.node_id
+        return node
+
+    async def _taken_by(self, group: str) -> str:
+        response = await self.send(requests.groups(), await self.coordinator_of(group))
+        self._raise(kafka.errors.for_code(response.error_code), f"consumer group {group!r}")
+        for listed in response.groups:
+            if listed.group_id == group and (listed.group_type or "").lower() not in _TAKE_OFFSETS:
+                return f"it is a {listed.group_type} group"
+            if listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS:
+                return "it has members"
+        return ""
+
+    async def _supports(self, request: Any) -> bool:
+        return request.API_KEY in self.manager.broker_version_data.api_versions
+
+    async def _require_transactions(self, transactional_id: str) -> None:
+        if missing := [each.__name__.removesuffix("Request") for each in _NEEDED if not await self._supports(each)]:
+            raise ConfigurationError(
+                f"the brokers at {', '.join(self._servers)} do not support {' and '.join(missing)}, without which the"
+                " sink can't roll back what a crash leaves open. Use brokers that do, such as Kafka 3.0 or later."
+            )
+        node = (await self.coordinators_of([transactional_id]))[transactional_id]
+        response = await self.send(requests.init_producer_id(transactional_id, _PROOF_MS), node)
+        self._raise(kafka.errors.for_code(response.error_code), f"transactional id {transactional_id}")
 
     async def _transaction_version(self, node: int | None = None) -> int:
         """Return the version that this broker, or any broker, reported recently."""
@@ -323,13 +395,13 @@ class Control:
     async def _release(self) -> tuple[int, ...]:
         return self.manager.broker_version  # type: ignore[no-any-return]
 
-    async def _largest_timeout_ms(self) -> int | None:
+    async def _broker_setting(self, name: str) -> int | None:
         broker = self._anybody()
-        return await self.setting(_LARGEST_TIMEOUT, requests.BROKER, str(broker), broker)
+        return await self.setting(name, requests.BROKER, str(broker), broker)
 
     async def setting(self, name: str, kind: int, of: str, node: int | None = None) -> int | None:
         """Within ``run``: return a numeric setting ``of`` a resource of this kind, None if there is none."""
-        response = await self.send(requests.configuration(name, kind, of), node)
+        response = await self.send(requests.configuration(kind, of, name), node)
         for result in response.results:
             self._raise(kafka.errors.for_code(result.error_code), f"{name} of {of}")
             for config in result.configs:
@@ -356,8 +428,9 @@ class Control:
 
     async def _describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
         coordinators = await self.coordinators_of(transactional_ids)
+        beside = {name: name_beside(name, f"{scope}probe") for name in coordinators}
         written = {
-            name: self.send(requests.init_producer_id(name_beside(name, f"{scope}probe"), _PROOF_MS), node)
+            name: self.send(requests.init_producer_id(beside[name], _PROOF_MS), node)
             for name, node in coordinators.items()
         }
         for name, node in coordinators.items():
@@ -367,8 +440,22 @@ class Control:
             if error is not kafka.errors.NoError:
                 self.manager.doubted = node
                 self._coordinators.clear()
+                if error is kafka.errors.NotCoordinatorError and await self._are_apart(name, beside[name]):
+                    raise Unprovable(
+                        f"the cluster at {', '.join(self._servers)} can't prove that its answer about transaction"
+                        f" {name} is current: it does not choose coordinators as Kafka does"
+                    )
                 raise Retriable(f"broker {node} has not proved that it coordinates {name} now: {error.message}")
         return await self._describe_at(coordinators)
+
+    async def _are_apart(self, name: str, other: str) -> bool:
+        """Return whether a single broker, at one time, reports two coordinators for names of one Java hash."""
+        found = [each for _, each in await self.find([name, other], CoordinatorType.TRANSACTION)]
+        return not any(each.error_code for each in found) and len({each.node_id for each in found}) > 1
+
+    async def _can_prove(self, scope: str) -> bool:
+        names = [f"{scope}{number}" for number in range(_TRIED_NAMES)]
+        return not any([await self._are_apart(name, name_beside(name, f"{scope}probe")) for name in names])
 
     async def _describe_at(self, coordinators: Mapping[str, int]) -> dict[str, TransactionState]:
         at: dict[int, list[str]] = defaultdict(list)
@@ -480,7 +567,7 @@ class Control:
         try:
             answers[producer] = self._answer_to_end(name, await asked)
         except _FAILURES as error:
-            logger.debug("no answer to the commit of %s: %s", name, _told(error))
+            logger.debug("no answer to the commit of %s: %s", name, unanswered(error))
             self._forget(error)
             return False
         return True
@@ -519,10 +606,6 @@ def state_of(described: Any) -> TransactionState:
         described.transaction_start_time_ms,
         described.transaction_timeout_ms,
     )
-
-
-def _told(error: BaseException) -> str:
-    return str(error) if isinstance(error, kafka.errors.KafkaError) else f"{type(error).__name__}: {error}"
 
 
 _DIGITS = 7  # 31 ** 7 is more than 2 ** 32

@@ -41,7 +41,7 @@ Partitions: TypeAlias = "Mapping[str, Collection[int]]"
 BROKER, TOPIC = 4, 2
 """The resource types of DescribeConfigs."""
 
-WRITE, ALTER = 4, 7
+READ, WRITE, ALTER = 3, 4, 7
 """The protocol's numbers of operations. Writing a transaction's marker requires ALTER on the cluster."""
 
 GRANTS_NO_TIMEOUT = 6
@@ -77,9 +77,12 @@ def metadata(topics: Iterable[str] = ()) -> MetadataRequest:
     return MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
 
 
-def operations_on(topic: str) -> MetadataRequest:
-    """Request the operations that this principal may perform on a topic. Creates no topic."""
-    request = metadata([topic])
+def operations_on(topic: str | None) -> MetadataRequest:
+    """Request the operations that this principal may perform on a topic, or on each topic that it may DESCRIBE. Creates
+    no topic."""
+    request = metadata([] if topic is None else [topic])
+    if topic is None:
+        request.topics = None
     request.include_topic_authorized_operations = True
     return request
 
@@ -96,10 +99,10 @@ def operations() -> DescribeClusterRequest:
     return DescribeClusterRequest(include_cluster_authorized_operations=True)
 
 
-def configuration(name: str, kind: int, of: str) -> DescribeConfigsRequest:
-    """Request one setting of a ``BROKER`` or a ``TOPIC``."""
+def configuration(kind: int, of: str, *names: str) -> DescribeConfigsRequest:
+    """Request settings of a ``BROKER`` or a ``TOPIC``."""
     resource = DescribeConfigsRequest.DescribeConfigsResource(
-        resource_type=kind, resource_name=of, configuration_keys=[name]
+        resource_type=kind, resource_name=of, configuration_keys=names
     )
     return DescribeConfigsRequest(resources=[resource])
 

@@ -66,7 +66,7 @@ class ArrowWriter:
         """
         check_values(batch, self._options, self._partitions)
         room = room_for_records(self._settings.limits)
-        for topic, part in _by_topic(batch, self._options.topic):
+        for topic, part, positions in _by_topic(batch, self._options.topic):
             encoder, count = self._topics[topic]
             records = records_of(part)
             named = part.column("partition") if "partition" in part.schema.names else None
@@ -75,7 +75,8 @@ class ArrowWriter:
             self._sticky += int(runs[-1]) + 1
             for chunk in _chunks(runs, max(1, CHUNK_BYTES // room)):
                 order, parts = grouped(chosen[chunk])
-                self._sending.put(topic, encoder.encode(records.slice(chunk.start, chunk.stop), order, parts))
+                some = records.slice(chunk.start, chunk.stop), order, parts, self._written + positions[chunk]
+                self._sending.put(topic, encoder.encode(*some))
         self._written += batch.num_rows
 
     @property
@@ -118,14 +119,15 @@ class ArrowWriter:
         return count
 
 
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Yield the records of each topic. The option takes precedence over the column."""
+def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch, Integers]]:
+    """Yield the records of each topic, and their positions. The option takes precedence over the column."""
     if topic is not None:
-        yield topic, batch
+        yield topic, batch, np.arange(batch.num_rows)
         return
     column = batch.column("topic")
     for each in pc.unique(column).to_pylist():
-        yield each, batch.filter(pc.equal(column, each))
+        is_of_topic = pc.equal(column, each)
+        yield each, batch.filter(is_of_topic), np.flatnonzero(is_of_topic.to_numpy(zero_copy_only=False))
 
 
 def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:

@@ -346,7 +346,7 @@ class Writer:
         if error.fatal() or error.code() in _FENCED:
             return self._broken(error)
         if meaning(error.code()).answer is WriteAnswer.REFUSED:
-            return records_refused(meaning(error.code()), self._options.bootstrap_servers, topic, partition)
+            return records_refused(error.code(), self._options.bootstrap_servers, topic, partition)
         if self._reports.refused_login:  # the record waited in vain for a connection
             return login_refused(self._reports.refused_login)
         return RoundAborted(

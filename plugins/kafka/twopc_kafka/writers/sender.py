@@ -236,7 +236,8 @@ class Sending:
                 case WriteAnswer.REPEAT:
                     again[code].append(lane)
                 case WriteAnswer.REFUSED:
-                    raise records_refused(meaning(code), self._cluster.servers, lane.topic, lane.number)
+                    refused = _refused(answer, lane.waiting[0])
+                    raise records_refused(code, self._cluster.servers, lane.topic, lane.number, refused)
                 case _:
                     told = f" ({answer.error_message})" if answer.error_message else ""
                     raise failure(meaning(code), f"{self._what([lane])} was refused{told}")
@@ -262,7 +263,8 @@ class Sending:
             lane.repeats += 1
             lane.failing_since = lane.failing_since or now
             if now - lane.failing_since > self._settings.timeout_ms / 1000:
-                self._fail(failure(why, f"{self._what([lane])} was not accepted for {self._settings.timeout_ms} ms"))
+                bound = f"'message.timeout.ms' = {self._settings.timeout_ms}"
+                self._fail(failure(why, f"{self._what([lane])} was not accepted within {bound}"))
                 return
         self._spawn(self._ready_again, lanes)
 
@@ -319,6 +321,14 @@ class Sending:
         with self._changed:
             self._failure = self._failure or error  # later errors are consequences of the first
             self._changed.notify_all()
+
+
+def _refused(answer: Any, batch: RecordBatch) -> int | None:
+    """Return the position in the transaction of the first record that the broker names (KIP-467)."""
+    named = [each.batch_index for each in answer.record_errors or () if 0 <= each.batch_index < batch.count]
+    if not named and batch.count > 1:
+        return None
+    return int(batch.positions[min(named, default=0)])
 
 
 def _by_topic(lanes: Iterable[Lane]) -> Iterator[tuple[str, list[Lane]]]:

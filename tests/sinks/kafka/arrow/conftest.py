@@ -54,7 +54,9 @@ class Encoding:
 
     def one_partition(self, records: Records, codec: str = "none", batch_bytes: int = 1_000_000) -> list[RecordBatch]:
         of_partition: Mapping[int, slice] = {0: slice(0, len(records))}
-        return self.encoder(codec, batch_bytes).encode(records, np.arange(len(records)), of_partition)
+        return self.encoder(codec, batch_bytes).encode(
+            records, np.arange(len(records)), of_partition, np.arange(len(records))
+        )
 
     def decoded(self, batches: Sequence[RecordBatch]) -> list[GivenRecord]:
         return [record for batch in batches for record in self.decode(batch)]

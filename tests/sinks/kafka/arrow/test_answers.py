@@ -3,8 +3,11 @@ brought to an answer, the answer is put into its mouth, before or after it has d
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
+import kafka.errors
 import pyarrow as pa
 import pytest
 from kafka.net.manager import KafkaConnectionManager
@@ -20,10 +23,11 @@ from kafka.protocol.producer import (
     ProduceResponse,
 )
 
+import twopc_kafka
 from tests.support import kills
 from twopc import Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
-from twopc_kafka.answers import MEANINGS, WriteAnswer, meaning
+from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted
+from twopc_kafka.answers import MEANINGS, WriteAnswer, after_the_decision, failure, lasting, meaning
 from twopc_kafka.client import control, requests
 from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.client.retry import NotSent, Unanswered
@@ -48,12 +52,49 @@ ADD_PARTITIONS = (3, 14, 15, 16, 29, 42, 47, 48, 49, 51, 53, 55, 90, 120)
 def test_every_code_of_the_three_requests_has_a_meaning_and_what_fails_says_what_to_do() -> None:
     assert set(PRODUCE + IDEMPOTENT_PRODUCE + INIT_PRODUCER_ID + ADD_PARTITIONS) <= set(MEANINGS)
     assert all(each.advice for each in MEANINGS.values())
-    assert meaning(4242).answer is WriteAnswer.RUN_AGAIN
+
+
+@pytest.mark.parametrize("code", [4, 22, 4242])  # of fetching, of a member's commit, of a Kafka to come
+def test_an_answer_in_no_table_stops_with_its_code_before_the_decision_and_after_it(code: int) -> None:
+    raised = failure(meaning(code), "a batch was refused")
+    assert type(raised) is Refused
+    assert f"(error code {code})" in raised.message
+    refused = lasting(kafka.errors.for_code(code)("orders-1"))
+    assert type(refused) is Refused
+    assert f"(error code {code})" in refused.message
+    with pytest.raises(OperatorRequired, match=r"is decided, and .*recovery continues"), after_the_decision():
+        raise refused
+
+
+def test_the_readme_has_each_code_in_its_class() -> None:
+    rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*) \|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+    in_table = {name: codes for name, _, codes in rows if name in CLASSES}
+    for name, answer in CLASSES.items():
+        codes = [f"{each.name} ({code})" for code, each in sorted(MEANINGS.items()) if each.answer is answer]
+        assert in_table[name] == ", ".join(codes)
+    assert {each.answer for code, each in MEANINGS.items() if code} == set(CLASSES.values())
+
+
+def test_only_a_lost_connection_or_an_answer_known_as_temporary_is_repeated_over_the_control_connection() -> None:
+    answers = {code: lasting(kafka.errors.for_code(code)("orders-1")) for code in MEANINGS if code}
+    passing = {code for code, refusal in answers.items() if refusal is None}
+    assert passing == {code for code in MEANINGS if meaning(code).answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN)}
+    assert lasting(kafka.errors.KafkaConnectionError("gone")) is None
 
 
 def test_a_success_is_one_code_alone_and_only_what_had_no_effect_or_is_numbered_is_repeated() -> None:
     assert [code for code, each in MEANINGS.items() if each.answer is WriteAnswer.DONE] == [0]
-    assert {3, 5, 6, 14, 15, 16, 19, 51, 89} == set(REPEATED)
+    assert {3, 5, 6, 9, 14, 15, 16, 19, 51, 74, 75, 78, 89} == set(REPEATED)
+
+
+README = Path(twopc_kafka.__file__).parent.parent / "README.md"
+CLASSES = {
+    "temporary": WriteAnswer.REPEAT,
+    "the attempt failed": WriteAnswer.RUN_AGAIN,
+    "record": WriteAnswer.REFUSED,
+    "configuration": WriteAnswer.CORRECT,
+    "right": WriteAnswer.DENIED,
+}
 
 
 SAME_NAME = Round(1, 4)  # as that of round (1, 0)
@@ -346,7 +387,10 @@ def test_a_lost_answer_to_records_makes_the_vote_no_and_rolls_them_back(
 @pytest.mark.kafka
 def test_what_is_refused_for_message_timeout_makes_the_vote_no(broker_answers: Any, topic: Any, make_sink: Any) -> None:
     broker_answers(ProduceRequest, *[19] * 100)
-    with pytest.raises(RoundAborted, match=r"was not accepted for 500 ms: NOT_ENOUGH_REPLICAS.*min.insync.replicas"):
+    with pytest.raises(
+        RoundAborted,
+        match=r"was not accepted within 'message.timeout.ms' = 500: NOT_ENOUGH_REPLICAS.*min.insync.replicas",
+    ):
         written(make_sink(topic, writer="arrow", message_timeout_ms=500), "a")
 
 
@@ -414,6 +458,7 @@ def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
 # A broker that really falls silent, or throttles. ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.crash
 def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(

@@ -135,7 +135,7 @@ def test_partitions_keep_their_order_and_number_their_records_without_a_gap(enco
         parts = {n: slice(int(ends[n]), int(ends[n + 1])) for n in range(3)}
         for n, record in zip(chosen.tolist(), records, strict=True):
             expected[n].append(record)
-        for batch in encoder.encode(encoding.columns(records), order, parts):
+        for batch in encoder.encode(encoding.columns(records), order, parts, order):
             assert MemoryRecords(batch.data).next_batch().base_sequence == sequences[batch.partition]
             sequences[batch.partition] += batch.count
             seen[batch.partition] += encoding.decode(batch)
@@ -147,7 +147,9 @@ def test_sequence_numbers_start_again_at_zero_behind_the_largest(encoding: Any) 
     encoder._next_sequence[0] = (1 << 31) - 2
     found = []
     for _ in range(2):
-        [batch] = encoder.encode(encoding.columns([encoding.Given(b"a")] * 3), np.arange(3), {0: slice(0, 3)})
+        [batch] = encoder.encode(
+            encoding.columns([encoding.Given(b"a")] * 3), np.arange(3), {0: slice(0, 3)}, np.arange(3)
+        )
         found.append(MemoryRecords(batch.data).next_batch().base_sequence)
     assert found == [(1 << 31) - 2, 1]
 

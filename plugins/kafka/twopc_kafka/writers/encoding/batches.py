@@ -35,11 +35,12 @@ _ALONE_BYTES = 2  # the two deltas of a batch's first record, one byte each
 
 @dataclass(frozen=True, slots=True)
 class RecordBatch:
-    """One encoded batch for one partition."""
+    """One encoded batch for one partition, and the positions of its records among those of the transaction."""
 
     partition: int
     count: int
     data: memoryview
+    positions: Integers
 
 
 def alone_bytes(records: Records) -> Integers:
@@ -79,13 +80,16 @@ class Encoder:
         self._compression = compression
         self._next_sequence: dict[int, int] = {}
 
-    def encode(self, records: Records, order: Integers, of_partition: Mapping[int, slice]) -> list[RecordBatch]:
+    def encode(
+        self, records: Records, order: Integers, of_partition: Mapping[int, slice], positions: Integers
+    ) -> list[RecordBatch]:
         """Return the batches that hold ``records``.
 
         Args:
             records: records that have passed ``check_values``, so none is too large.
             order: the records' positions, grouped by partition.
             of_partition: partition → its part of ``order``.
+            positions: the records' positions among those of the transaction.
         """
         bounds = np.concatenate([[0], np.cumsum(_at_most(records)[order])])
         room = room_for_records(self._limits)
@@ -93,13 +97,17 @@ class Encoder:
         starts = np.array([cut.start for _, cut in cuts])
         encoded = records.encode(order, starts)
         timestamps = records.timestamp_ms[order]
+        ordered = positions[order]
         latest = np.maximum.reduceat(timestamps, starts)
         return [
-            self._sealed(number, cut.stop - cut.start, (int(timestamps[cut.start]), int(last)), encoded(cut))
+            self._sealed(number, ordered[cut], (int(timestamps[cut.start]), int(last)), encoded(cut))
             for (number, cut), last in zip(cuts, latest, strict=True)
         ]
 
-    def _sealed(self, partition: int, count: int, times_ms: tuple[int, int], records: Sequence[Bytes]) -> RecordBatch:
+    def _sealed(
+        self, partition: int, positions: Integers, times_ms: tuple[int, int], records: Sequence[Bytes]
+    ) -> RecordBatch:
+        count = len(positions)
         batch, compression = joined(records, OVERHEAD_BYTES), Compression(NONE)
         packed = self._compression.compress(batch.slice(OVERHEAD_BYTES))
         if OVERHEAD_BYTES + packed.size < batch.size:  # so that compression never makes a batch too large
@@ -119,7 +127,7 @@ class Encoder:
         unchecked = _UNCHECKED.pack(_BASE_OFFSET, batch.size - _BEFORE_LENGTH_BYTES, _LEADER_EPOCH, _MAGIC, checksum)
         data = view(batch)
         data[:OVERHEAD_BYTES] = unchecked + checked
-        return RecordBatch(partition, count, data)
+        return RecordBatch(partition, count, data, positions)
 
 
 def _at_most(records: Records) -> Integers:
