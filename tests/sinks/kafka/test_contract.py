@@ -23,7 +23,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 class TestKafkaSink(SinkContract):
-    writer = "librdkafka"
+    writer = "arrow"
     kills = 16  # each looks for the broker, and begins anew
 
     @pytest.fixture(autouse=True)
@@ -75,11 +75,13 @@ class TestKafkaSink(SinkContract):
         ]
 
 
-class TestKafkaSinkWithArrowWriter(TestKafkaSink):
-    writer = "arrow"
+@pytest.mark.long
+class TestKafkaSinkWithLibrdkafka(TestKafkaSink):
+    writer = "librdkafka"
 
 
-class TestKafkaSinkWithBatchMarkers(TestKafkaSinkWithArrowWriter):
+@pytest.mark.long
+class TestKafkaSinkWithBatchMarkers(TestKafkaSink):
     kills = 6
 
     @pytest.fixture(autouse=True)

@@ -140,6 +140,7 @@ def test_late_aborts_and_sweeps_of_an_older_coordinator_leave_the_newer_ones_tra
 # A broker that comes and goes (invariant 4). --------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_what_was_pre_committed_before_the_broker_was_killed_is_committed_after_its_restart(
     second_broker: Any, make_topic: Any, make_sink: Any, pre_commit: Any, wait: Any
@@ -152,6 +153,7 @@ def test_what_was_pre_committed_before_the_broker_was_killed_is_committed_after_
     topic.becomes(["a"])
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
     second_broker: Any,
@@ -180,6 +182,7 @@ def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
     topic.becomes(["a"])
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_participant_that_can_not_roll_back_says_that_nobody_answers(
     second_broker: Any, make_topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
@@ -197,6 +200,7 @@ def test_a_participant_that_can_not_roll_back_says_that_nobody_answers(
         second_broker.broker.start()
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_commit_is_repeated_until_the_broker_is_back_and_the_observer_is_told(
     second_broker: Any, make_topic: Any, start: Any

@@ -197,6 +197,7 @@ def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, ma
     assert sink.recover() == []
 
 
+@pytest.mark.long
 def test_a_connection_outlives_its_token(
     second_broker: Any,
     make_topic: Any,

@@ -35,6 +35,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     topic.becomes(VALUES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("writer", "when"),
     [(LIBRDKAFKA, BEFORE), *((writer, AFTER) for writer in WRITERS)],
@@ -51,6 +52,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_aborted(
     assert list(make_sink(topic).recover()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kill_at", ["deciding", "committing", "commit 1"])
 def test_a_plain_loop_that_is_killed_and_started_again_writes_each_record_exactly_once(
     kill_at: str, make_topic: Any, prefix: str, tmp_path: Path

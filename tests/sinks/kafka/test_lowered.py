@@ -75,6 +75,7 @@ def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
     return answer
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [0, 1])
 def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_it_is_raised_again(
     version: int, cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
@@ -104,6 +105,7 @@ def test_what_was_committed_before_the_version_was_lowered_is_committed(
     assert topic.visible() == ["a"]
 
 
+@pytest.mark.long
 def test_a_query_goes_on_while_the_version_is_lowered_and_raised(
     cluster: Cluster, topic: Any, make_sink: Any, wait: Any, tmp_path: Path
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_query_goes_on_while_the_version_is_lowered_and_raised(
     assert topic.has_no_open_transaction()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("raised", [0, 1])
 def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_get_over(
     raised: int,
@@ -186,6 +189,7 @@ def test_only_a_transaction_that_looks_stuck_each_time_counts_as_stuck(
     topic.becomes(["a"])
 
 
+@pytest.mark.long
 def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_look_at_it_and_the_commit(
     cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -43,7 +43,7 @@ from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka import KafkaSink, values
 from twopc_kafka.columns import _headers
 from twopc_kafka.markers import HEADER, UNKNOWN_END, Marker, due, handle_of, stamped
-from twopc_kafka.options import WRITERS, parse_options
+from twopc_kafka.options import ARROW, LIBRDKAFKA, parse_options
 from twopc_kafka.values import check_values
 from twopc_kafka.writers.librdkafka import _Reports
 from twopc_kafka_broker import KafkaBroker
@@ -269,7 +269,7 @@ class Query:
         return [(each["batch"], {(t, n): (count, end) for t, n, count, end in each["partitions"]}) for each in stated]
 
 
-@pytest.fixture(params=WRITERS)
+@pytest.fixture(params=[ARROW, pytest.param(LIBRDKAFKA, marks=pytest.mark.long)])
 def query(request: Any, make_topic: Any, make_sink: Any, tmp_path: Path) -> Query:
     return Query(make_topic, make_sink, tmp_path, writer=request.param)
 
@@ -491,6 +491,7 @@ def test_a_reader_of_whole_batches_takes_forty_lines(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= 40
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.crash
 @pytest.mark.parametrize("language", [PYTHON, JAVA])
@@ -549,7 +550,7 @@ class Hand:
 
 @pytest.mark.kafka
 @pytest.mark.crash
-@pytest.mark.parametrize("language", [PYTHON, JAVA])
+@pytest.mark.parametrize("language", [PYTHON, pytest.param(JAVA, marks=pytest.mark.long)])
 def test_a_reader_passes_what_it_cannot_show(language: str, make_topic: Any, tmp_path: Path) -> None:
     busy, idle, other, markers = (make_topic() for _ in range(4))
     try:

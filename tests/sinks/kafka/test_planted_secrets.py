@@ -86,6 +86,7 @@ def as_toml(sinks: dict[str, Any]) -> Iterator[str]:
             yield f"{json.dumps(option)} = {json.dumps(value)}\n"
 
 
+@pytest.mark.long
 def test_no_secret_is_in_logs_entries_events_errors_process_lists_or_what_the_command_prints(
     second_broker: Any, make_topic: Any, prefix: str, java_home: str, tmp_path: Path
 ) -> None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from dataclasses import asdict
-from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from kafka.partitioner.default import murmur2
 
 from twopc import Committable, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
 from twopc_kafka.client import requests
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.encoding.compression import NUMBERS
@@ -54,43 +51,6 @@ def text(*values: str) -> pa.RecordBatch:
 
 
 # As given. ------------------------------------------------------------------------------------------------------------
-
-
-def test_every_column_arrives_as_it_was_given(
-    partitions_come: str, make_topic: Any, make_arrow_sink: Any, wait: Any
-) -> None:
-    topic = make_topic(partitions=3)
-    sink = make_arrow_sink(topic)
-    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
-    moment = datetime(2013, 1, 1, 10, 0, 0, 123_000, tzinfo=timezone.utc)
-    epoch = datetime(1970, 1, 1, tzinfo=timezone.utc)
-    batch = pa.record_batch(
-        {
-            "key": pa.array(["k", None, "", "e"]),
-            "value": pa.array([b"v", None, b"", b"e"]),
-            "partition": pa.array([2, 1, 0, None], pa.int32()),
-            "timestamp": pa.array([moment, None, None, epoch], pa.timestamp("us", "UTC")),
-            "headers": pa.array(
-                [[{"key": "a", "value": b"1"}, {"key": "a", "value": None}], [], None, None], pa.list_(header)
-            ),
-        }
-    )
-    before_ms = int(time.time() * 1000)
-    [sealed] = sink.seal([written(sink, batch)], age_s=0)
-    assert topic.visible() == []
-    wait.repeated(lambda: sink.commit(sealed))
-    wait.until("nothing holds back readers", topic.has_no_open_transaction)
-    found = {record.value: record for record in topic.records()}
-    by_key = (murmur2(b"e") & 0x7FFFFFFF) % 3
-    assert {value: (r.partition, r.key) for value, r in found.items()} == {
-        b"v": (2, b"k"), None: (1, None), b"": (0, b""), b"e": (by_key, b"e")
-    }  # fmt: skip
-    assert {value: list(map(tuple, r.headers)) for value, r in found.items()} == {
-        b"v": [("a", b"1"), ("a", None)], None: [], b"": [], b"e": []
-    }  # fmt: skip
-    assert found[b"v"].timestamp == int(moment.timestamp() * 1000)
-    assert found[b"e"].timestamp == 0
-    assert all(before_ms - 1000 <= found[value].timestamp <= before_ms + 60_000 for value in (None, b""))
 
 
 @pytest.mark.parametrize("codec", list(NUMBERS))
@@ -198,44 +158,11 @@ def test_an_abort_leaves_nothing_open(partitions_come: str, topic: Any, make_arr
 
 # The vote is no. ------------------------------------------------------------------------------------------------------
 
-TOO_LARGE = "x" * 5000
-
-
-@pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
-def test_a_record_that_the_topic_does_not_take_is_refused(
-    batches: list[list[str]], partitions_come: str, make_topic: Any, make_arrow_sink: Any
-) -> None:
-    topic = make_topic(config={"max.message.bytes": "2000"})
-    told = rf"topic '{topic.name}', partition 0: .*MESSAGE_TOO_LARGE.*topic's max\.message\.bytes"
-    with pytest.raises(RecordRefused, match=told):
-        written(make_arrow_sink(topic), *(text(*values) for values in batches))
-    topic.stays_empty()
-
 
 def test_a_batch_size_below_the_topics_limit_lets_all_records_through(make_topic: Any, make_arrow_sink: Any) -> None:
     topic = make_topic(config={"max.message.bytes": "2000"})
     vote = written(make_arrow_sink(topic, batch_size=2000), text(*["x" * 500] * 50))
     assert vote.records == 50
-
-
-# Within bounded time. -------------------------------------------------------------------------------------------------
-
-
-def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
-    make_arrow_sink: Any, topic: Any
-) -> None:
-    sink = make_arrow_sink(topic, bootstrap_servers=CLOSED_PORT, message_timeout_ms=1000)
-    sink._validated = text("a").schema  # as of a sink that comes from a driver
-    started = time.monotonic()
-    with pytest.raises(RoundAborted, match=rf"{CLOSED_PORT}.*Is the broker up.*'message.timeout.ms'"):
-        written(sink, text("a"))
-    assert time.monotonic() - started < 10
-
-
-def test_a_transaction_timeout_that_the_broker_refuses_names_both_settings(topic: Any, make_arrow_sink: Any) -> None:
-    sink = make_arrow_sink(topic, transaction_timeout_ms=900_001)
-    with pytest.raises(ConfigurationError, match=r"'transaction.timeout.ms' = 900001.*transaction\.max\.timeout\.ms"):
-        written(sink, text("a"))
 
 
 def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
@@ -268,6 +195,7 @@ def test_tasks_of_a_thread_share_its_connections(topic: Any, make_arrow_sink: An
         sink.discard(transaction)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_broker_that_was_restarted_between_tasks_is_connected_anew(
     second_broker: Any, make_topic: Any, make_arrow_sink: Any

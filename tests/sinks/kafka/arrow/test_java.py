@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.sinks.kafka.arrow.java import run_java, text
 from twopc_kafka.writers.encoding.compression import NUMBERS
 from twopc_kafka.writers.encoding.partitions import murmur2
+
+pytestmark = pytest.mark.long  # starts Java, which compiles a program
 
 COUNT = 3000
 

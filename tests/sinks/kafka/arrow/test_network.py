@@ -100,6 +100,7 @@ def sending(participant: Participant) -> Any:
     return transaction.writer._sending
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "tls"])
 def test_all_that_was_written_arrives_while_the_task_waits_for_its_plan(
     tls: bool, far_broker: FarBroker, wait: Any
@@ -134,6 +135,7 @@ def slowly_under_way(far_broker: FarBroker, monkeypatch: pytest.MonkeyPatch, wai
         yield participant
 
 
+@pytest.mark.long
 def test_a_batch_follows_requests_that_take_long_to_send_without_a_question_first(
     slowly_under_way: Participant, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_all_that_was_handed_over_at_one_time_leaves_together(
     assert len(steps) == 1
 
 
+@pytest.mark.long
 def test_a_forked_process_makes_connections_of_its_own_and_leaves_its_parents_alone(topic: Any, prefix: str) -> None:
     script = """
         import faulthandler, os, sys

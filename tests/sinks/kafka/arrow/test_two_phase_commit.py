@@ -91,6 +91,7 @@ def run_batch(sink: Any, log: Path, stage: Path | None = None) -> None:
         coordinator.run(0, phase_one)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_what_was_decided_is_committed_after_all_was_down_for_longer_than_the_time_out(
     broker_without_timeouts: Any, topic: Any, make_topic: Any, make_arrow_sink: Any, killed_at: Any, wait: Any,
