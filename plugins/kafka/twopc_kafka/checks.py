@@ -10,7 +10,7 @@ from typing import Any
 import kafka.errors
 
 from twopc.checks import CheckResult, CheckStatus
-from twopc.errors import OperatorRequired, Refused, Retriable
+from twopc.errors import OperatorRequired, Retriable
 from twopc.transaction import Committable
 from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, UNKNOWN_TOPIC, EndTxnAnswer, ProducerIdentity, to_end
 from twopc_kafka.client import requests
@@ -100,13 +100,7 @@ def replication(control: Control, topic: str) -> CheckResult:
     """Check that acknowledged records of a topic outlive the loss of a broker."""
     check = f"topic {topic!r}: replication"
     try:
-        replicas, in_sync = control.run(_replication, control, topic)
-    except Refused:
-        return CheckResult.warning(
-            check,
-            "the brokers list no such topic, so how they store transactions is not known",
-            "check that their operator keeps 3 replicas, 2 of them in sync",
-        )
+        found = control.run(_replication, control, topic)
     except OperatorRequired:
         return CheckResult.warning(
             check,
@@ -114,6 +108,13 @@ def replication(control: Control, topic: str) -> CheckResult:
             "grant DESCRIBE and DESCRIBE_CONFIGS on the topic, or check as another principal with kafka-topics.sh"
             " --describe that it has 3 replicas and min.insync.replicas=2",
         )
+    if found is None:
+        return CheckResult.warning(
+            check,
+            "the brokers list no such topic, so how they store transactions is not known",
+            "check that their operator keeps 3 replicas, 2 of them in sync",
+        )
+    replicas, in_sync = found
     if replicas == 1:
         return CheckResult.warning(
             check, "1 replica: a lost broker takes acknowledged records with it", "use 3, min.insync.replicas=2"
@@ -128,10 +129,10 @@ def replication(control: Control, topic: str) -> CheckResult:
     return CheckResult.passed(check, seen)
 
 
-async def _replication(control: Control, topic: str) -> tuple[int, int]:
+async def _replication(control: Control, topic: str) -> tuple[int, int] | None:
     [found] = (await control.metadata([topic])).topics
     if found.error_code == UNKNOWN_TOPIC and topic == TRANSACTION_LOG:
-        raise Refused(topic)
+        return None
     if found.error_code:
         raise kafka.errors.for_code(found.error_code)(topic)
     in_sync = await control.setting("min.insync.replicas", requests.TOPIC, topic)

@@ -70,7 +70,7 @@ ALL = [f"{partition}-{n}" for partition in range(2) for n in range(3)]
 
 
 def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy(
-    run: Any, kill: Kill, wait: Any
+    run: Any, kill: Kill, wait: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     kill.at = Phase.COMMITTING
     with pytest.raises(Killed):
@@ -78,6 +78,8 @@ def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy
     wait.until("the broker has rolled back", run.topic.has_no_open_transaction)
     run()
     run.topic.becomes(ALL)
+    assert "Kafka has rolled it back" in caplog.text
+    assert "by other means" not in caplog.text, "who follows that doubles the records"
 
 
 @pytest.mark.long
