@@ -139,7 +139,7 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
         if not _fits(given.type, field.type):
             raise SchemaMismatch(
                 f"column {given.name!r} has the Arrow type {given.type}, of which not every value fits into"
-                f" {field.type}, the type that it has in {table}. Cast it in the query."
+                f" {field.type}, the type that it has in {table}. Cast it to that type in the query."
             )
     there = {field.name for field in fields}
     for field in view.schema:

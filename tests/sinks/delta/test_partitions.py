@@ -58,7 +58,7 @@ def test_each_value_of_a_partition_has_a_file_of_its_own_and_every_reader_finds_
         found = read(place)
         assert dict(zip(found["id"].to_pylist(), found["key.ü"].to_pylist(), strict=True)) == expected, read
     for number, value in expected.items():
-        is_it = pl.col("key.ü").eq_missing(pl.lit(value, pl.from_arrow(records["key.ü"]).dtype))
+        is_it = pl.col("key.ü").eq_missing(pl.lit(value, pl.Series(records["key.ü"]).dtype))
         assert pl.scan_delta(place.path).filter(is_it).collect()["id"].to_list() == [number]
 
 

@@ -102,7 +102,10 @@ FEATURE_OF_MAPPING = ("columnMapping",)
             },
         ),
         ("generatedColumns", {"columns": [column("nested", {"type": "struct", "fields": [GENERATED]})], "writer": 4}),
-        ("allowColumnDefaults", {"writer": 7, "features": ("allowColumnDefaults",)}),
+        (
+            "allowColumnDefaults. Remove it: ALTER TABLE … ALTER COLUMN `other` DROP DEFAULT",
+            {"columns": [column(CURRENT_DEFAULT="3")], "writer": 7, "features": ("allowColumnDefaults",)},
+        ),
         ("rowTracking", {"writer": 7, "features": ("rowTracking", "domainMetadata")}),
         ("rowTracking", {"configuration": {"delta.enableRowTracking": "true"}}),
         ("clustering", {"writer": 7, "features": ("clustering",)}),
@@ -139,9 +142,35 @@ def test_a_table_whose_rules_the_sink_can_not_keep_is_refused(place: Place, name
     assert everything(place) == before
 
 
+def test_a_refusal_names_all_that_is_in_the_way_and_what_removes_it(place: Place) -> None:
+    """One at a time, the last was named only after the others had been removed."""
+    features = ("deletionVectors", "domainMetadata", "rowTracking", "inCommitTimestamp", "clustering")
+    properties = {"delta.constraints.positive": "value > 0", **MAPPING, "delta.enableRowTracking": "true"}
+    make(place, MAPPED, value=MAPPED_VALUE, configuration=properties, writer=7, features=features)
+    with pytest.raises(ConfigurationError) as raised:
+        place.sink()
+    for told in (
+        "DROP FEATURE rowTracking",
+        "DROP FEATURE inCommitTimestamp",
+        "clustering, with which a file of this sink may be wrong. Only a copy",
+        "DROP CONSTRAINT positive",
+        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'none')",
+    ):
+        assert told in str(raised.value)
+    assert "domainMetadata" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "made",
     [
+        {"writer": 7, "features": ("domainMetadata",)},
+        {"writer": 7, "features": ("checkpointProtection", "allowColumnDefaults")},
+        {
+            "reader": 3,
+            "writer": 7,
+            "features": ("vacuumProtocolCheck",),
+            "reader_features": ("vacuumProtocolCheck",),
+        },
         {"writer": 7, "features": ("appendOnly", "invariants", "checkConstraints", "generatedColumns")},
         {"configuration": {"delta.appendOnly": "true"}},
         {"configuration": {"delta.columnMapping.mode": "none"}, "reader": 2, "writer": 5},
