@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from tests.sinks.delta.conftest import Place
+from tests.sinks.delta.test_readers import by_duckdb
 from tests.support.sink_place import ROUND
 from twopc import Participant
 from twopc.bad_records import first_bad
@@ -144,9 +145,19 @@ def test_a_table_whose_rules_the_sink_can_not_keep_is_refused(place: Place, name
 
 def test_a_refusal_names_all_that_is_in_the_way_and_what_removes_it(place: Place) -> None:
     """One at a time, the last was named only after the others had been removed."""
-    features = ("deletionVectors", "domainMetadata", "rowTracking", "inCommitTimestamp", "clustering")
+    of_readers = ("columnMapping", "deletionVectors")
+    features = (*of_readers, "domainMetadata", "rowTracking", "inCommitTimestamp", "clustering", "checkConstraints")
     properties = {"delta.constraints.positive": "value > 0", **MAPPING, "delta.enableRowTracking": "true"}
-    make(place, MAPPED, value=MAPPED_VALUE, configuration=properties, writer=7, features=features)
+    make(
+        place,
+        MAPPED,
+        value=MAPPED_VALUE,
+        configuration=properties,
+        reader=3,
+        writer=7,
+        features=features,
+        reader_features=of_readers,
+    )
     with pytest.raises(ConfigurationError) as raised:
         place.sink()
     for told in (
@@ -194,7 +205,7 @@ def test_a_refusal_names_all_that_is_in_the_way_and_what_removes_it(place: Place
 def test_a_table_whose_rules_an_append_keeps_is_written(place: Place, made: dict[str, Any]) -> None:
     make(place, **made)
     place.sink().commit_batch(0, [place.pre_commit(["a"])])
-    assert place.values() == ["a"]
+    assert by_duckdb(place)["value"].to_pylist() == ["a"]
 
 
 def test_a_null_is_refused_where_the_table_has_not_null(place: Place) -> None:

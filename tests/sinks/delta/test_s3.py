@@ -317,6 +317,7 @@ def test_a_url_that_two_clients_read_differently_is_refused(options: dict[str, A
         DeltaSink({**options, "path": f"s3://lake/{name}"})
 
 
+@pytest.mark.long
 def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[str, Any], server: S3Server) -> None:
     """A store may heed the condition there, and not where an object of several parts is completed."""
     with HttpProxy(server.endpoint_url) as proxy:
