@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import re
 from collections import Counter
@@ -16,18 +15,8 @@ from pyarrow import types
 
 from twopc.bad_records import are_utf8, first_bad
 from twopc.errors import RecordRefused, SchemaMismatch
+from twopc_delta.partitions import IN_LOG, require_readable
 from twopc_delta.table import TableView
-
-_IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
-"""Types of partition columns whose values have one form in the log that every reader takes back."""
-
-
-NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
-_READ_AS_NULL = ("", NULL_FOLDER)
-"""Texts that readers take for null in a partition column: the second one polars, and Spark where it rewrites a file."""
-
-_EPOCH = dt.date(1970, 1, 1)
-_FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
 
 _NO_NAME = re.compile(r"[ ,;{}()\n\t=]|^$")
 """What Delta has in no name of a column, where columns are not mapped. delta-rs would add it."""
@@ -65,10 +54,9 @@ class Fit:
                 record=first_bad(column, lambda part: _can_be_cast(part, target)),
                 column=field.name,
             ) from None
-        if (at := _null_at(values, field)) is not None:
-            raise RecordRefused(
-                "the table's column is NOT NULL, and the record has a null there", record=at, column=field.name
-            )
+        if (refused := _first_refused(values, field)) is not None:
+            at, why = refused
+            raise RecordRefused(why, record=at, column=field.name)
         if (longest := self.view.longest_text(field.name)) is not None:
             too_long = pc.greater(pc.utf8_length(values), longest)
             if pc.any(too_long).as_py():
@@ -78,7 +66,7 @@ class Fit:
                     column=field.name,
                 )
         if field.name in self.partition_by:
-            _require_in_log(values, field.name)
+            require_readable(values, field.name)
         return values
 
 
@@ -88,22 +76,6 @@ def _can_be_cast(column: pa.Array, target: pa.DataType) -> bool:
     except pa.ArrowInvalid:
         return False
     return True
-
-
-def _require_in_log(values: pa.Array, column: str) -> None:
-    """Raise RecordRefused for a value of a partition column that no reader takes back from the log as it was."""
-    bad, why = None, ""
-    if types.is_string(values.type) and (at := first_bad(values, are_utf8)) is not None:
-        raise RecordRefused("the text is not UTF-8, so the log can't hold it", record=at, column=column)
-    if types.is_string(values.type):
-        bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
-        why = "Delta's readers take an empty text and '__HIVE_DEFAULT_PARTITION__' in a partition column for null"
-    elif types.is_date32(values.type):
-        days = values.cast(pa.int32())
-        bad = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
-        why = "a partition's date must be in the years 1 to 9999"
-    if bad is not None and pc.any(bad).as_py():
-        raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
 
 
 def missing(schema: pa.Schema, view: TableView) -> list[pa.Field]:
@@ -167,14 +139,14 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
         if not _fits(given.type, field.type):
             raise SchemaMismatch(
                 f"column {given.name!r} has the Arrow type {given.type}, of which not every value fits into"
-                f" {field.type}, the type that it has in {table}. Cast it in the query."
+                f" {field.type}, the type that it has in {table}. Cast it to that type in the query."
             )
     there = {field.name for field in fields}
     for field in view.schema:
         if field.name not in there and (not field.nullable or field.name in view.partition_by):
             why = "a partition column" if field.name in view.partition_by else "NOT NULL"
             raise SchemaMismatch(f"column {field.name!r} of {table} is {why}: add it to the records")
-        if field.name in view.partition_by and not any(is_type(field.type) for is_type in _IN_LOG):
+        if field.name in view.partition_by and not any(is_type(field.type) for is_type in IN_LOG):
             raise SchemaMismatch(
                 f"partition column {field.name!r} of {table} has type {field.type}, which has no one form in the log"
                 " that every reader takes back. Partition by a string, integer, boolean, decimal or date."
@@ -186,7 +158,20 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
 
 def type_names(schema: pa.Schema) -> dict[str, str]:
     """Return the type of each column, without its nullability, as text to compare."""
-    return {field.name: str(_nullable(field).type) for field in schema}
+    return {field.name: str(_quoted(_nullable(field).type)) for field in schema}
+
+
+def _quoted(type: pa.DataType) -> pa.DataType:
+    """The same type, with JSON of each name inside that could be taken for more than a name in the type's text."""
+    if types.is_list(type):
+        return pa.list_(pa.field("element", _quoted(type.value_type)))
+    if types.is_map(type):
+        return pa.map_(_quoted(type.key_type), _quoted(type.item_type))
+    if types.is_struct(type):
+        return pa.struct(
+            [(each.name if each.name.isidentifier() else json.dumps(each.name), _quoted(each.type)) for each in type]
+        )
+    return type
 
 
 def _fits(given: pa.DataType, field: pa.DataType) -> bool:
@@ -250,25 +235,30 @@ def _nullable_type(type: pa.DataType) -> pa.DataType:
     return type
 
 
-def _null_at(values: pa.Array, field: pa.Field) -> int | None:
-    """Return the place of the first record with a null where the table has NOT NULL; 0 if that is inside of a
-    collection or a struct of a struct."""
-    if not field.nullable and values.null_count:
-        return int(pc.index(pc.is_null(values), True).as_py())
-    if types.is_struct(field.type):
-        for number, child in enumerate(field.type):
-            inner = values.field(number)
-            if not child.nullable and inner.null_count:
-                broken = pc.and_(pc.is_null(inner), pc.is_valid(values))
-                if pc.any(broken).as_py():
-                    return int(pc.index(broken, True).as_py())
-            valid = inner.filter(pc.is_valid(values)) if values.null_count else inner
-            if _null_at(valid, pa.field(child.name, child.type)) is not None:
-                return 0
-    if types.is_list(field.type) and _null_at(values.flatten(), field.type.value_field) is not None:
-        return 0
-    if types.is_map(field.type):
-        items = values.filter(pc.is_valid(values)).items if values.null_count else values.items
-        if _null_at(items, field.type.item_field) is not None:
-            return 0
+def _first_refused(values: pa.Array, field: pa.Field) -> tuple[int, str] | None:
+    """Return the position of the first record whose value the table does not take, and why."""
+    if values.null_count and not field.nullable:
+        return pc.index(
+            pc.is_null(values), True
+        ).as_py(), "the table's column is NOT NULL, and the record has a null there"
+    if types.is_string(values.type) and (at := first_bad(values, are_utf8)) is not None:
+        return at, "the text is not UTF-8, and most readers fail at a file with such a text"
+    for parts, parents, part in _inside(values, field.type):
+        if (refused := _first_refused(parts, part)) is not None:
+            return parents[refused[0]].as_py(), refused[1]
     return None
+
+
+def _inside(values: pa.Array, type: pa.DataType) -> Iterator[tuple[pa.Array, pa.Array, pa.Field]]:
+    """Yield what is inside of nested values: the parts, the position of each part's value, and the parts' field."""
+    if types.is_struct(type):
+        there = pc.indices_nonzero(pc.is_valid(values))
+        valid = values.drop_null() if values.null_count else values
+        for number, child in enumerate(type):
+            yield valid.field(number), there, child
+    elif types.is_list(type):
+        yield pc.list_flatten(values), pc.list_parent_indices(values), type.value_field
+    elif types.is_map(type):
+        entries = pa.struct([type.key_field, type.item_field])
+        as_list = values.cast(pa.list_(pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])))
+        yield pc.list_flatten(as_list), pc.list_parent_indices(as_list), pa.field("entries", entries)

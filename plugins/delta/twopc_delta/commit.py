@@ -35,7 +35,7 @@ from twopc_delta.notes import Note, digest
 from twopc_delta.prepared import Prepared, without_note
 from twopc_delta.receipts import Receipt, Receipts
 from twopc_delta.storage import Storage
-from twopc_delta.table import TableView
+from twopc_delta.table import CHECKPOINT_PROTECTION, TableView
 
 logger = logging.getLogger(__name__)
 
@@ -105,28 +105,34 @@ def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
             decision.
         Retriable: no answer.
     """
-    try:
-        return DeltaTable(storage.url, storage_options=storage.delta_options())
-    except outcomes.FAILURES as error:
-        failure = outcomes.Failure.of(error, storage)
-    if failure.is_of_content and (found := _damaged(storage, what, is_decided)) is not None:
-        raise outcomes.invalid_entry(what, *found, is_decided)
+    for is_last in (False, True):  # the log may have been cleaned up or restored while it was read
+        try:
+            return DeltaTable(storage.url, storage_options=storage.delta_options())
+        except outcomes.FAILURES as error:
+            failure = outcomes.Failure.of(error, storage)
+        if is_last or not failure.is_of_content:
+            break
+    if failure.is_of_content and (found := _damage(storage, what, is_decided)) is not None:
+        raise found
     raise outcomes.look_failed(failure, what, is_decided)
 
 
-def _damaged(storage: Storage, what: str, is_decided: bool) -> tuple[int, str] | None:
-    """Return the newest version of the log that is damaged or follows a gap, and why. delta-rs names neither. Entries
-    that a checkpoint stands for are not looked at: no reader needs them."""
+def _damage(storage: Storage, what: str, is_decided: bool) -> TwoPhaseCommitError | None:
+    """Return the error for a log that has a damaged entry, a gap or a damaged checkpoint. delta-rs names none of them.
+    Entries that a checkpoint stands for are not looked at: no reader needs them."""
     files = LogFiles(storage)
     try:
+        damaged, is_complete = files.damaged_checkpoint()
+        if damaged:
+            return outcomes.damaged_checkpoint(what, damaged, is_complete, is_decided)
         versions, checkpoint = files.after_checkpoint()
         for version, older in zip_longest(versions, versions[1:], fillvalue=checkpoint):
             try:
                 Entry.of(files.entry(version) or b"")
             except ValueError as error:
-                return version, str(error)
+                return outcomes.invalid_entry(what, version, str(error), is_decided)
             if older != version - 1:
-                return version, f"it has no version {version - 1}"
+                return outcomes.invalid_entry(what, version, f"it has no version {version - 1}", is_decided)
     except OSError as error:
         raise outcomes.look_failed(outcomes.Failure.of(error, storage), what, is_decided) from None
     return None
@@ -420,6 +426,8 @@ class TableLog:
             table.create_checkpoint()
             self._files.sync_checkpoint(table.version())
             if view.configuration.get("delta.enableExpiredLogCleanup", "true") != "true":
+                return
+            if CHECKPOINT_PROTECTION in view.features:
                 return
             if self._files.has_part_of_a_checkpoint():  # delta-rs would take it for whole
                 logger.warning("entries of %s do not expire: a checkpoint lacks parts. Remove it.", self._name)

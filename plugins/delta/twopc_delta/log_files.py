@@ -11,8 +11,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from twopc.durable_files import LocalFolder, ObjectFolder, names_in, put_in_place, sync_folder
+from twopc.durable_files import LocalFolder, ObjectFolder, Unusable, names_in, put_in_place, sync_folder
+from twopc_delta.entry import Entry
 from twopc_delta.storage import Storage
 
 _LOG = "_delta_log"
@@ -67,6 +70,27 @@ class LogFiles:
             folder = self._on_disk if self._storage.is_local else self._at_store
             folder.names()
             folder.try_put_if_absent()
+            if not self._storage.is_local:
+                self._try_listing()
+
+    def _try_listing(self) -> None:
+        """Make sure that the store lists names in order, from a given one on.
+
+        Raises:
+            Unusable: it does not, so newer entries would not be found.
+        """
+        tag = uuid.uuid4().hex
+        probes = [f".{tag}.{number}.probe" for number in range(6)]
+        try:
+            for name in reversed(probes):
+                self._at_store.replace(name, b"")
+            if self._listed_after(probes[2], MaxKeys=3)[0] != probes[3:]:
+                raise Unusable(
+                    "its server does not list names in order, from a given one on, as readers of Delta's log need it."
+                    " Directory buckets (S3 Express One Zone) and Storj do not: use a general purpose bucket"
+                )
+        finally:
+            self._storage.remove_all([f"{_LOG}/{name}" for name in probes])
 
     def _put_on_disk(self, version: int, data: bytes) -> None:
         """Write an entry aside, in the same folder: there may be a mount between this and all others."""
@@ -111,14 +135,20 @@ class LogFiles:
         one answer of a store."""
         if self._storage.is_local:
             return [each for each in os.listdir(self._folder) if name < each < _NO_VERSION]  # noqa: PTH208
-        filesystem = self._storage.filesystem
-        bucket, prefix, _ = filesystem.split_path(f"{self._storage.path}/{_LOG}/")
-        with self._storage.meaning():
-            found = filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, StartAfter=prefix + name)
-        names = [each["Key"].removeprefix(prefix) for each in found.get("Contents", ())]
-        if found.get("IsTruncated") and names[-1] < _NO_VERSION:
+        names, is_truncated = self._listed_after(name)
+        if is_truncated and names[-1] < _NO_VERSION:
             return None
         return [each for each in names if name < each < _NO_VERSION]
+
+    def _listed_after(self, name: str, **limits: int) -> tuple[list[str], bool]:
+        """Return what a store lists of the log by one request, from behind ``name`` on, and whether there is more."""
+        filesystem = self._storage.filesystem
+        bucket, prefix, _ = filesystem.split_path(f"{self._storage.path}/{_LOG}/")
+        after = {"StartAfter": prefix + name, **limits}
+        with self._storage.meaning():
+            found = filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **after)
+        names = [each["Key"].removeprefix(prefix) for each in found.get("Contents", ())]
+        return names, bool(found.get("IsTruncated"))
 
     def last_checkpoint(self) -> int:
         """Return the version of the newest checkpoint, as the writer of it has noted; 0 if none has."""
@@ -149,11 +179,22 @@ class LogFiles:
     def after_checkpoint(self) -> tuple[list[int], int]:
         """Return the versions that readers take from entries, the newest first, and the version of the newest whole
         checkpoint, after which they begin; -1 if there is none."""
+        return _after_checkpoint(self._names())
+
+    def damaged_checkpoint(self) -> tuple[dict[str, str], bool]:
+        """Return the files of the newest checkpoint that can't be read, and the note of the newest checkpoint if it
+        names one that is not there, each with the reason; and whether readers get on without these files."""
         names = self._names()
-        checkpoints = {int(found[1]) for found in map(_CHECKPOINT.match, names) if found}
-        checkpoint = max(checkpoints - _torn_checkpoints(names), default=-1)
-        versions = (int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
-        return sorted((each for each in versions if each > checkpoint), reverse=True), checkpoint
+        _, newest = _after_checkpoint(names)
+        files = [name for name in names if (found := _CHECKPOINT.match(name)) and int(found[1]) == newest]
+        damaged = {name: why for name in files if (why := _why_unreadable(name, self._read(name) or b""))}
+        left = [name for name in names if name not in damaged]
+        if _LAST_CHECKPOINT in names:
+            noted = self.last_checkpoint()
+            if not any((found := _CHECKPOINT.match(name)) and int(found[1]) == noted for name in left):
+                damaged[_LAST_CHECKPOINT] = f"it names version {noted}, which has no readable checkpoint"
+        versions, checkpoint = _after_checkpoint(left)
+        return damaged, len(versions) == max(versions, default=checkpoint) - checkpoint
 
     def sync(self, newest: int, oldest: int) -> None:
         """Make the entries survive a power cut, from ``newest`` down to ``oldest``. Other writers put them on a disk
@@ -178,6 +219,26 @@ class LogFiles:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_folder(log)
+
+
+def _after_checkpoint(names: Iterable[str]) -> tuple[list[int], int]:
+    names = [*names]
+    checkpoints = {int(found[1]) for found in map(_CHECKPOINT.match, names) if found}
+    checkpoint = max(checkpoints - _torn_checkpoints(names), default=-1)
+    versions = (int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
+    return sorted((each for each in versions if each > checkpoint), reverse=True), checkpoint
+
+
+def _why_unreadable(name: str, data: bytes) -> str | None:
+    """Return why a file of a checkpoint can't be read; None if it can."""
+    try:
+        if name.endswith(".json"):
+            Entry.of(data)
+        else:
+            pq.read_table(pa.BufferReader(data))
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        return " ".join(str(error).split()) or "it is empty"
+    return None
 
 
 def _torn_checkpoints(names: Iterable[str]) -> set[int]:

@@ -65,9 +65,12 @@ class Note:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Note:
-        """Read what ``to_bytes`` makes. Raises ValueError, KeyError or TypeError for anything else."""
-        value: dict[str, Any] = orjson.loads(data)
-        return cls(**{**value, "files": [AddedFile(**file) for file in value["files"]]})
+        """Read what ``to_bytes`` makes. Raises ValueError for anything else."""
+        try:
+            value: dict[str, Any] = orjson.loads(data)
+            return cls(**{**value, "files": [AddedFile(**file) for file in value["files"]]})
+        except (KeyError, TypeError) as error:
+            raise ValueError(repr(error)) from None
 
 
 def digest(data: bytes) -> str:

@@ -25,7 +25,7 @@ OPTIONS = (
         "storage_options",
         mapping(),
         "for S3, as fsspec names them: `key`, `secret`, `token`, `anon`, `endpoint_url`, `client_kwargs` with"
-        " `endpoint_url` and `region_name`",
+        " `endpoint_url` and `region_name`, `s3_additional_kwargs`, `config_kwargs`",
     ),
     Option(
         "merge_schema",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -29,7 +31,8 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳|(?<=\s)0: <unknown>.*", re.DOTALL)
 
 _REFUSED = re.compile(
     r"permission ?denied|access ?denied|forbidden|\b403\b|read-only file system|invalidaccesskeyid"
-    r"|signaturedoesnotmatch|expiredtoken|xadminusernotfound|unsafe_rename|nosuchbucket",
+    r"|signaturedoesnotmatch|expiredtoken|xadminusernotfound|unsafe_rename|nosuchbucket|keytoolong"
+    r"|lacked valid|invalidtoken|tokenrefreshrequired|authorizationheadermalformed",
     re.IGNORECASE,
 )
 """delta-rs reports these by text alone. xadminusernotfound: versitygw knows no such key."""
@@ -38,10 +41,25 @@ _UNREADABLE = re.compile(
     r"invalid protocol action|schema error|json error|not supported|unsupported|unknown .*feature",
     re.IGNORECASE,
 )
-"""delta-rs can't read the table, and never will."""
+"""delta-rs can't read the table, and never will. It reports some of these as failures of the store."""
 
-_GAP = re.compile(r"contiguous commit|no table metadata|invalid checkpoint", re.IGNORECASE)
-"""Something is missing between two entries or before the oldest one, at least in this listing of the log."""
+_NO_ANSWER = re.compile(
+    r"timed? ?out|timeout|connect|connection|broken pipe|dns error|incomplete|disconnected|end of file before"
+    r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50\d)\b",
+    re.IGNORECASE,
+)
+"""What delta-rs and S3's client report of a store that does not answer, or is busy."""
+
+_TEMPORARY = frozenset(
+    (
+        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV),
+        *(errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ENOTCONN),
+        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.EREMOTEIO),
+        errno.ENOENT,  # of a folder that was there a moment ago; a new look shows whether the table is
+    )
+)
+"""What a disk or S3's client reports, and may not report the next time."""
 
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -69,9 +87,18 @@ class Failure:
         return isinstance(self.error, PermissionError) or _REFUSED.search(self.words) is not None
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether the store has not answered, and may answer the next time. What is in no table is not temporary."""
+        if self.is_refusal or not isinstance(self.error, OSError):
+            return False
+        code = getattr(self.error.__cause__, "response", None)  # s3fs gives the errno of a disk to S3's unknown codes
+        return _NO_ANSWER.search(self.words) is not None or (code is None and self.error.errno in _TEMPORARY)
+
+    @property
     def is_of_content(self) -> bool:
         """Whether delta-rs has got the log, and can't read it."""
-        return any(each.search(self.words) for each in (_UNREADABLE, _GAP))
+        is_of_store = isinstance(self.error, OSError | TableNotFoundError)
+        return not is_of_store or _UNREADABLE.search(self.words) is not None
 
     @classmethod
     def of(cls, error: Exception, storage: Storage) -> Failure:
@@ -95,33 +122,33 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
             f"{what}: there is no Delta table: {text}. Create it, such as with CREATE TABLE … USING delta; the sink"
             " creates none. Nothing was written."
         )
+    if failure.is_temporary:
+        return Retriable(f"{what}: no answer: {text}")
     kind = OperatorRequired if is_decided else ConfigurationError
-    if _UNREADABLE.search(failure.words):
+    if failure.is_of_content:
         return kind(f"{what}: delta-rs can't read the table: {text}. Nothing was written.")
-    if failure.is_refusal:
-        return kind(f"{what}: the store refuses: {text}. Correct the rights or 'storage_options', and start again.")
-    return Retriable(f"{what}: no answer: {text}")
+    return kind(f"{what}: the store refuses: {text}. Correct the rights or 'storage_options', and start again.")
 
 
 def put_refused(failure: Failure, what: str) -> ConfigurationError | Retriable:
-    """Return the error for a store that failed the trial of put-if-absent."""
-    if isinstance(failure.error, Unusable | PermissionError):
-        return ConfigurationError(
-            f"{what} is in a store that the sink can't use: {failure.text}. Two commits of one version"
-            " could both win, or none. Nothing was written."
-        )
-    return Retriable(f"{what}: no answer: {failure.text}")
+    """Return the error for a store that failed the trial of put-if-absent and of listings."""
+    if failure.is_temporary and not isinstance(failure.error, Unusable):
+        return Retriable(f"{what}: no answer: {failure.text}")
+    return ConfigurationError(
+        f"{what} is in a store that the sink can't use: {failure.text}. Nothing was written. Headers that a bucket asks"
+        " for, such as for encryption, are in 'storage_options' under 's3_additional_kwargs'."
+    )
 
 
 def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed commit of ``what``, which the table was seen not to have."""
     text = failure.text
-    if failure.is_refusal:
-        return OperatorRequired(
-            f"{what} is decided and not committed: the store refuses: {text}. Its files are safe. Correct the rights,"
-            " and start again, which repeats the commit."
-        )
-    return Retriable(f"{what} is decided and not committed yet: {text}")
+    if failure.is_temporary:
+        return Retriable(f"{what} is decided and not committed yet: {text}")
+    return OperatorRequired(
+        f"{what} is decided and not committed: the store refuses: {text}. Its files are safe. Correct the rights or"
+        " 'storage_options', and start again, which repeats the commit."
+    )
 
 
 def not_synced(what: str, why: str) -> OperatorRequired:
@@ -140,6 +167,23 @@ def invalid_entry(what: str, version: int, why: str, is_decided: bool) -> Operat
         " was replaced or restored in part. Nothing was written, and readers do not get past this version. Put the"
         f" entries of the log back from a copy; or remove {version:020d}.json if it is the newest one and what it adds"
         " is not needed. Then start again."
+    )
+
+
+def damaged_checkpoint(
+    what: str, damaged: Mapping[str, str], is_complete: bool, is_decided: bool
+) -> OperatorRequired | ConfigurationError:
+    """Return the error for a log whose newest checkpoint no reader takes."""
+    kind = OperatorRequired if is_decided else ConfigurationError
+    files = "; ".join(f"{name}: {why}" for name, why in damaged.items())
+    how = (
+        f"Remove {' and '.join(damaged)}: the log has all that readers need without"
+        if is_complete
+        else "Put the files back from a copy: older entries of the log were removed, and only the checkpoint has them"
+    )
+    return kind(
+        f"{what}: the newest checkpoint in the table's _delta_log can't be read: {files}. Nothing was written. {how}."
+        " Then start again."
     )
 
 

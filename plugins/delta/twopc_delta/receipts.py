@@ -6,7 +6,7 @@ entry over that of the batch. Its mark is then older again, and by the mark alon
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 
 import orjson
 
@@ -67,9 +67,12 @@ class Receipts:
             except FileNotFoundError:
                 return None
         try:
-            return Receipt(**orjson.loads(data))
+            found = Receipt(**orjson.loads(data))
         except TypeError as error:
             raise ValueError(str(error)) from None
+        if not all(isinstance(value, type) for value, type in zip(astuple(found), (str, int, int, str), strict=True)):
+            raise ValueError("a value has another type")
+        return found
 
     def forget(self) -> None:
         """Read the receipt anew when it is needed next."""

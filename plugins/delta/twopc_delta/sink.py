@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from deltalake.exceptions import DeltaError
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
-from twopc.errors import RecordRefused, RoundAborted
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
@@ -33,6 +34,8 @@ from twopc_delta.options import DeltaOptions
 from twopc_delta.prepared import vote_of
 from twopc_delta.table import TableView
 from twopc_delta.writer import TaskFiles
+
+logger = logging.getLogger(__name__)
 
 
 class DeltaTransaction(Transaction):
@@ -178,8 +181,13 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         with self._writing(transaction.id):
             files = transaction.files.finish()
             for file in files:
-                if self._storage.size_bytes(file.path) != file.size_bytes:
-                    raise RoundAborted(f"file {file.path} of transaction {name} was removed while it was written")
+                if (found := self._storage.size_bytes(file.path)) != file.size_bytes:
+                    now = "is not there" if found is None else f"has {found} bytes"
+                    raise RoundAborted(
+                        f"file {file.path} of transaction {name} was written with {file.size_bytes} bytes, and {now}."
+                        " Was it removed or replaced, or does its store keep something else than it was sent? The batch"
+                        " can be run again."
+                    )
             view = transaction.fit.view
             columns = type_names(transaction.fit.schema)
             note = Note([], view.id, columns, view.required, view.partition_by, files)
@@ -192,11 +200,11 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
             with self._storage.meaning():
                 yield
         except OSError as error:
-            text = self._failure(error).text
-            raise RoundAborted(
-                f"transaction {transaction_id.exact} to {self._name} could not be written: {text}. Nothing of it is"
-                " visible. The batch can be run again."
-            ) from None
+            failure = self._failure(error)
+            what = f"transaction {transaction_id.exact} to {self._name} could not be written: {failure.text}"
+            if failure.is_refusal:
+                raise ConfigurationError(f"{what}. Correct the rights or 'storage_options', and start again.") from None
+            raise RoundAborted(f"{what}. Nothing of it is visible. The batch can be run again.") from None
 
     def discard(self, transaction: DeltaTransaction) -> None:
         if transaction.files is not None:
@@ -235,7 +243,12 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
             data = notes.read(name)
             if data is None:
                 return
-            for path in Note.from_bytes(data).paths:  # there are none once it is pre-committed
+            try:
+                paths = Note.from_bytes(data).paths  # there are none once it is pre-committed
+            except ValueError as error:  # nothing is decided by it, so the transaction is ended all the same
+                paths = []
+                logger.warning("%s, and its note is damaged (%s): VACUUM removes its files", what, error)
+            for path in paths:
                 self._storage.remove(path)
             notes.remove(name)
 

@@ -118,7 +118,7 @@ def statistics(
 
 def _bounds(chunks: list[Any], type: pa.DataType) -> tuple[Any, Any] | None:
     """The bounds of a column as JSON has them, or None where it can't have them."""
-    if types.is_boolean(type) or types.is_binary(type):
+    if types.is_binary(type):
         return None
     try:
         if types.is_date(type) or types.is_timestamp(type):
@@ -135,8 +135,7 @@ def _as_json(least: Any, most: Any) -> tuple[Any, Any] | None:
         case Decimal():
             return _number(least), _number(most)
         case str():
-            longest = _text_above(most)
-            return None if longest is None else (least[:_LONGEST_TEXT], longest)
+            return least[:_LONGEST_TEXT], _text_above(most)
     return least, most
 
 
@@ -158,8 +157,8 @@ def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
     )
 
 
-def _text_above(text: str) -> str | None:
-    """A text of bounded length that is not less than ``text``; None where there is none."""
-    if len(text) <= _LONGEST_TEXT:
-        return text
-    return None if text[_LONGEST_TEXT] == _LAST_CHARACTER else text[:_LONGEST_TEXT] + _LAST_CHARACTER
+def _text_above(text: str) -> str:
+    """A text that is not less than ``text``, and as a rule of bounded length."""
+    # Behind the first character that has a greater one. A text without any is its own bound.
+    end = next((at for at in range(_LONGEST_TEXT, len(text)) if text[at] != _LAST_CHARACTER), None)
+    return text if end is None else text[:end] + _LAST_CHARACTER

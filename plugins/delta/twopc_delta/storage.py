@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from collections import defaultdict
@@ -32,10 +33,32 @@ _NAMES = {
     "token": "aws_session_token",
     "anon": "aws_skip_signature",
     "endpoint_url": "aws_endpoint_url",
-    "client_kwargs": "",  # of it these two:
 }
-_OF_CLIENT = {"endpoint_url": "aws_endpoint_url", "region_name": "aws_region"}
-"""fsspec's names of S3 options → delta-rs's."""
+_INSIDE: dict[str, dict[str, str]] = {
+    "client_kwargs": {"endpoint_url": "aws_endpoint_url", "region_name": "aws_region"},
+    "s3_additional_kwargs": {
+        "ServerSideEncryption": "aws_server_side_encryption",
+        "SSEKMSKeyId": "aws_sse_kms_key_id",
+        "BucketKeyEnabled": "aws_sse_bucket_key_enabled",
+        "ACL": "",
+    },
+    "config_kwargs": dict.fromkeys(
+        (
+            *("connect_timeout", "read_timeout", "retries", "max_pool_connections", "tcp_keepalive"),
+            *("request_checksum_calculation", "response_checksum_validation", "user_agent_extra"),
+        ),
+        "",
+    ),
+}
+"""fsspec's names of S3 options → delta-rs's. Options inside of ``_INSIDE`` with no counterpart there are for fsspec
+alone: both clients reach the same objects with them and without."""
+
+_ERRNOS = (
+    ({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}, errno.EACCES),
+    ({"ConnectionError", "HTTPClientError", "IncompleteReadError", "CredentialRetrievalError"}, errno.ETIMEDOUT),
+    ({"ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError"}, errno.ETIMEDOUT),
+)
+"""Errors of botocore and aiohttp → errno. Any other one is in no table: ``EPROTO``."""
 
 _SECRET = ("key", "secret", "token")
 _SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
@@ -107,7 +130,8 @@ class Storage:
         """Fsspec's file system. It keeps no listings: other processes write, too."""
         if self.is_local:
             return fsspec.filesystem("file")
-        return fsspec.filesystem("s3", **{**self.options, "use_listings_cache": False})
+        # Cloudflare R2 takes no upload whose parts differ in size, but for the last one.
+        return fsspec.filesystem("s3", **{**self.options, "use_listings_cache": False, "fixed_upload_size": True})
 
     def delta_options(self) -> dict[str, str]:
         """Return the options as delta-rs names them.
@@ -124,11 +148,14 @@ class Storage:
                 " conditional puts, and unset the variable."
             )
         found: dict[str, str] = {}
-        client = self.options.get("client_kwargs") or {}
-        for given, names, prefix in ((self.options, _NAMES, ""), (client, _OF_CLIENT, "client_kwargs.")):
+        inside = [(self.options.get(name) or {}, names, f"{name}.") for name, names in _INSIDE.items()]
+        outside = {name: value for name, value in self.options.items() if name not in _INSIDE}
+        for given, names, prefix in ((outside, _NAMES, ""), *inside):
             for name, value in given.items():
                 if name not in names:
-                    known = ", ".join([*_NAMES, *(f"client_kwargs.{each}" for each in _OF_CLIENT)])
+                    known = ", ".join(
+                        [*_NAMES, *(f"{outer}.{each}" for outer, each_ in _INSIDE.items() for each in each_)]
+                    )
                     what = f"the option 'storage_options' of the delta sink has no {prefix + str(name)!r}"
                     raise ConfigurationError(f"{what}. It has: {known}.")
                 if names[name] and value is not None:
@@ -155,7 +182,7 @@ class Storage:
 
     @contextlib.contextmanager
     def meaning(self) -> Iterator[None]:
-        """Around requests: botocore's errors of the connection become OSErrors, as those of a disk are."""
+        """Around requests: errors of S3's clients become OSErrors, as those of a disk are."""
         try:
             yield
         except OSError:
@@ -163,7 +190,9 @@ class Storage:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("botocore", "aiobotocore", "aiohttp"):
                 raise
-            raise OSError(self.without_secrets(str(error))) from None
+            kinds = {each.__name__ for each in type(error).__mro__}
+            number = next((number for names, number in _ERRNOS if kinds & names), errno.EPROTO)
+            raise OSError(number, self.without_secrets(str(error))) from None
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new file below the folder for writing."""

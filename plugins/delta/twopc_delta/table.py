@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,25 +14,40 @@ from pyarrow import types
 
 from twopc.errors import ConfigurationError
 
+CHECKPOINT_PROTECTION = "checkpointProtection"
+"""A table with this feature asks who removes entries of its log for more than this sink looks at: they stay."""
+
 WRITER_FEATURES = frozenset(
     {
+        "allowColumnDefaults",  # as long as no column has one
         "appendOnly",
         "changeDataFeed",  # rows that are only added need no change files: readers take them from the log
         "checkConstraints",  # as long as there is none
+        CHECKPOINT_PROTECTION,
         "columnMapping",  # as long as its mode is none
         "deletionVectors",
+        "domainMetadata",  # an append has none, and checkpoints keep it
         "generatedColumns",  # as long as there is none
         "invariants",  # as long as there is none; NOT NULL is checked
         "timestampNtz",
         "v2Checkpoint",
+        "vacuumProtocolCheck",  # asks something of VACUUM alone
         "variantType",  # as long as there is no such column
         "variantType-preview",
     }
 )
 READER_FEATURES = frozenset(
-    {"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}
+    {
+        *("columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"),
+        *("variantType", "variantType-preview"),
+    }
 )
 """Table features with which an append of this sink is right for every reader. delta-rs commits with some more."""
+
+_DROPPABLE = frozenset({"inCommitTimestamp", "rowTracking", "typeWidening"})
+"""Features that Delta 4.4 for Spark removes from a table. It removes no other of those that the sink lacks."""
+
+_COPY = "Only a copy of the table lacks it: CREATE TABLE … USING delta AS SELECT"
 
 _BY_FEATURES = (3, 7)
 """The newest versions of reader and writer. They name what a table uses feature by feature."""
@@ -49,6 +64,7 @@ _OF_COLUMNS = {
 
 _BOUNDED_TEXT = "__CHAR_VARCHAR_TYPE_STRING"
 _VARCHAR = re.compile(r"varchar\(([0-9]+)\)")
+_CHAR = re.compile(r"char\([0-9]+\)")
 
 _TYPES = re.compile(
     r"string|long|integer|short|byte|float|double|boolean|binary|date|timestamp|timestamp_ntz|decimal\(\d+, ?\d+\)"
@@ -115,50 +131,59 @@ class TableView:
         return int(found[1]) if found else None
 
     def obstacle(self) -> str | None:
-        """Return why this sink must not write to the table, by the name of the table feature or property; None if it
-        may."""
-        return self._protocol() or self._properties() or self._columns()
+        """Return why this sink must not write to the table: each table feature or property by its name, with the
+        statement that removes it. None if the sink may write."""
+        return "; ".join([*self._protocol(), *self._properties(), *self._columns()]) or None
 
-    def _protocol(self) -> str | None:
+    def _protocol(self) -> Iterator[str]:
         if self.reader_version > _BY_FEATURES[0] or self.writer_version > _BY_FEATURES[1]:
-            return f"it needs reader {self.reader_version} and writer {self.writer_version}, which are not known"
+            yield f"it needs reader {self.reader_version} and writer {self.writer_version}, which are not known"
         if self.writer_version == _IDENTITY_COLUMNS:
-            return "it needs writer 6, and so the table feature identityColumns"
-        if unknown := [name for name in self.features if name not in WRITER_FEATURES | READER_FEATURES]:
-            return f"it has the table features {', '.join(unknown)}, with which a file of this sink may be wrong"
-        return None
+            yield f"it needs writer 6, and so the table feature identityColumns. {_COPY}"
+        for name in self.features:
+            if name not in WRITER_FEATURES | READER_FEATURES:
+                how = f"Remove it: ALTER TABLE … DROP FEATURE {name}" if name in _DROPPABLE else _COPY
+                yield f"it has the table feature {name}, with which a file of this sink may be wrong. {how}"
 
-    def _properties(self) -> str | None:
+    def _properties(self) -> Iterator[str]:
         for name in self.configuration:
             if name.startswith("delta.constraints."):
-                return (
-                    f"it has the CHECK constraint {name.removeprefix('delta.constraints.')!r} (table feature"
-                    " checkConstraints), whose SQL the sink can't evaluate"
+                constraint = name.removeprefix("delta.constraints.")
+                yield (
+                    f"it has the CHECK constraint {constraint!r} (table feature checkConstraints), whose SQL the sink"
+                    f" can't evaluate. Remove it: ALTER TABLE … DROP CONSTRAINT {constraint}"
                 )
         if self.configuration.get("delta.columnMapping.mode", "none") != "none":
-            return "it maps columns to other names in its files (table feature columnMapping)"
-        if self.configuration.get("delta.enableRowTracking") == "true":
-            return "it tracks rows (table feature rowTracking)"
+            yield (
+                "it maps columns to other names in its files (table feature columnMapping). End that: ALTER TABLE … SET"
+                " TBLPROPERTIES ('delta.columnMapping.mode' = 'none')"
+            )
+        if self.configuration.get("delta.enableRowTracking") == "true" and "rowTracking" not in self.features:
+            yield "it tracks rows (rowTracking). End that: ALTER TABLE … UNSET TBLPROPERTIES ('delta.enableRowTracking')"
         if (given := self.configuration.get(RETENTION_OF_MARKS)) is not None:
-            return (
+            yield (
                 f"its property {RETENTION_OF_MARKS} is {given!r}: it forgets which batches are committed. Remove the"
                 f" property: ALTER TABLE … UNSET TBLPROPERTIES ('{RETENTION_OF_MARKS}')"
             )
-        return None
 
-    def _columns(self) -> str | None:
+    def _columns(self) -> Iterator[str]:
         outer = {id(field) for field in self.fields}
         for field in _nested(self.fields):
+            column = f"its column {field['name']!r}"
             for key, feature in _OF_COLUMNS.items():
                 if key in field["metadata"]:
-                    return f"its column {field['name']!r} uses the table feature {feature}"
-            if (text := field["metadata"].get(_BOUNDED_TEXT)) and not _VARCHAR.fullmatch(text):
-                return f"its column {field['name']!r} has the type {text}, whose length delta-rs does not keep"
+                    how = f"Remove it: ALTER TABLE … ALTER COLUMN `{field['name']}` DROP DEFAULT"
+                    is_default = feature == "allowColumnDefaults"
+                    yield f"{column} uses the table feature {feature}. {how if is_default else _COPY}"
+            text = field["metadata"].get(_BOUNDED_TEXT)
             if text and id(field) not in outer:
-                return f"its column {field['name']!r}, which is inside of another one, has the type {text}"
+                yield f"{column}, which is inside of another one, has the type {text}. {_COPY}"
+            elif text and not _VARCHAR.fullmatch(text):
+                how = f"Change it: ALTER TABLE … ALTER COLUMN `{field['name']}` TYPE STRING"
+                is_char = _CHAR.fullmatch(text) is not None
+                yield f"{column} has the type {text}, whose length delta-rs does not keep. {how if is_char else _COPY}"
             if isinstance(field["type"], str) and not _TYPES.fullmatch(field["type"]):
-                return f"its column {field['name']!r} has the type {field['type']}"
-        return None
+                yield f"{column} has the type {field['type']}. {_COPY} of the other columns"
 
     def refuse_unsupported(self, what: str) -> None:
         """Raise ConfigurationError if this sink must not write to the table."""

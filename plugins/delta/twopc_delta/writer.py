@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import IO, Any
+from typing import IO
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from twopc_delta.columns import NULL_FOLDER, Fit
+from twopc_delta.columns import Fit
 from twopc_delta.notes import AddedFile
+from twopc_delta.partitions import folder_of, split
 from twopc_delta.statistics import FloatBounds, indexed, statistics, with_bounds
 from twopc_delta.storage import Storage
 
@@ -29,8 +28,8 @@ HELD_BYTES = 64 * 1024 * 1024
 OPEN_FILES = 32
 """How many files are open at a time. The one that was written to longest ago is finished to make room."""
 
-_SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-_LONGEST_FOLDER = 200  # a disk's names have at most 255 bytes
+Partition = tuple[str | None, ...]
+"""The values of a partition, in the order of the table's partition columns."""
 
 
 @dataclass
@@ -66,7 +65,7 @@ class TaskFiles:
         self._begins = begins
         self._schema = pa.schema([column for column in fit.schema if column.name not in fit.partition_by])
         self._indexed = indexed(fit.view.schema, fit.view.configuration)
-        self._open: dict[str, _OpenFile] = {}  # by folder, the one that was written to longest ago first
+        self._open: dict[Partition, _OpenFile] = {}  # the one that was written to longest ago first
         self.paths: list[str] = []
         self.finished: list[AddedFile] = []
 
@@ -78,9 +77,9 @@ class TaskFiles:
             self._flush(max(self._open.values(), key=lambda each: each.held_bytes))
 
     def _write(self, values: Mapping[str, str | None], records: pa.RecordBatch) -> None:
-        folder = "/".join(f"{_folder_part(column)}={_folder_value(value)}" for column, value in values.items())
-        each = self._open.pop(folder, None) or self._create(folder, values, records.schema)
-        self._open[folder] = each
+        partition = tuple(values.values())
+        each = self._open.pop(partition, None) or self._create(values, records.schema)
+        self._open[partition] = each
         each.held.append(records)
         each.held_bytes += records.nbytes
         for column in records.schema:
@@ -89,15 +88,15 @@ class TaskFiles:
         if each.held_bytes >= ROW_GROUP_BYTES or each.held_bytes >= self._target_bytes:
             self._flush(each)
         if each.file.tell() >= self._target_bytes:
-            self._finish(folder)
+            self._finish(partition)
 
-    def _create(self, folder: str, values: Mapping[str, str | None], schema: pa.Schema) -> _OpenFile:
+    def _create(self, values: Mapping[str, str | None], schema: pa.Schema) -> _OpenFile:
         if len(self._open) >= OPEN_FILES:
             self._finish(next(iter(self._open)))
         # First what the files of one batch have in common: the driver finds them by one listing of names that begin so.
         # A commit log that is an old copy gives out the names of transactions again, whose files the table has.
         name = f"part-{self._name}-{len(self.paths):05d}-{secrets.token_hex(8)}.snappy.parquet"
-        path = f"{folder}/{name}" if folder else name
+        path = "/".join([*(folder_of(column, value) for column, value in values.items()), name])
         self.paths.append(path)
         self._begins(self.paths)
         file = self._storage.create(path)
@@ -118,21 +117,21 @@ class TaskFiles:
             each.held.clear()
             each.held_bytes = 0
 
-    def _finish(self, folder: str) -> None:
-        each = self._open[folder]
+    def _finish(self, partition: Partition) -> None:
+        each = self._open[partition]
         self._flush(each)
         each.writer.close()
         size_bytes = each.file.tell()
         self._storage.close(each.file, each.path)
-        del self._open[folder]
+        del self._open[partition]
         stats = statistics(each.footers[0], self._schema, self._indexed, each.floats)
         now_ms = int(time.time() * 1000)  # for readers alone; nothing here compares it
         self.finished.append(AddedFile(each.path, size_bytes, dict(each.partition_values), now_ms, stats))
 
     def finish(self) -> list[AddedFile]:
         """Make every file durable, and return all of them."""
-        for folder in list(self._open):
-            self._finish(folder)
+        for partition in list(self._open):
+            self._finish(partition)
         return self.finished
 
     def discard(self) -> None:
@@ -145,53 +144,3 @@ class TaskFiles:
         self._open.clear()
         for path in self.paths:
             self._storage.remove(path)
-
-
-def split(
-    batch: pa.RecordBatch, partition_by: tuple[str, ...]
-) -> Iterator[tuple[Mapping[str, str | None], pa.RecordBatch]]:
-    """Yield the records of each partition in their order, without the partition columns."""
-    if not partition_by:
-        yield {}, batch
-        return
-    data = batch.drop_columns(list(partition_by))
-    texts = {column: _texts(batch.column(column)) for column in partition_by}
-    keys = pc.binary_join_element_wise(*(_keys(texts[column]) for column in partition_by), "\0").dictionary_encode()
-    order = pc.sort_indices(keys.indices)  # stable
-    runs = pc.run_end_encode(keys.indices.take(order))
-    start = 0
-    for end in runs.run_ends.to_pylist():
-        rows = order.slice(start, end - start)
-        first = rows[0].as_py()
-        yield {column: texts[column][first].as_py() for column in partition_by}, data.take(rows)
-        start = end
-
-
-def _texts(values: pa.Array) -> pa.StringArray:
-    """The values as the log has them."""
-    encoded = values.dictionary_encode()
-    texts = pa.array([_text(value) for value in encoded.dictionary.to_pylist()], pa.string())
-    return texts.take(encoded.indices)
-
-
-def _keys(texts: pa.StringArray) -> pa.StringArray:
-    """Texts without a null, so that null differs from each of them."""
-    return pc.if_else(pc.is_valid(texts), pc.binary_join_element_wise("v", pc.fill_null(texts, ""), ""), "n")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
-
-
-def _folder_part(text: str) -> str:
-    """Plain letters; all others as percent and two digits, which the log then has percent-encoded once more."""
-    return "".join(c if c in _SAFE else "".join(f"%{byte:02X}" for byte in c.encode()) for c in text)
-
-
-def _folder_value(value: str | None) -> str:
-    """For people only: readers take the value from the log. So it may be cut."""
-    return NULL_FOLDER if value is None else _folder_part(value)[:_LONGEST_FOLDER].rstrip(".") or "_"

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import tempfile
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from tests.sinks.delta.conftest import Place
+from tests.sinks.delta.test_readers import Reader
+from tests.sinks.delta.test_types import EDGES, RECORDS, require_equal, written
 from tests.support.delta_spark import delta_session
 from tests.support.spark_session import write_all
 from twopc import Round
@@ -93,15 +99,53 @@ def test_a_table_of_spark_with_a_feature_that_the_sink_lacks_is_refused(
     spark: SparkSession, empty: Place, named: str, columns: str, then: str
 ) -> None:
     make(spark, empty, columns, then)
-    with pytest.raises(ConfigurationError, match=named):
-        empty.sink()
+    follow(spark, empty, named)
 
 
 def test_a_check_constraint_of_spark_is_refused(spark: SparkSession, empty: Place) -> None:
     make(spark, empty, "value STRING")
     spark.sql(f"ALTER TABLE delta.`{empty.path}` ADD CONSTRAINT long CHECK (length(value) > 3)")
-    with pytest.raises(ConfigurationError, match="CHECK constraint 'long'"):
-        empty.sink()
+    follow(spark, empty, "CHECK constraint 'long'")
+
+
+def test_a_table_with_databricks_defaults_is_written_after_the_statements_of_one_refusal(
+    spark: SparkSession, empty: Place
+) -> None:
+    properties = ("enableDeletionVectors", "enableInCommitTimestamps", "enableRowTracking")
+    given = ", ".join(f"'delta.{name}' = 'true'" for name in properties)
+    make(spark, empty, "value STRING", f"TBLPROPERTIES ({given}, 'delta.columnMapping.mode' = 'name')")
+    follow(spark, empty, "columnMapping")
+
+
+def follow(spark: SparkSession, place: Place, named: str) -> None:
+    """Do what the refusal of a table says, and write to it; or to its copy, where it says that nothing else helps."""
+    with pytest.raises(ConfigurationError, match=named) as refused:
+        place.sink()
+    statements = re.findall(r"ALTER TABLE … (.+?)(?=; its? |\. Nothing was written)", str(refused.value))
+    for statement in statements:
+        spark.sql(f"ALTER TABLE delta.`{place.path}` {statement}")
+    if not statements:
+        assert "Only a copy of the table lacks it: CREATE TABLE … USING delta AS SELECT" in str(refused.value)
+        copy = Place(f"{place.path}-copy")
+        spark.sql(f"CREATE TABLE delta.`{copy.path}` USING delta AS SELECT value FROM delta.`{place.path}`")  # noqa: S608
+        place = copy
+    place.sink().commit_batch(0, [place.pre_commit(["abcd"])])
+    assert [row["value"] for row in rows(spark, place)] == ["abcd"]
+
+
+def test_spark_finds_the_edges_of_each_type_as_they_were_given(spark: SparkSession, empty: Place) -> None:
+    require_equal(*written(EDGES, empty.path), [by_spark(spark)])
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck])
+@given(RECORDS)
+def test_spark_finds_each_value_as_it_was_given(spark: SparkSession, records: list[tuple[Any, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        require_equal(*written(records, str(Path(folder, "drawn"))), [by_spark(spark)])
+
+
+def by_spark(spark: SparkSession) -> Reader:
+    return lambda place: spark.read.format("delta").load(place.path).toArrow()
 
 
 def test_an_append_leaves_deletion_vectors_of_spark_in_force(spark: SparkSession, empty: Place) -> None:

@@ -36,6 +36,7 @@ class TestAppend(SinkContract):
         return self.place.rows()
 
 
+@pytest.mark.long  # partitions have tests of their own
 class TestPartitioned(TestAppend):
     partition_by = ("value", "day")
 

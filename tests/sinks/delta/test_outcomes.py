@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import errno
 
-from twopc.errors import OperatorRequired, Retriable
+import pytest
+from deltalake.exceptions import DeltaError
+
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_delta import outcomes
 from twopc_delta.storage import Storage
 
@@ -52,3 +55,46 @@ def test_a_refusal_of_the_store_needs_an_operator(text: str | PermissionError) -
     given = failure(text)
     assert isinstance(outcomes.look_failed(given, "a look", is_decided=True), OperatorRequired)
     assert isinstance(outcomes.commit_failed(given, "batch 1"), OperatorRequired)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Kernel error -> Generic S3 error 402 Payment Required",
+        "Received redirect without LOCATION, this normally indicates an incorrectly configured region",
+        OSError(errno.EPROTO, "An answer that nobody knows"),
+        DeltaError("Kernel error: something new"),
+    ],
+)
+def test_an_answer_that_is_in_no_table_stops_the_query_with_the_stores_words(error: str | Exception) -> None:
+    """It was repeated for ever as no answer."""
+    given = outcomes.Failure.of(OSError(error) if isinstance(error, str) else error, Storage.at(DISK, {}))
+    told = (
+        outcomes.look_failed(given, "a look", is_decided=False),
+        outcomes.look_failed(given, "a look", is_decided=True),
+        outcomes.commit_failed(given, "batch 1"),
+        outcomes.put_refused(given, "table"),
+    )
+    kinds = [ConfigurationError, OperatorRequired, OperatorRequired, ConfigurationError]
+    assert [type(each) for each in told] == kinds
+    assert all(given.text in str(each) for each in told)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "HTTP error error sending request client error (Connect) tcp connect error Connection refused (os error 111)",
+        "error sending request client error (Connect) dns error failed to lookup address information",
+        "HTTP error error sending request operation timed out",
+        "Server returned non-2xx status code 503 Service Unavailable",
+        "Server returned non-2xx status code 429 Too Many Requests",
+        "Server returned non-2xx status code 500 Internal Server Error",
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.ETIMEDOUT, "Could not reach it"),
+    ],
+)
+def test_a_store_that_does_not_answer_is_repeated(error: str | OSError) -> None:
+    given = failure(error)
+    assert isinstance(outcomes.look_failed(given, "a look", is_decided=True), Retriable)
+    assert isinstance(outcomes.commit_failed(given, "batch 1"), Retriable)
+    assert isinstance(outcomes.put_refused(given, "table"), Retriable)

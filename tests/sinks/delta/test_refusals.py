@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from tests.sinks.delta.conftest import Place
+from tests.sinks.delta.test_readers import by_duckdb
 from tests.support.sink_place import ROUND
 from twopc import Participant
 from twopc.bad_records import first_bad
@@ -102,7 +103,10 @@ FEATURE_OF_MAPPING = ("columnMapping",)
             },
         ),
         ("generatedColumns", {"columns": [column("nested", {"type": "struct", "fields": [GENERATED]})], "writer": 4}),
-        ("allowColumnDefaults", {"writer": 7, "features": ("allowColumnDefaults",)}),
+        (
+            "allowColumnDefaults. Remove it: ALTER TABLE … ALTER COLUMN `other` DROP DEFAULT",
+            {"columns": [column(CURRENT_DEFAULT="3")], "writer": 7, "features": ("allowColumnDefaults",)},
+        ),
         ("rowTracking", {"writer": 7, "features": ("rowTracking", "domainMetadata")}),
         ("rowTracking", {"configuration": {"delta.enableRowTracking": "true"}}),
         ("clustering", {"writer": 7, "features": ("clustering",)}),
@@ -118,6 +122,7 @@ FEATURE_OF_MAPPING = ("columnMapping",)
             "inside of another",
             {"columns": [column("s", {"type": "struct", "fields": [column(__CHAR_VARCHAR_TYPE_STRING="varchar(3)")]})]},
         ),
+        ("Duplicate field name .case-insensitive.: 'Value'", {"columns": [column("Value")]}),
         ("char\\(3\\)", {"columns": [column("c", "string", __CHAR_VARCHAR_TYPE_STRING="char(3)")]}),
         (
             "UNSET TBLPROPERTIES .'delta.setTransactionRetentionDuration'",
@@ -138,9 +143,45 @@ def test_a_table_whose_rules_the_sink_can_not_keep_is_refused(place: Place, name
     assert everything(place) == before
 
 
+def test_a_refusal_names_all_that_is_in_the_way_and_what_removes_it(place: Place) -> None:
+    """One at a time, the last was named only after the others had been removed."""
+    of_readers = ("columnMapping", "deletionVectors")
+    features = (*of_readers, "domainMetadata", "rowTracking", "inCommitTimestamp", "clustering", "checkConstraints")
+    properties = {"delta.constraints.positive": "value > 0", **MAPPING, "delta.enableRowTracking": "true"}
+    make(
+        place,
+        MAPPED,
+        value=MAPPED_VALUE,
+        configuration=properties,
+        reader=3,
+        writer=7,
+        features=features,
+        reader_features=of_readers,
+    )
+    with pytest.raises(ConfigurationError) as raised:
+        place.sink()
+    for told in (
+        "DROP FEATURE rowTracking",
+        "DROP FEATURE inCommitTimestamp",
+        "clustering, with which a file of this sink may be wrong. Only a copy",
+        "DROP CONSTRAINT positive",
+        "SET TBLPROPERTIES ('delta.columnMapping.mode' = 'none')",
+    ):
+        assert told in str(raised.value)
+    assert "domainMetadata" not in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "made",
     [
+        {"writer": 7, "features": ("domainMetadata",)},
+        {"writer": 7, "features": ("checkpointProtection", "allowColumnDefaults")},
+        {
+            "reader": 3,
+            "writer": 7,
+            "features": ("vacuumProtocolCheck",),
+            "reader_features": ("vacuumProtocolCheck",),
+        },
         {"writer": 7, "features": ("appendOnly", "invariants", "checkConstraints", "generatedColumns")},
         {"configuration": {"delta.appendOnly": "true"}},
         {"configuration": {"delta.columnMapping.mode": "none"}, "reader": 2, "writer": 5},
@@ -164,7 +205,7 @@ def test_a_table_whose_rules_the_sink_can_not_keep_is_refused(place: Place, name
 def test_a_table_whose_rules_an_append_keeps_is_written(place: Place, made: dict[str, Any]) -> None:
     make(place, **made)
     place.sink().commit_batch(0, [place.pre_commit(["a"])])
-    assert place.values() == ["a"]
+    assert by_duckdb(place)["value"].to_pylist() == ["a"]
 
 
 def test_a_null_is_refused_where_the_table_has_not_null(place: Place) -> None:
@@ -199,6 +240,59 @@ def test_a_null_is_refused_where_a_nested_type_has_none(place: Place, type: Any,
         place.pre_commit({"value": ["a"], "nested": pa.array([value], kind)}, partition=0 if value else 1)
     with pytest.raises(RecordRefused, match="NOT NULL"):
         place.pre_commit({"value": ["a"], "nested": pa.array([bad], kind)}, partition=2)
+
+
+NOT_UTF8 = pa.Array.from_buffers(pa.string(), 4, pa.array([b"a", b"b", b"\xff\xfe", b"c"]).buffers())
+OFFSETS = pa.array([0, 0, 1, 3, 4], pa.int32())
+NUMBERS = pa.array([1, 2, None, 4], pa.int64())
+
+
+@pytest.mark.parametrize(
+    ("values", "type", "bad"),
+    [
+        (NOT_UTF8, "string", 2),
+        (NOT_UTF8.cast(pa.large_string()), "string", 2),
+        (pa.StructArray.from_arrays([NOT_UTF8], ["x"]), {"type": "struct", "fields": [column("x", "string")]}, 2),
+        (
+            pa.ListArray.from_arrays(OFFSETS, NOT_UTF8),
+            {"type": "array", "elementType": "string", "containsNull": True},
+            2,
+        ),
+        (
+            pa.MapArray.from_arrays(OFFSETS, NOT_UTF8, NUMBERS),
+            {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True},
+            2,
+        ),
+        (
+            pa.MapArray.from_arrays(OFFSETS, pa.array([*"abcd"]), NUMBERS),
+            {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": False},
+            2,
+        ),
+        (
+            pa.ListArray.from_arrays(OFFSETS, pa.StructArray.from_arrays([NUMBERS], ["x"])),
+            {
+                "type": "array",
+                "elementType": {"type": "struct", "fields": [column("x", nullable=False)]},
+                "containsNull": True,
+            },
+            2,
+        ),
+    ],
+    ids=["text", "large text", "struct", "array", "map's key", "null in a map", "null in an array's struct"],
+)
+def test_only_the_record_with_a_bad_value_is_left_out_however_deep_it_is(
+    place: Place, values: pa.Array, type: Any, bad: int
+) -> None:
+    """Records before it were refused in its stead where it was inside of a collection. A slice shares the memory of the
+    bad value, and does not have it."""
+    make(place, column("nested", type))
+    batch = pa.record_batch({"value": [*"abcd"], "nested": values})
+    with Participant({"orders": place.sink()}, ROUND, partition=0, max_bad_records=4) as participant:
+        [refused] = participant.write("orders", batch)
+        votes = [participant.pre_commit()["orders"]]
+    assert (refused.column, refused.record) == ("nested", bad)
+    place.sink().commit_batch(0, place.sink().seal(votes, 0.0))
+    assert place.values() == [each for number, each in enumerate("abcd") if number != bad]
 
 
 def test_a_text_that_is_longer_than_its_varchar_is_refused(place: Place) -> None:

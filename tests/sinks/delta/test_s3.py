@@ -176,7 +176,54 @@ def test_a_server_that_is_away_is_repeated_and_the_batch_is_there_once(options: 
     assert values(options) == ["a"]
 
 
-@pytest.mark.parametrize("name", ["endpoint", "config_kwargs", "aws_access_key_id"])
+def test_a_store_that_does_not_list_names_in_order_is_refused(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Directory buckets of S3 heed no start of a listing. A batch was decided there, and never seen to be committed."""
+    listed = LogFiles._listed_after
+    monkeypatch.setattr(LogFiles, "_listed_after", lambda log, _, **limits: listed(log, "", **limits))
+    with pytest.raises(ConfigurationError, match="does not list names in order"):
+        sink(options)
+    fs = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False)
+    assert [path for path in fs.find("lake/orders") if "probe" in path] == []
+
+
+def test_parts_of_a_large_file_have_one_size(options: dict[str, Any], server: S3Server) -> None:
+    """Cloudflare R2 refuses others, when the upload is completed."""
+    with HttpProxy(server.endpoint_url) as proxy:
+        storage = DeltaOptions.parse(through(proxy, options)).storage
+        file = storage.create("large.parquet")
+        for _ in range(4):
+            file.write(b"x" * (5 * 1024 * 1024 + 1))
+        storage.close(file, "large.parquet")
+        parts = {
+            int(each.target.partition("partNumber=")[2].partition("&")[0]): len(each.body)
+            for each in proxy.sent("PUT", "partNumber=")
+        }
+    *whole, last = [parts[number] for number in sorted(parts)]
+    assert len(whole) == 2
+    assert {*whole} == {8 * 1024 * 1024}
+    assert last <= whole[0]
+
+
+def test_headers_that_a_bucket_asks_for_are_sent_and_one_that_is_missing_is_told(
+    options: dict[str, Any], server: S3Server
+) -> None:
+    asked = {"ServerSideEncryption": "AES256", "ACL": "bucket-owner-full-control"}
+    own = {**options["storage_options"], "s3_additional_kwargs": asked, "config_kwargs": {"read_timeout": 30}}
+    with HttpProxy(server.endpoint_url) as proxy:
+        sink(options := through(proxy, {**options, "storage_options": own})).commit_batch(0, [pre_commit(options, "a")])
+        for sent in proxy.sent("PUT"):
+            names = {name.lower() for name in sent.headers}
+            assert {"x-amz-server-side-encryption", "x-amz-acl"} <= names, sent.target
+        proxy.disturb_all("PUT", s3_error(403, "AccessDenied"))
+        with pytest.raises(ConfigurationError, match="s3_additional_kwargs") as raised:
+            sink(options)
+        assert "could both win" not in str(raised.value)
+    assert values(options={**options, "storage_options": {**own, "endpoint_url": server.endpoint_url}}) == ["a"]
+
+
+@pytest.mark.parametrize("name", ["endpoint", "config_kwarg", "aws_access_key_id"])
 def test_an_option_that_delta_rs_has_no_counterpart_of_is_refused(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         DeltaSink({**options, "storage_options": {name: "x"}})
@@ -270,6 +317,7 @@ def test_a_url_that_two_clients_read_differently_is_refused(options: dict[str, A
         DeltaSink({**options, "path": f"s3://lake/{name}"})
 
 
+@pytest.mark.long
 def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[str, Any], server: S3Server) -> None:
     """A store may heed the condition there, and not where an object of several parts is completed."""
     with HttpProxy(server.endpoint_url) as proxy:

@@ -101,6 +101,7 @@ def bucket(storage: dict[str, Any]) -> Bucket:
     return Bucket.created(storage)
 
 
+@pytest.mark.long
 class TestOnS3(SinkContract):
     kills = 15
 
@@ -160,6 +161,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
 
 
 @pytest.mark.crash
+@pytest.mark.long
 def test_what_a_killed_writer_left_undecided_is_found_and_removed(bucket: Bucket) -> None:
     killed_writer("delta", bucket.options, BEFORE)
     sink = bucket.sink()

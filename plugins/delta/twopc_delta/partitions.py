@@ -1,0 +1,99 @@
+"""The partitions of a table: the text of a value in the log, the name of its folder, and which records share a file."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types
+
+from twopc.errors import RecordRefused
+
+IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
+"""Types of partition columns whose values have one form in the log that every reader takes back."""
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_READ_AS_NULL = ("", _NULL)
+"""Texts that readers take for null in a partition column: the second one polars, and Spark where it rewrites a file."""
+
+_EPOCH = dt.date(1970, 1, 1)
+_FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
+
+_ESCAPED = {code: f"%{code:02X}" for code in (*range(32), 127, *map(ord, "\"#%'*/:=?\\{[]^"))}
+"""What Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars takes the value from that name."""
+
+_LONGEST_NAME_BYTES = 255  # of a folder, on disks and HDFS
+
+
+def folder_of(column: str, text: str | None) -> str:
+    """Return the name of a partition's folder. It has the whole value, as Spark writes it."""
+    return f"{column.translate(_ESCAPED)}={_NULL if text is None else text.translate(_ESCAPED)}"
+
+
+def require_readable(values: pa.Array, column: str) -> None:
+    """Raise RecordRefused for a value of a partition column that some reader would not take back as it was."""
+    bad, why = None, ""
+    if types.is_string(values.type):
+        bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
+        why = "Delta's readers take an empty text and '__HIVE_DEFAULT_PARTITION__' in a partition column for null"
+    elif types.is_date32(values.type):
+        days = values.cast(pa.int32())
+        bad = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
+        why = "a partition's date must be in the years 1 to 9999"
+    elif types.is_decimal(values.type):
+        bad = pc.and_(pc.less(values, 0), pc.not_equal(pc.trunc(values), values))
+        why = "deltalake reads no table with a negative decimal in a partition column, unless it is a whole number"
+    if bad is not None and pc.any(bad).as_py():
+        raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
+    encoded = values.dictionary_encode()
+    for number, text in enumerate(_texts(encoded)):
+        if len(folder_of(column, text).encode()) > _LONGEST_NAME_BYTES:
+            raise RecordRefused(
+                f"the value's folder would have a name of more than {_LONGEST_NAME_BYTES} bytes, which no disk takes."
+                " Partition by a shorter column, such as a hash of this one",
+                record=pc.index(encoded.indices, number).as_py(),
+                column=column,
+            )
+
+
+def split(
+    batch: pa.RecordBatch, partition_by: tuple[str, ...]
+) -> Iterator[tuple[Mapping[str, str | None], pa.RecordBatch]]:
+    """Yield the records of each partition in their order, without the partition columns."""
+    if not partition_by:
+        yield {}, batch
+        return
+    data = batch.drop_columns(list(partition_by))
+    # A number for each tuple of values. Texts that are joined could be those of another tuple.
+    keys = pa.repeat(pa.scalar(0, pa.int64()), len(batch))
+    texts: dict[str, tuple[pa.Array, list[str | None]]] = {}
+    for column in partition_by:
+        encoded = batch.column(column).dictionary_encode("encode")
+        texts[column] = encoded.indices, _texts(encoded)
+        pairs = pc.add(pc.multiply(keys, len(encoded.dictionary)), encoded.indices.cast(pa.int64()))
+        keys = pairs.dictionary_encode().indices.cast(pa.int64())  # so that it never has more than there are records
+    order = pc.sort_indices(keys)  # stable
+    runs = pc.run_end_encode(keys.take(order))
+    start = 0
+    for end in runs.run_ends.to_pylist():
+        rows = order.slice(start, end - start)
+        first = rows[0].as_py()
+        yield {column: each[indices[first].as_py()] for column, (indices, each) in texts.items()}, data.take(rows)
+        start = end
+
+
+def _texts(encoded: pa.DictionaryArray) -> list[str | None]:
+    """Each value of a dictionary as the log has it."""
+    return [None if value is None else _text(value) for value in encoded.dictionary.to_pylist()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

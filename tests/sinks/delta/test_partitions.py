@@ -1,0 +1,113 @@
+"""Records of one partition share a file, and no others. Every reader finds each value as it was given."""
+
+from __future__ import annotations
+
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.sinks.delta.conftest import Place
+from tests.sinks.delta.test_readers import READERS
+from twopc.errors import RecordRefused
+from twopc_delta.partitions import folder_of, split
+
+# All that a folder's name could lose: what it ends with, what is escaped, what lies behind its end, and case.
+TEXTS = ["Acme Inc.", "Acme Inc", "acme inc", ".", "..", "_", " ", "a/b", "a%2Fb", "50 % = x", "null", "true", "1"]
+TEXTS += ["é" * 60 + "a", "é" * 60 + "b", "\u4e2d" * 23 + "\u4e00", "\u4e2d" * 23 + "\u4e8c", "x" * 240, "x" * 241]
+TEXTS += [
+    "\0",
+    "a\0b",
+    "a\nb",
+    "\\",
+    "?*[{^'\"#:]}",
+    "e\u0301",
+    "\u00e9",
+    "🐎",
+    " trailing ",
+    "__HIVE_DEFAULT_PARTITION_",
+]
+
+VALUES: dict[pa.DataType, list[Any]] = {
+    pa.string(): TEXTS,
+    pa.int64(): [0, -1, 2**63 - 1, -(2**63)],
+    pa.int8(): [0, 127, -128],
+    pa.bool_(): [True, False],
+    pa.date32(): [date(1, 1, 1), date(999, 12, 31), date(1969, 12, 31), date(9999, 12, 31)],
+    pa.decimal128(38, 10): [Decimal("0E-10"), Decimal(-7), Decimal("1.05"), Decimal("9" * 28 + "." + "9" * 10)],
+}
+
+
+@pytest.mark.parametrize("type", VALUES, ids=str)
+def test_each_value_of_a_partition_has_a_file_of_its_own_and_every_reader_finds_it(
+    tmp_path: Path, type: pa.DataType
+) -> None:
+    place = Place(str(tmp_path / "parted"))
+    place.create(pa.schema({"id": pa.int64(), "key.ü": type}), ["key.ü"])
+    expected = dict(enumerate([*VALUES[type], None]))
+    records = pa.record_batch({"id": pa.array(expected, pa.int64()), "key.ü": pa.array(expected.values(), type)})
+    place.sink().commit_batch(0, [place.pre_commit(records)])
+    assert len(place.added()) == len(expected)
+    for read in READERS:
+        found = read(place)
+        assert dict(zip(found["id"].to_pylist(), found["key.ü"].to_pylist(), strict=True)) == expected, read
+    for number, value in expected.items():
+        is_it = pl.col("key.ü").eq_missing(pl.lit(value, pl.Series(records["key.ü"]).dtype))
+        assert pl.scan_delta(place.path).filter(is_it).collect()["id"].to_list() == [number]
+
+
+few = st.sampled_from([None, "", "a", "b", "\0", "a\0", "\0b", "n", "v", "vn", "."])
+
+
+@given(st.lists(st.tuples(few, few, st.sampled_from([None, 1, 11])), max_size=30))
+def test_records_share_a_partition_only_if_all_of_its_values_are_equal(keys: list[tuple[Any, ...]]) -> None:
+    batch = pa.record_batch(
+        {
+            "id": pa.array(range(len(keys)), pa.int64()),
+            "a": pa.array([key[0] for key in keys], pa.string()),
+            "b": pa.array([key[1] for key in keys], pa.string()),
+            "c": pa.array([key[2] for key in keys], pa.int32()),
+        }
+    )
+    expected: dict[tuple[Any, ...], list[int]] = {}
+    for number, (a, b, c) in enumerate(keys):
+        expected.setdefault((a, b, None if c is None else str(c)), []).append(number)
+    found = [(tuple(values.values()), part["id"].to_pylist()) for values, part in split(batch, ("a", "b", "c"))]
+    assert len(found) == len(expected)
+    assert dict(found) == expected
+
+
+@given(st.text(), st.text())
+def test_a_folder_has_the_whole_value_in_its_name(one: str, other: str) -> None:
+    assert (folder_of("c", one) == folder_of("c", other)) is (one == other)
+
+
+@pytest.mark.parametrize(
+    ("fine", "refused"),
+    [
+        (pa.array(["x" * 253]), pa.array(["x" * 254])),  # with "k=", 255 bytes are what a disk's names have
+        (pa.array(["é" * 126]), pa.array(["é" * 127])),
+        (pa.array(["%" * 84]), pa.array(["%" * 85])),
+        (pa.array([Decimal("-7.00")]), pa.array([Decimal("-0.01")], pa.decimal128(10, 2))),
+        (pa.array([-719_162], pa.int32()).cast(pa.date32()), pa.array([-719_163], pa.int32()).cast(pa.date32())),
+    ],
+)
+def test_a_value_that_no_disk_or_not_every_reader_takes_is_refused(
+    tmp_path: Path, fine: pa.Array, refused: pa.Array
+) -> None:
+    place = Place(str(tmp_path / "parted"))
+    place.create(pa.schema({"id": pa.int64(), "k": refused.type}), ["k"])
+    good = pa.record_batch({"id": [0], "k": fine.cast(refused.type)})
+    bad = pa.record_batch({"id": [0, 1], "k": pa.concat_arrays([good["k"], refused])})
+    with pytest.raises(RecordRefused) as error:
+        place.pre_commit(bad)
+    assert (error.value.column, error.value.record) == ("k", 1)
+    place.sink().commit_batch(0, [place.pre_commit(good, partition=1)])
+    for read in READERS:
+        assert read(place)["k"].to_pylist() == fine.to_pylist()
