@@ -91,6 +91,7 @@ def test_a_target_where_no_server_listens_fails_and_keeps_no_other_from_being_ch
     assert SECRET not in done.out + done.err
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_target_that_is_silent_is_named_while_it_is_waited_for_and_the_wait_ends(
     shop: Any, run: Any, silent: str

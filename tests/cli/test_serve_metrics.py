@@ -424,6 +424,7 @@ def test_a_store_that_does_not_answer_holds_up_neither_a_scrape_nor_another_log(
     wait("the slow one is read, too", lambda: stuck.is_up)
 
 
+@pytest.mark.long
 def test_two_hundred_logs_are_read_and_served(tmp_path: Path, wait: Any) -> None:
     first = tmp_path / "0"
     with twopc.Coordinator({"a": MemorySink(MemoryTarget())}, str(first), owner="query") as coordinator:

@@ -61,3 +61,5 @@ def observe() -> Iterator[Callable[[object], None]]:
     yield register
     for observer in registered:
         twopc.unregister_observer(observer)
+        if hasattr(observer, "close"):
+            observer.close()  # its thread ends

@@ -199,10 +199,19 @@ def test_a_place_that_can_not_be_written_to_fails_no_batch_and_is_logged_once(
     assert caplog.text.count("events can't be written to") == 2
 
 
-def test_a_pipe_that_nobody_reads_keeps_no_batch_waiting(run: Any, observe: Any, path: Path) -> None:
+def test_a_pipe_that_nobody_reads_keeps_no_batch_and_no_later_event_waiting(
+    run: Any, observe: Any, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     os.mkfifo(path)
-    observe(JsonLinesObserver(path))
+    observer = JsonLinesObserver(path)
+    observe(observer)
     run(0)
+    observer.flush(WAIT_S)
+    assert "not a regular file" in caplog.text
+    path.unlink()
+    run(1)
+    observer.flush(WAIT_S)
+    assert [each.batch_id for each in read(path) if isinstance(each, BatchFinished)] == [1]
 
 
 @pytest.fixture

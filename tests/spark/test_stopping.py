@@ -103,6 +103,7 @@ class WaitingTasks(FileSink):
         return super().pre_commit(transaction)
 
 
+@pytest.mark.long
 def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> None:
     waiting = pipeline.folder / "waiting"
     waiting.mkdir()
@@ -122,6 +123,7 @@ def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> 
     assert pipeline.pending_files() == []
 
 
+@pytest.mark.long
 def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_runs(
     pipeline: Pipeline, hold: Hold
 ) -> None:
@@ -303,6 +305,7 @@ def test_stop_closes_the_log_of_a_query_that_has_ended_and_stops_one_that_has_no
     assert len(pipeline.entries("close")) == 1
 
 
+@pytest.mark.long
 def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_has_the_error(pipeline: Pipeline, hold: Hold) -> None:
     class Full(FileSink):
         def commit(self, committable: Committable) -> None:
