@@ -29,12 +29,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twopc.phases import Phase
 
-DESCRIBED_BY = "python -m pydoc"
+DESCRIBED_BY = "python -m pydoc twopc."
 """What shows a class's docstring wherever twopc is installed; docs/errors.md has more."""
 
 _DESTINATION = ("topic", "partition", "column")
 
-_LINK = re.compile(rf"(; see| See) {re.escape(DESCRIBED_BY)} twopc\.errors\.\w+")
+_LINK = re.compile(rf"(; see| See) {re.escape(DESCRIBED_BY)}\w+")
 
 
 class TwoPhaseCommitError(Exception):
@@ -87,7 +87,7 @@ class TwoPhaseCommitError(Exception):
     @property
     def link(self) -> str:
         """The command that describes this error, wherever twopc is installed."""
-        return f"{DESCRIBED_BY} {__name__}.{self.kind}"
+        return f"{DESCRIBED_BY}{self.kind}"
 
     def __str__(self) -> str:
         message = self.message

@@ -65,6 +65,7 @@ def events(tmp_path: Path) -> Iterator[Path]:
     twopc.register_observer(observer)
     yield tmp_path / "events.jsonl"
     twopc.unregister_observer(observer)
+    observer.close()
 
 
 def run(log: Path, batches: range, target: MemoryTarget, owner: str = "orders", fails: Exception | None = None) -> None:

@@ -219,8 +219,8 @@ FAILED = "[STREAM_FAILED] Query\nTraceback\nx.OfABackend: {}\n SQLSTATE: 39000\n
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [
-        (OfABackend("it is gone"), 4, "TransactionLost: it is gone; see python -m pydoc twopc.errors.TransactionLost"),
-        (Spark(FAILED.format(errors.Refused("No."))), 3, "Refused: No. See python -m pydoc twopc.errors.Refused"),
+        (OfABackend("it is gone"), 4, "TransactionLost: it is gone; see python -m pydoc twopc.TransactionLost"),
+        (Spark(FAILED.format(errors.Refused("No."))), 3, "Refused: No. See python -m pydoc twopc.Refused"),
         (ValueError("no\nnumber"), 70, "ValueError: no"),
     ],
 )

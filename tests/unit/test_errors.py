@@ -48,7 +48,7 @@ def test_a_refused_record_is_the_same_in_another_process() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_ends_with_the_command_that_describes_its_class(kind: type[TwoPhaseCommitError]) -> None:
-    link = f"python -m pydoc twopc.errors.{kind.__name__}"
+    link = f"python -m pydoc twopc.{kind.__name__}"
     assert str(kind("It stopped.")) == f"It stopped. See {link}"
     assert str(kind("it stopped")) == f"it stopped; see {link}"
     assert kind("it stopped").args == ("it stopped",)
@@ -76,7 +76,7 @@ def test_an_error_that_quotes_others_names_its_own_class_alone() -> None:
         error = RoundAborted(f"batch 1 failed ({quoted}). Run it again; see above")
         error = RoundAborted(f"{error} and {error}")
         assert str(error).count("pydoc") == 1
-        assert str(error).endswith("; see python -m pydoc twopc.errors.RoundAborted")
+        assert str(error).endswith("; see python -m pydoc twopc.RoundAborted")
         assert f"({quoted.message})" in error.message
 
 
@@ -84,7 +84,7 @@ def test_an_error_defined_elsewhere_names_its_base() -> None:
     class QuotaExceeded(Refused):
         pass
 
-    assert str(QuotaExceeded("Too much.")) == "Too much. See python -m pydoc twopc.errors.Refused"
+    assert str(QuotaExceeded("Too much.")) == "Too much. See python -m pydoc twopc.Refused"
 
 
 def test_what_is_known_of_an_error_is_not_replaced() -> None:

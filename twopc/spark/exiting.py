@@ -26,7 +26,7 @@ from twopc.spark.stopping import stop
 
 _POLL_INTERVAL_S = 1
 
-_LINK = re.compile(rf"^(?:[\w.]+: )?(.*{re.escape(errors.DESCRIBED_BY)} twopc\.errors\.(\w+))", re.MULTILINE)
+_LINK = re.compile(rf"^(?:[\w.]+: )?(.*{re.escape(errors.DESCRIBED_BY)}(\w+))", re.MULTILINE)
 
 _KINDS = {
     kind.__name__: kind
