@@ -4,12 +4,19 @@
 PYTHON ?= python3
 UV_VERSION := 0.13.8
 BIN := .venv/bin
-STAMP := build/setup.stamp
+UV := build/uv-$(UV_VERSION)
 JAVA_HOME_FILE := build/java-home
+
+# What a target needs: the packages of a group of pyproject.toml, and Java with the jars where something runs.
+DEMO := build/setup-demo.stamp
+TEST := build/setup-test.stamp
+LINT := build/setup-lint.stamp
+DOCS := build/setup-docs.stamp
+CAMPAIGNS := build/setup-campaigns.stamp
 
 # The Java that the set-up found may have been removed since: then set up again.
 ifeq ($(wildcard $(addsuffix /bin/java,$(shell cat $(JAVA_HOME_FILE) 2>/dev/null))),)
-$(STAMP): again
+$(DEMO) $(TEST) $(CAMPAIGNS): again
 endif
 .PHONY: again
 
@@ -26,10 +33,10 @@ SHOW_LIFE = @(while sleep 8 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do echo
   trap "kill $$!" EXIT; trap 'exit 130' INT TERM;
 
 .PHONY: setup
-setup: $(STAMP) ## make .venv, find or fetch a JDK, download the jars; the others do it by themselves
+setup: $(CAMPAIGNS) ## make .venv, find or fetch a JDK, download the jars; the others do what they need by themselves
 
 # A pinned uv in a place of its own, so that neither the machine's Python nor the project's environment has it.
-build/uv-$(UV_VERSION)/done:
+$(UV)/done:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
 	  echo "error: Python 3.10 or later is needed as '$(PYTHON)'; name another with 'make PYTHON=python3.12 ...'" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
@@ -39,106 +46,114 @@ build/uv-$(UV_VERSION)/done:
 	  $(@D)/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@touch $@
 
-# Compiled once: what is run here starts hundreds of Pythons, and where none may keep what it compiles, each takes 2 s longer.
-$(STAMP): build/uv-$(UV_VERSION)/done uv.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
-	@echo "installing the packages of uv.lock into .venv ..."
-	$(SHOW_LIFE) build/uv-$(UV_VERSION)/bin/uv sync --quiet --locked --all-packages --all-extras --no-python-downloads \
-	  --compile-bytecode --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
-	$(SHOW_LIFE) $(BIN)/python -m twopc_kafka_broker --java-home-file $(JAVA_HOME_FILE)
+# Every distribution with every extra; for the demonstration those that it shows.
+PACKAGES = --all-packages --all-extras
+$(DEMO): PACKAGES = --package twopc-core --package twopc-kafka --package twopc-kafka-broker --package twopc-files \
+  --extra spark --extra cli
+
+# --inexact: what another group has installed stays.
+build/setup-%.stamp: $(UV)/done uv.lock pyproject.toml $(wildcard plugins/*/pyproject.toml)
+	@echo "installing the packages of uv.lock for $* into .venv ..."
+	$(SHOW_LIFE) $(UV)/bin/uv sync --quiet --locked --inexact $(PACKAGES) --no-default-groups --group $* \
+	  --no-python-downloads --python "$$($(PYTHON) -c 'import sys; print(sys.executable)')"
+	$(if $(filter $(DEMO) $(TEST) $(CAMPAIGNS),$@),$(SHOW_LIFE) $(BIN)/python -m twopc_kafka_broker --java-home-file $(JAVA_HOME_FILE))
 	@touch $@
 
 # pip splits PIP_FIND_LINKS at blanks; a URL has those of the path quoted.
 WHEELS := build/wheels
 .PHONY: wheels
-wheels: build/uv-$(UV_VERSION)/done ## build a wheel of each distribution into build/wheels
+wheels: $(UV)/done ## build a wheel of each distribution into build/wheels
 	@rm -rf $(WHEELS)
-	@build/uv-$(UV_VERSION)/bin/uv build --quiet --wheel --all-packages --out-dir $(WHEELS)
+	@$(UV)/bin/uv build --quiet --wheel --all-packages --out-dir $(WHEELS)
 	@echo "built: $$(cd $(WHEELS) && ls *.whl | tr '\n' ' ')"
 	@echo "For pip to find them, run:"
 	@$(PYTHON) -c 'import pathlib; print("export PIP_FIND_LINKS=" + pathlib.Path("$(WHEELS)").resolve().as_uri())'
 
-.PHONY: test
-test: $(STAMP) ## run the tests, in about twenty minutes on two cores; ARGS="-k name" goes to pytest
-	$(WITH_JAVA) $(BIN)/pytest -m "not long" --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
-
-.PHONY: test-long
-test-long: $(STAMP) ## run the tests that take a minute or more each
-	$(WITH_JAVA) $(BIN)/pytest -m long --numprocesses 2 --dist load $(ARGS)
+# A group of tests that shares a server stays on one worker. The suite mostly waits, so three keep two cores busy.
+PYTEST = $(WITH_JAVA) $(BIN)/pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: unit
-unit: $(STAMP) ## run the tests that need neither Java nor a server; under a minute
-	$(BIN)/pytest --numprocesses 3 --dist loadfile tests/unit $(ARGS)
+unit: $(TEST) ## run the tests that need no server; a minute on two cores
+	$(PYTEST) -m "not long and not server" $(ARGS)
+
+.PHONY: test
+test: $(TEST) ## run what gates a change, in eight minutes on two cores; CHANGED=1: what a change touches; ARGS="-k name"
+	$(PYTEST) -m "not long" $(if $(CHANGED),$$($(BIN)/python -m tests.support.touched $(CHANGED))) $(ARGS)
+
+.PHONY: test-all
+test-all: $(CAMPAIGNS) ## run every test, in an hour on two cores; PART=1/4 runs a quarter
+	TWOPC_KILLS= $(PYTEST) $(if $(PART),--part $(PART)) $(ARGS)
 
 .PHONY: lint
-lint: $(STAMP) ## check style, formatting and types
+lint: $(LINT) ## check style, formatting and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard twopc plugins/*/twopc_* tests docs/examples docs/site)
 
 .PHONY: format
-format: $(STAMP) ## format the code and repair what ruff can repair
+format: $(LINT) ## format the code and repair what ruff can repair
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 # What is silenced is Material's advice to look at its successor.
 .PHONY: docs
-docs: $(STAMP) ## build the documentation as a site into build/site; a broken link is an error
+docs: $(DOCS) ## build the documentation as a site into build/site; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 .PHONY: demo
-demo: $(STAMP) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer librdkafka"
+demo: $(DEMO) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="--writer librdkafka"
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/demo.py $(ARGS)
 
 .PHONY: demo-lake
-demo-lake: $(STAMP) ## Kafka to Kafka, Iceberg and Delta, exactly once, through kills; then DuckDB joins the three
+demo-lake: $(CAMPAIGNS) ## Kafka to Kafka, Iceberg and Delta, exactly once, through kills; then DuckDB joins the three
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/lake.py $(ARGS)
 
 .PHONY: simulate
-simulate: $(STAMP) ## run simulated schedules for SECONDS (600) and at most SEEDS; a report in build/simulation
+simulate: $(CAMPAIGNS) ## run simulated schedules for SECONDS (600) and at most SEEDS; a report in build/simulation
 	$(BIN)/python -m tests.campaigns simulation $(if $(SEEDS),--seeds $(SEEDS)) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS))
 
 .PHONY: mutants
-mutants: $(STAMP) ## show that the simulation and the contract of sinks catch every defect that is put into the code
+mutants: $(CAMPAIGNS) ## show that the simulation and the contract of sinks catch every defect that is put into the code
 	$(BIN)/python -m tests.campaigns simulation --mutants
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns contract
 
 .PHONY: model
-model: $(STAMP) ## check the specification of the protocol, and that it finds every defect put into it; a report in build/model
+model: $(CAMPAIGNS) ## check the specification of the protocol, and that it finds every defect put into it; a report in build/model
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns model $(ARGS)
 
 SECONDS ?= 300
 SEED ?= 1
 .PHONY: storm
-storm: $(STAMP) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing; ARGS="--writer librdkafka"
+storm: $(CAMPAIGNS) ## kill everything and fill disks for SECONDS (300), by SEED (1); lose nothing; ARGS="--writer librdkafka"
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns storm --seconds $(SECONDS) --seed $(SEED) $(ARGS)
 
 .PHONY: jepsen
-jepsen: $(STAMP) ## cut networks, pause and kill around three brokers for SECONDS (600), by SEED (1); a report in build/jepsen
+jepsen: $(CAMPAIGNS) ## cut networks, pause and kill around three brokers for SECONDS (600), by SEED (1); a report in build/jepsen
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns jepsen --seed $(SEED) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(ARGS)
 
 .PHONY: prove-stores
-prove-stores: $(STAMP) ## kill a writer of files at every step on every store; a report in build/stores; ARGS="--stores versitygw minio" kills S3 servers
+prove-stores: $(CAMPAIGNS) ## kill a writer of files at every step on every store; a report in build/stores; ARGS="--stores versitygw minio" kills S3 servers
 	$(BIN)/python -m tests.campaigns stores $(ARGS)
 
 .PHONY: prove-tables
-prove-tables: $(STAMP) ## kill a query into Iceberg and Delta at every step and amid commits, and its servers; a report in build/tables
+prove-tables: $(CAMPAIGNS) ## kill a query into Iceberg and Delta at every step and amid commits, and its servers; a report in build/tables
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns tables $(ARGS)
 
 .PHONY: prove-spark
-prove-spark: $(STAMP) ## kill Spark in every way that it writes; a report in build/spark
-	$(WITH_JAVA) $(BIN)/python -m tests.campaigns spark --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+prove-spark: $(CAMPAIGNS) ## kill Spark in every way that it writes; a report in build/spark
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns spark --uv $(UV)/bin/uv $(ARGS)
 
 .PHONY: prove-plugin
-prove-plugin: $(STAMP) ## install all wheels and the guide's sink into an empty environment, prove them there; a report in build/plugin
-	$(WITH_JAVA) $(BIN)/python -m tests.campaigns plugin --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+prove-plugin: $(CAMPAIGNS) ## install all wheels and the guide's sink into an empty environment, prove them there; a report in build/plugin
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns plugin --uv $(UV)/bin/uv $(ARGS)
 
 .PHONY: release-check
-release-check: $(STAMP) ## build all distributions, check what a release needs, install each alone; a report in build/release
-	$(BIN)/python -m tests.campaigns release --uv build/uv-$(UV_VERSION)/bin/uv $(ARGS)
+release-check: $(CAMPAIGNS) ## build all distributions, check what a release needs, install each alone; a report in build/release
+	$(BIN)/python -m tests.campaigns release --uv $(UV)/bin/uv $(ARGS)
 
 .PHONY: bench
-bench: $(STAMP) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench
-	$(WITH_JAVA) UV=build/uv-$(UV_VERSION)/bin/uv $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)
+bench: $(CAMPAIGNS) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench
+	$(WITH_JAVA) UV=$(UV)/bin/uv $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)
 
 .PHONY: clean
 clean: ## remove .venv, build/ and the tools' caches; downloads stay in the cache folder

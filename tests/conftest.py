@@ -1,38 +1,133 @@
-"""Fixtures of several folders: one Spark session, as a process has one context at most, and the end of each module."""
+"""Servers that all workers of a run share, one Spark session, and which worker runs a test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.hdfs_server import HdfsServer, why_not
+from tests.support.leftovers import left, running
+from tests.support.once_per_run import ADDRESS, once_per_run
+from tests.support.pages import ROOT
+from tests.support.shared_servers import SharedServers
 from tests.support.spark_home import set_java_and_python
 from tests.support.spark_session import session
 from twopc import resting
 from twopc.testing import SinkContract
+from twopc.testing.kills import FEW
 from twopc_kafka.client import cluster, control
-from twopc_kafka_broker import spark_kafka_jars
+from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.support.azurite_server import AzuriteServer
+    from tests.support.gcs_server import GcsServer
+    from tests.support.mariadb_server import MariaDbServer
+    from tests.support.postgres_server import PostgresServer
+    from tests.support.s3_server import S3Server
+
+SHARED = frozenset(
+    ("kafka_broker", "postgres_server", "mariadb_server", "s3_server", "azurite", "gcs_server", "databases")
+)
+"""Fixtures of servers that are started once per run."""
+
+OWNED = (
+    *("spark", "broker_to_kill", "broker_without_timeouts", "three_brokers", "quick_broker", "hdfs_server"),
+    *("pravega_server", "server_to_kill"),
+)
+"""Fixtures of servers that are started once per run too, as all tests that use one run on one worker. The first ones
+take longest, so they begin first."""
+
+SERVERS = SHARED | {*OWNED, "server"}
+"""A test with none of these fixtures, and without the mark of this name, is one of ``make unit``."""
+
+OF_THE_RUN = pytest.StashKey["set[str]"]()
+"""What the fixtures of a whole run have started, which outlives a module."""
 
 KILLS_IN_THE_CONTRACT = SinkContract.test_a_process_killed_at_any_step_neither_loses_nor_doubles_a_record.__name__
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the test of the contract that kills processes its mark: the contract ships without this project's marks."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--part", default="1/1", help="run the files of one part of all, such as 2/4")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Offer the servers of this run, unless this process is a worker of a run that has them."""
+    config.stash[OF_THE_RUN] = set()
+    os.environ.setdefault(FEW, f"3@{_commit_number()}")
+    if ADDRESS not in os.environ:
+        servers = SharedServers()
+        os.environ[ADDRESS] = servers.address
+        config.add_cleanup(servers.close)
+
+
+def _commit_number() -> int:
+    """Return a number of the commit under test, so that successive commits kill at other steps. 0: there is no git."""
+    try:
+        command = ["git", "rev-parse", "HEAD"]
+        return int(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout, 16)
+    except (OSError, subprocess.SubprocessError):
+        return 0
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say which tests need a server, and which of them one worker runs. Put those first that take longest."""
+    part, parts = map(int, config.getoption("part").split("/"))
+    files = sorted({item.path for item in items})
+    chosen = {path for number, path in enumerate(files) if number % parts == part - 1}
+    config.hook.pytest_deselected(items=[item for item in items if item.path not in chosen])
+    items[:] = sorted((item for item in items if item.path in chosen), key=_place)
     for item in items:
+        if not SERVERS.isdisjoint(_fixtures(item)):
+            item.add_marker(pytest.mark.server)
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+        # The contract ships without this project's marks.
         if item.name.partition("[")[0] == KILLS_IN_THE_CONTRACT:
             item.add_marker(pytest.mark.crash)
 
 
+def _fixtures(item: pytest.Item) -> frozenset[str]:
+    return frozenset(getattr(item, "fixturenames", ()))
+
+
+def _group(item: pytest.Item) -> str | None:
+    """Return the name of the tests that run on the worker of this one. None: any worker may run it."""
+    for fixture in OWNED:
+        if fixture in _fixtures(item):
+            return fixture
+    definitions = item._fixtureinfo.name2fixturedefs  # type: ignore[attr-defined]
+    of_module = (each for found in definitions.values() for each in found if each.scope in ("module", "class"))
+    return str(item.path) if any(each.argname not in OF_EVERY_MODULE for each in of_module) else None
+
+
+def _place(item: pytest.Item) -> int:
+    places = [place for place, fixture in enumerate(OWNED) if fixture in _fixtures(item)]
+    return min(places, default=len(OWNED))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Generator[None, object, object]:
+    if fixturedef.scope != "session":
+        return (yield)
+    before, of_the_run = running(), request.config.stash[OF_THE_RUN]
+    result = yield
+    of_the_run |= running() - before
+    return result
+
+
 @pytest.fixture(scope="module", autouse=True)
-def nothing_of_a_module_goes_on_after_it() -> Iterator[None]:
+def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterator[None]:
     """Coordinators that a test has not closed would rest, and connections look for brokers that are gone, with more and
-    more sockets: py4j can select none above the 1023rd."""
+    more sockets: py4j can select none above the 1023rd. All else a test ends itself."""
+    before = running()
     yield
     for coordinator in tuple(resting._resting):
         resting._resting.discard(coordinator)
@@ -40,6 +135,48 @@ def nothing_of_a_module_goes_on_after_it() -> Iterator[None]:
     for of_process in (control._controls, cluster._clusters):
         while of_process._kept:
             of_process._kept.popitem()[1].close()
+    of_the_run = pytestconfig.stash[OF_THE_RUN]
+    if leftovers := left(before | of_the_run):
+        pytest.fail("not ended by the tests of this module:\n" + "\n".join(sorted(leftovers)), pytrace=False)
+
+
+OF_EVERY_MODULE = (nothing_of_a_module_goes_on_after_it.__name__,)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> KafkaBroker:
+    broker: KafkaBroker = once_per_run("kafka")
+    return broker
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> PostgresServer:
+    server: PostgresServer = once_per_run("postgres")
+    return server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> MariaDbServer:
+    server: MariaDbServer = once_per_run("mariadb")
+    return server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> S3Server:
+    server: S3Server = once_per_run("s3")
+    return server
+
+
+@pytest.fixture(scope="session")
+def azurite() -> AzuriteServer:
+    server: AzuriteServer = once_per_run("azurite")
+    return server
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> GcsServer:
+    server: GcsServer = once_per_run("gcs")
+    return server
 
 
 @pytest.fixture(scope="session")

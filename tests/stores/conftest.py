@@ -10,10 +10,9 @@ from typing import Any
 import fsspec
 import pytest
 
-from tests.support.azurite_server import AzuriteServer, install, repeat
+from tests.support.azurite_server import AzuriteServer, repeat
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import GcsServer
-from tests.support.gcs_server import gcs_server as server_or_skip
 from tests.support.http_proxy import HttpProxy
 from tests.support.s3_server import S3Server
 from twopc.gcs import gcs_client
@@ -50,12 +49,6 @@ def _client(server: S3Server) -> Any:
     return fsspec.filesystem("s3", use_listings_cache=False, **server.storage_options)
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3") / "moto.log") as server:
-        yield server
-
-
 @pytest.fixture
 def bucket(s3_server: S3Server) -> Iterator[Bucket]:
     name = uuid.uuid4().hex
@@ -89,14 +82,6 @@ class Container:
         return self.server.blobs(self.name)
 
 
-@pytest.fixture(scope="session")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
-    if obstacle := install():
-        pytest.skip(obstacle)
-    with AzuriteServer(tmp_path_factory.mktemp("azurite")) as server:
-        yield server
-
-
 @pytest.fixture
 def container(azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Container]:
     repeat(monkeypatch, is_repeated=False)
@@ -123,12 +108,6 @@ class GcsBucket:
         """What is there, by a client that shares nothing with the one under test."""
         fs = gcs_client({**self.server.storage_options, "use_listings_cache": False})
         return [path.split("/", 1)[1] for path in fs.find(self.name)]
-
-
-@pytest.fixture(scope="session")
-def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
-    with server_or_skip(tmp_path_factory.mktemp("gcs")) as server:
-        yield server
 
 
 @pytest.fixture

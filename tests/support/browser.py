@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.node import install_package, programs, run
+from tests.support.once_per_run import once_per_run
 from twopc_kafka_broker.cache import cache_folder, publish
 
 if TYPE_CHECKING:
@@ -37,12 +38,12 @@ def browser() -> Iterator[Browser]:
     """Start a browser. The test is skipped where none can be had."""
     from playwright.sync_api import sync_playwright
 
-    path, environment = _program()
+    path, environment = once_per_run("browser")
     with sync_playwright() as playwright, playwright.chromium.launch(executable_path=path, env=environment) as started:
         yield started
 
 
-def _program() -> tuple[str, dict[str, str | float | bool]]:
+def program() -> tuple[str, dict[str, str | float | bool]]:
     """Return the path of the browser, and its environment."""
     if found := next(filter(None, map(shutil.which, ON_PATH)), None):
         return found, dict(os.environ)

@@ -18,6 +18,10 @@ class ServerProcess:
 
     _process: subprocess.Popen[bytes] | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Another process gets the address, and can neither kill the server nor start it."""
+        return {name: value for name, value in vars(self).items() if name != "_process"}
+
     def start(self) -> None:
         """Start the server, and return when it answers."""
         raise NotImplementedError

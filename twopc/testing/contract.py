@@ -26,7 +26,7 @@ from twopc.errors import OperatorRequired, Refused
 from twopc.leases import BATCH_SLOTS
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
-from twopc.testing.kills import kill_at_each_step
+from twopc.testing.kills import Choice, killed_at_each_step
 from twopc.testing.query import FIRST_ROUND, Query
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -77,7 +77,8 @@ class SinkContract(ABC):
     has this time for all of its calls, and a minute."""
 
     kills: int = 40
-    """How many processes are killed at most, each at another step of a batch."""
+    """How many processes are killed at most in a test, each at another step of a batch. ``TWOPC_KILLS`` in the
+    environment may lower it, and choose other steps in each run (``twopc.testing.kills.FEW``)."""
 
     # What a subclass implements. -------------------------------------------------------------------------------
 
@@ -627,22 +628,30 @@ class SinkContract(ABC):
 
     def test_a_process_killed_at_any_step_neither_loses_nor_doubles_a_record(self) -> None:
         self._require_other_processes()
-        records = [(f"{2 * number}", f"{2 * number + 1}") for number in range(self.kills + 1)]
+        choice = Choice.given(self.kills)
+        records = [(f"{2 * number}", f"{2 * number + 1}") for number in range(choice.at_most + 1)]
         batches = [[self.record_batch([value]) for value in values] for values in records]
-        with tempfile.TemporaryDirectory() as folder:
-            steps = kill_at_each_step(SINK, self.make_sink(), batches, Path(folder), self.patience_s)
-        written = records[: len(steps)]
-        assert self.becomes_visible([value for values in written for value in values]), self._killed(steps, written)
+        self._require_all_after_kills(choice, batches, records)
 
     def test_a_process_killed_while_bad_records_are_left_out_writes_every_other_record_once(self) -> None:
         self._require_other_processes()
         records, good, bad = self._good_and_bad()
-        values = [
-            tuple(f"{number}.{row}" for row in good) for number in range(min(self.kills, KILLS_AMID_BAD_RECORDS) + 1)
-        ]
+        choice = Choice.given(min(self.kills, KILLS_AMID_BAD_RECORDS))
+        values = [tuple(f"{number}.{row}" for row in good) for number in range(choice.at_most + 1)]
         batches = [[_with_values(records, dict(zip(good, of_batch, strict=True)))] for of_batch in values]
+        self._require_all_after_kills(choice, batches, values, len(bad))
+
+    def _require_all_after_kills(
+        self,
+        choice: Choice,
+        batches: Sequence[Sequence[pa.RecordBatch]],
+        values: Sequence[tuple[str, ...]],
+        bad_records: int = 0,
+    ) -> None:
+        sink = self.make_sink()
         with tempfile.TemporaryDirectory() as folder:
-            steps = kill_at_each_step(SINK, self.make_sink(), batches, Path(folder), self.patience_s, len(bad))
+            kills = killed_at_each_step(SINK, sink, batches, Path(folder), self.patience_s, choice, bad_records)
+            steps = [*kills]
         written = values[: len(steps)]
         assert self.becomes_visible([value for of_batch in written for value in of_batch]), self._killed(steps, written)
 

@@ -1,12 +1,14 @@
 """Processes that write one batch and are killed at one of its steps, each followed by one that starts again.
 
-``kill_at_each_step`` starts a new Python, which imports the sink's module and forks twice for each step: a query that
-kills itself there, and one on the same log that recovers and runs the batch again. A step is a call of a sink's method,
-or a line of the sink's own code in a ``commit``, a ``complete`` and an ``announce``.
+``killed_at_each_step`` forks two processes per step: a query that kills itself there, and one on the same log that
+recovers and runs the batch again. A step is a call of a sink's method, or a line of the sink's own code in a
+``commit``, a ``complete`` and an ``announce``. All of them are forked from one warm parent, a Python that has imported
+what the sinks need and has no other thread.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import importlib.util
@@ -17,9 +19,10 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,6 +35,12 @@ from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+FEW = "TWOPC_KILLS"
+"""The environment variable that limits the kills of each test, as ``3@1217``: at most 3 steps, and number 1217 of the
+runs of a suite. Successive numbers choose other steps until each had its turn, so a suite that runs for every commit
+takes the number of its run, or the commit's hash as a number. Two in three steps are calls, and one is a line. Without
+``@`` the steps are the same in every run."""
 
 HANGS_AFTER_S = 60
 """No process here takes a second by itself. A target system that has just lost a client may let a new one wait; that
@@ -55,21 +64,68 @@ _CALL = "call of "
 # What they change is decided, so the next process can't roll it back.
 _BY_LINE = ("commit", "commit_batch", "complete", "announce")
 
-_START = "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); from twopc.testing.kills import main; main()"
+_START = "import sys; sys.path[:] = sys.argv[1:]; from twopc.testing.kills import serve; serve()"
 
 Trace: TypeAlias = "Callable[[FrameType, str, Any], Any]"
 
 
 @dataclass(frozen=True, slots=True)
+class Choice:
+    """Which steps of a batch processes are killed at.
+
+    Attributes:
+        at_most: how many.
+        run: the number of the run, of which each has other steps. None: the steps are spread evenly.
+    """
+
+    at_most: int
+    run: int | None = None
+
+    @classmethod
+    def given(cls, kills: int) -> Choice:
+        """Return the choice for a test of ``kills``, which the environment variable ``FEW`` may lower.
+
+        Raises:
+            ValueError: the variable is not understood.
+        """
+        text = os.environ.get(FEW)
+        if not text:
+            return cls(kills)
+        few, at, run = text.partition("@")
+        if not few.isdecimal() or (at and not run.isdecimal()):
+            raise ValueError(f"{FEW}={text!r} is no number of kills, nor one with the number of a run, such as 3@1217")
+        return cls(min(kills, int(few)), int(run) if at else None)
+
+    def of(self, steps: Sequence[str]) -> list[int]:
+        """Return the numbers of the chosen steps, in order."""
+        calls = [number for number, step in enumerate(steps) if step.startswith(_CALL)]
+        lines = [number for number, step in enumerate(steps) if not step.startswith(_CALL)]
+        if self.run is None:  # calls first
+            few = _spread(calls, self.at_most)
+            return sorted([*few, *_spread(lines, self.at_most - len(few))])
+        few = _in_turn(calls, max(self.at_most - self.at_most // 3, self.at_most - len(lines)), self.run)
+        return sorted([*few, *_in_turn(lines, self.at_most - len(few), self.run)])
+
+
+def _spread(numbers: Sequence[int], most: int) -> list[int]:
+    return [numbers[place * len(numbers) // most] for place in range(most)] if len(numbers) > most else [*numbers]
+
+
+def _in_turn(numbers: Sequence[int], most: int, run: int) -> list[int]:
+    """The next ``most``, where every run before this one took as many."""
+    return [numbers[(run * most + place) % len(numbers)] for place in range(min(most, len(numbers)))]
+
+
+@dataclass(frozen=True, slots=True)
 class Orders:
-    """What the new Python is to do.
+    """What the processes of one test write.
 
     Attributes:
         name: the sink's name in the query.
         module: what defines the sink's class.
         file: where that is, if it can't be imported by its name, such as a file of tests.
         sink: the sink, unbound and pickled.
-        batches: the records of each query, by partition; one query is not killed.
+        batches: the records of each query, by partition; the first query is not killed.
         bad_records: how many records of each partition the sink refuses.
         folder: where the logs go.
         patience_s: how long a call that raises ``Retriable`` is repeated.
@@ -87,20 +143,22 @@ class Orders:
     hangs_after_s: float
 
 
-def kill_at_each_step(
+def killed_at_each_step(
     name: str,
     sink: TwoPhaseCommitSink[Any],
     batches: Sequence[Sequence[pa.RecordBatch]],
     folder: Path,
     patience_s: float,
+    choice: Choice,
     bad_records: int = 0,
-) -> list[str]:
+) -> Iterator[str]:
     """Write each of ``batches`` by a query of its own, and kill each but the first at another step.
 
     ``patience_s`` is how long the target may give no answer. Of each record batch, ``bad_records`` are left out.
 
-    Returns:
-        The step at which each query was killed; fewer than ``batches`` where the sink has fewer steps.
+    Yields:
+        After each kill, and before the query starts again: the step. The first is ``no kill``. There are fewer than
+        ``batches`` where the sink has fewer steps.
 
     Raises:
         AssertionError: a process could not go on where the one before it was killed.
@@ -116,37 +174,109 @@ def kill_at_each_step(
         patience_s=patience_s,
         hangs_after_s=HANGS_AFTER_S + patience_s,
     )
-    done = subprocess.run(  # noqa: S603  # this Python, and text of this module
-        [sys.executable, "-c", _START],
-        input=pickle.dumps(sys.path) + pickle.dumps(orders),
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        raise AssertionError(done.stderr.decode(errors="replace"))
-    steps: list[str] = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
-    return steps
+    _require(orders, _parent.call(_learn, orders), "a batch without a kill")
+    steps: list[str] = json.loads(_notes(orders).read_text(encoding="utf-8"))["steps"]
+    yield "no kill"
+    for number, step in enumerate(choice.of(steps), 1):
+        _parent.call(_forked, orders, _write, number, step)
+        yield steps[step]
+        again = _parent.call(_forked, orders, _start_again, number)
+        _require(orders, again, f"the start after a kill at {steps[step]!r}")
 
 
-# In the new Python. -------------------------------------------------------------------------------------------------
+def _require(orders: Orders, code: int, what: str) -> None:
+    if code == -signal.SIGALRM:
+        raise AssertionError(
+            f"{what} has not ended after {orders.hangs_after_s:g} s: raise patience_s if it needs longer"
+        )
+    if code:
+        raise AssertionError(
+            f"{_errors(orders).read_text(encoding='utf-8', errors='replace')}\n{what} failed: see above"
+        )
 
 
-def main() -> None:
-    """Follow the orders on standard input, and write the steps into a file beside the logs."""
-    orders: Orders = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that started this one
-    _import(orders.module, orders.file)
-    _require(orders, _forked(_write_and_take_notes, orders), "a batch without a kill")
-    notes = json.loads(_notes(orders).read_text(encoding="utf-8"))
-    steps = notes["steps"]
-    for name in notes["modules"]:  # once, here, and not in every process
-        with contextlib.suppress(Exception):  # such as a module that was never a file
-            importlib.import_module(name)
-    chosen = _chosen(steps, len(orders.batches) - 1)
-    for number, step in enumerate(chosen, 1):
-        _forked(_write, orders, number, _Steps(kill_at=step))
-        _require(orders, _forked(_start_again, orders, number), f"the start after a kill at {steps[step]!r}")
-    names = ["no kill", *(steps[step] for step in chosen)]
-    (orders.folder / "steps.json").write_text(json.dumps(names), encoding="utf-8")
+def _notes(orders: Orders) -> Path:
+    return orders.folder / "notes.json"
+
+
+def _errors(orders: Orders) -> Path:
+    return orders.folder / "errors.txt"
+
+
+@dataclass(slots=True)
+class _WarmParent:
+    """A Python without threads, from which processes are forked. This one may have threads, which a fork would lose.
+
+    It starts at the first call and ends with this process. At each call it takes over this process's environment.
+    """
+
+    _process: subprocess.Popen[bytes] | None = None
+    _files: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def call(self, function: Callable[..., int], orders: Orders, *arguments: object) -> int:
+        """Return what ``function(orders, *arguments)`` returns there, after it has imported the sink's module."""
+        with self._lock:
+            if self._files.setdefault(orders.module, orders.file) != orders.file:  # another module of that name
+                self._end()
+                self._files[orders.module] = orders.file
+            self._process = self._process or subprocess.Popen(  # noqa: S603  # this Python, and text of this module
+                [sys.executable, "-c", _START, *sys.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            requests, answers = self._process.stdin, self._process.stdout
+            assert requests is not None
+            assert answers is not None
+            try:
+                here = [*sys.path], Path.cwd(), dict(os.environ)
+                requests.write(pickle.dumps((*here, function, orders, arguments)))
+                requests.flush()
+                answer: int = pickle.load(answers)  # noqa: S301  # from the process that this one started
+            except BaseException:  # it may still be at work, and its answer would be taken for that to the next call
+                self._end()
+                raise
+            return answer
+
+    def end(self) -> None:
+        """End the process. The next call starts another one."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        self._files.clear()
+        if process:
+            process.kill()
+            process.communicate()
+
+
+_parent = _WarmParent()
+atexit.register(_parent.end)
+
+
+# In the warm parent, and in what it forks. --------------------------------------------------------------------------
+
+
+def serve() -> None:
+    """Answer the calls on standard input until it ends. A sink may print, so the answers have a copy of the output."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    with contextlib.suppress(EOFError):
+        while True:
+            call = pickle.load(sys.stdin.buffer)  # noqa: S301  # from the process that started this one
+            sys.path[:], folder, environment, function, orders, arguments = call
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environment)
+            with _errors(orders).open("ab") as errors:
+                os.dup2(errors.fileno(), sys.stderr.fileno())
+            try:
+                _import(orders.module, orders.file)
+                answer = function(orders, *arguments)
+            except Exception:  # noqa: BLE001  # whatever it is, the next call may be for another sink
+                traceback.print_exc()
+                answer = 1
+            pickle.dump(answer, answers)
+            answers.flush()
 
 
 def _import(name: str, file: str) -> None:
@@ -160,7 +290,7 @@ def _import(name: str, file: str) -> None:
         spec.loader.exec_module(module)
 
 
-def _forked(run: Callable[..., None], orders: Orders, *arguments: object) -> int:
+def _forked(orders: Orders, run: Callable[..., None], *arguments: object) -> int:
     """Run in a process of its own, killed when it hangs. Returns its exit code; below 0, the signal that killed it."""
     child = os.fork()
     if child:
@@ -177,25 +307,28 @@ def _forked(run: Callable[..., None], orders: Orders, *arguments: object) -> int
         os._exit(code)
 
 
-def _require(orders: Orders, code: int, what: str) -> None:
-    if code == -signal.SIGALRM:
-        sys.exit(f"{what} has not ended after {orders.hangs_after_s:g} s: raise patience_s if it needs longer")
-    if code:
-        sys.exit(f"{what} failed: see above")
+def _learn(orders: Orders) -> int:
+    """Write a batch without a kill, and import what that needs once, here, instead of in every process."""
+    code = _forked(orders, _write_and_take_notes)
+    if code == 0:
+        for name in json.loads(_notes(orders).read_text(encoding="utf-8"))["modules"]:
+            with contextlib.suppress(Exception):  # such as a module that was never a file
+                importlib.import_module(name)
+    return code
 
 
 def _write_and_take_notes(orders: Orders) -> None:
     steps = _Steps()
-    _write(orders, 0, steps)
+    _write_by_steps(orders, 0, steps)
     notes = {"steps": steps.reached, "modules": [*sys.modules]}
     _notes(orders).write_text(json.dumps(notes), encoding="utf-8")
 
 
-def _notes(orders: Orders) -> Path:
-    return orders.folder / "notes.json"
+def _write(orders: Orders, number: int, kill_at: int) -> None:
+    _write_by_steps(orders, number, _Steps(kill_at))
 
 
-def _write(orders: Orders, number: int, steps: _Steps) -> None:
+def _write_by_steps(orders: Orders, number: int, steps: _Steps) -> None:
     sink = pickle.loads(orders.sink)  # noqa: S301  # as above
     steps.watch(sink)
     with _coordinator(orders, number, sink) as coordinator:
@@ -225,18 +358,6 @@ def _phase_one(orders: Orders, number: int, sink: TwoPhaseCommitSink[Any]) -> Ca
                 yield participant.pre_commit()
 
     return votes
-
-
-def _chosen(steps: Sequence[str], most: int) -> list[int]:
-    """The numbers of at most ``most`` steps: calls first, then lines, spread evenly."""
-    calls = [number for number, step in enumerate(steps) if step.startswith(_CALL)]
-    lines = [number for number, step in enumerate(steps) if not step.startswith(_CALL)]
-    few = _spread(calls, most)
-    return sorted([*few, *_spread(lines, most - len(few))])
-
-
-def _spread(numbers: Sequence[int], most: int) -> list[int]:
-    return [numbers[place * len(numbers) // most] for place in range(most)] if len(numbers) > most else [*numbers]
 
 
 class _Steps:

@@ -14,7 +14,7 @@ import pytest
 from twopc.errors import Retriable, RoundAborted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.testing import MemorySink, MemoryTarget, SinkContract
-from twopc.testing.kills import kill_at_each_step
+from twopc.testing.kills import Choice, killed_at_each_step
 from twopc.transaction import Committable, Transaction
 from twopc_files.sink import FileSink
 
@@ -122,7 +122,8 @@ BATCHES = [[pa.record_batch({"value": [f"{number}"]})] for number in range(3)]
 def test_a_process_that_recovers_after_a_kill_may_get_no_answer_at_first(tmp_path: Path) -> None:
     sink = BusyFiles({"path": str(tmp_path / "orders"), "format": "json"})
     (tmp_path / "logs").mkdir()
-    assert len(kill_at_each_step("a_sink", sink, BATCHES, tmp_path / "logs", patience_s=5)) == len(BATCHES)
+    kills = killed_at_each_step("a_sink", sink, BATCHES, tmp_path / "logs", 5, Choice(2))
+    assert len([*kills]) == len(BATCHES)
     files = (tmp_path / "orders").glob("part-*")
     lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     assert sorted(json.loads(line)["value"] for line in lines) == ["0", "1", "2"]
@@ -136,4 +137,4 @@ def test_a_process_has_the_patience_for_an_answer_in_addition_to_its_own_time(
     sink = SilentFiles({"path": str(tmp_path / "orders"), "format": "json"})
     (tmp_path / "logs").mkdir()
     with pytest.raises(AssertionError, match=r"a batch without a kill has not ended after 1\.5 s"):
-        kill_at_each_step("a_sink", sink, BATCHES, tmp_path / "logs", patience_s=0.5)
+        [*killed_at_each_step("a_sink", sink, BATCHES, tmp_path / "logs", 0.5, Choice(2))]

@@ -16,9 +16,8 @@ import pytest
 from fsspec.implementations.arrow import ArrowFSWrapper
 from fsspec.registry import _registry
 
-from tests.support.azurite_server import AzuriteServer, install
+from tests.support.azurite_server import AzuriteServer
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
-from tests.support.gcs_server import gcs_server as server_or_skip
 from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
@@ -125,32 +124,12 @@ class Place:
         return [json.loads(line)["value"] for line in text.splitlines()]
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3") / "log") as server:
-        yield server
-
-
 @pytest.fixture
 def s3(s3_server: S3Server) -> Place:
     """A folder in a bucket of its own."""
     bucket = f"bucket-{uuid.uuid4().hex}"
     fsspec.filesystem("s3", **s3_server.storage_options).mkdir(bucket)
     return Place(f"s3://{bucket}/data/orders", s3_server.storage_options)
-
-
-@pytest.fixture(scope="session")
-def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AzuriteServer]:
-    if obstacle := install():
-        pytest.skip(obstacle)
-    with AzuriteServer(tmp_path_factory.mktemp("azurite")) as server:
-        yield server
-
-
-@pytest.fixture(scope="session")
-def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
-    with server_or_skip(tmp_path_factory.mktemp("gcs")) as server:
-        yield server
 
 
 @pytest.fixture

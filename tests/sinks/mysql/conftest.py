@@ -78,12 +78,6 @@ def new_place(server: MariaDbServer) -> Place:
     return place
 
 
-@pytest.fixture(scope="session")
-def mariadb_server() -> Iterator[MariaDbServer]:
-    with MariaDbServer() as server:
-        yield server
-
-
 @pytest.fixture
 def place(mariadb_server: MariaDbServer) -> Iterator[Place]:
     """A table of one column, ``value``."""

@@ -70,12 +70,6 @@ class Place(SinkPlace[PostgresSink]):
         self.ask(f"DROP SCHEMA {self.schema} CASCADE")
 
 
-@pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    with PostgresServer(max_prepared_transactions=50) as server:
-        yield server
-
-
 @pytest.fixture
 def place(postgres_server: PostgresServer) -> Iterator[Place]:
     """A table of one column, ``value``."""

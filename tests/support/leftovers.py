@@ -1,0 +1,55 @@
+"""What a module of tests has started and not ended: threads, processes and open files."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+ENDS_WITHIN_S = 10.0
+"""How long a thread or a process may take to end, on a busy machine, after it was told to."""
+
+OURS = ("twopc", "kafka-broker")
+"""How the names of the project's own threads begin. Those of clients, such as fsspec's event loop, live on."""
+
+OF_THE_CONTRACT = "from twopc.testing.kills import"
+"""In the command of the process from which the contract forks those that it kills. It lives as long as this one."""
+
+
+def running() -> set[str]:
+    """Return the threads of this project, the processes that this one has started, and its open files."""
+    threads = {f"thread {each.name} {each.ident}" for each in threading.enumerate() if each.name.startswith(OURS)}
+    commands = {each.pid: _command(each) for each in psutil.Process().children()}
+    processes = {f"process {pid}: {command}" for pid, command in commands.items() if OF_THE_CONTRACT not in command}
+    return threads | processes | {f"file {path}" for path in _open_files()}
+
+
+def left(expected: set[str]) -> set[str]:
+    """Return what still runs beside ``expected`` when it has had time to end."""
+    gc.collect()  # a writer that an error has kept ends its threads when it goes
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while (found := running() - expected) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _command(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(process.cmdline())[:200]
+    return "ended"
+
+
+def _open_files() -> set[str]:
+    """Return the paths of open files below the folder of temporary files. Libraries may keep others."""
+    below = tempfile.gettempdir()
+    descriptors = Path("/proc/self/fd")
+    found: set[str] = set()
+    for descriptor in descriptors.iterdir() if descriptors.is_dir() else ():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.add(str(descriptor.readlink()))
+    return {path for path in found if path.startswith(below)}

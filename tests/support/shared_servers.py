@@ -1,0 +1,147 @@
+"""Servers that every worker of a run shares: the process that starts the run starts each of them once, on first use.
+
+A server that a test kills is not among them: it belongs to one worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import shutil
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing.connection import Connection, Listener
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+from tests.support import azurite_server, browser, gcs_server
+from tests.support.mariadb_server import MariaDbServer
+from tests.support.once_per_run import Outcome
+from tests.support.postgres_server import PostgresServer
+from tests.support.s3_server import S3Server
+from twopc_kafka_broker import KafkaBroker
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+Start: TypeAlias = "Callable[[contextlib.ExitStack, Path], Any]"
+"""Starts a server with a folder of its own, and returns what is sent to the workers. The stack ends the server."""
+
+
+def _kafka(ended: contextlib.ExitStack, folder: Path) -> KafkaBroker:  # it has a folder of its own
+    broker = ended.enter_context(KafkaBroker())
+    client = copy.copy(broker)
+    client._process = None
+    return client
+
+
+def _postgres(ended: contextlib.ExitStack, folder: Path) -> PostgresServer:
+    return ended.enter_context(PostgresServer(max_prepared_transactions=200, max_connections=300))
+
+
+def _mariadb(ended: contextlib.ExitStack, folder: Path) -> MariaDbServer:
+    return ended.enter_context(MariaDbServer(max_connections=500))
+
+
+def _s3(ended: contextlib.ExitStack, folder: Path) -> S3Server:
+    return ended.enter_context(S3Server(folder / "log"))
+
+
+def _azurite(ended: contextlib.ExitStack, folder: Path) -> azurite_server.AzuriteServer:
+    if obstacle := azurite_server.install():
+        pytest.skip(obstacle)
+    return ended.enter_context(azurite_server.AzuriteServer(folder))
+
+
+def _gcs(ended: contextlib.ExitStack, folder: Path) -> gcs_server.GcsServer:
+    return ended.enter_context(gcs_server.gcs_server(folder))
+
+
+def _browser(ended: contextlib.ExitStack, folder: Path) -> tuple[str, dict[str, str | float | bool]]:
+    return browser.program()
+
+
+STARTS: Mapping[str, Start] = {
+    "kafka": _kafka,
+    "postgres": _postgres,
+    "mariadb": _mariadb,
+    "s3": _s3,
+    "azurite": _azurite,
+    "gcs": _gcs,
+    "browser": _browser,
+}
+
+
+class SharedServers:
+    """The servers of a run. A worker asks for one through a socket at ``address``.
+
+    One attempt to start a server is all: its outcome is that of the whole run.
+    """
+
+    def __init__(self, starts: Mapping[str, Start] = STARTS) -> None:
+        self._start_of = starts
+        self._folder = Path(tempfile.mkdtemp(prefix="twopc-servers-"))
+        self._listener = Listener(str(self._folder / "socket"))
+        # The system ends a server together with the thread that has started it. A pool's threads live until `close`.
+        self._starts = ThreadPoolExecutor(len(starts), "shared-server")
+        self._outcomes: dict[str, Future[Outcome]] = {}
+        self._lock = threading.Lock()
+        self._ended = contextlib.ExitStack()
+        threading.Thread(target=self._answer, name="shared-servers", daemon=True).start()
+
+    @property
+    def address(self) -> str:
+        return str(self._listener.address)
+
+    def outcome(self, name: str) -> Future[Outcome]:
+        """Start the server if nobody has asked for it yet."""
+        with self._lock:
+            if name not in self._outcomes:
+                self._outcomes[name] = self._starts.submit(self._start, name)
+            return self._outcomes[name]
+
+    def _start(self, name: str) -> Outcome:
+        folder = self._folder / name
+        folder.mkdir()
+        try:
+            return Outcome(self._start_of[name](self._ended, folder))
+        except pytest.skip.Exception as skipped:
+            return Outcome(skipped=str(skipped))
+        except BaseException:  # noqa: BLE001  # the worker that asks reports it
+            return Outcome(failed=traceback.format_exc())
+
+    def _answer(self) -> None:
+        while True:
+            try:
+                connection = self._listener.accept()
+                self.outcome(connection.recv()).add_done_callback(_sender(connection))
+            except (OSError, EOFError):  # closed, or a worker that has ended
+                if not self._folder.exists():
+                    return
+
+    def close(self) -> None:
+        """End every server."""
+        self._starts.shutdown()
+        self._ended.close()
+        self._listener.close()
+        shutil.rmtree(self._folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _sender(connection: Connection) -> Callable[[Future[Outcome]], None]:
+    def send(outcome: Future[Outcome]) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.send(outcome.result())
+
+    return send

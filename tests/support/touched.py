@@ -1,0 +1,88 @@
+"""Print the test files that a change touches: those that import what has changed, themselves or through other modules.
+
+``python -m tests.support.touched REVISION`` compares the working tree with a revision, or with where the branch left
+``main`` if that is ``1``. A backend that is only named, as in ``create_sink("kafka", ...)``, is not seen.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tests.support.pages import ROOT
+
+Graph = Mapping[str, set[str]]
+
+ALL = ["tests"]
+
+
+def main(revision: str) -> list[str]:
+    """Return what to give to pytest."""
+    changed = [Path(name) for name in _changed(_git("merge-base", "main", "HEAD")[0] if revision == "1" else revision)]
+    if any(path.suffix in (".toml", ".lock") or path == Path("tests/conftest.py") for path in changed):
+        return ALL
+    tests = {str(path) for path in touched(modules(), changed) if path.name.startswith("test_")}
+    if any(path.suffix == ".md" for path in changed):
+        tests.add("tests/docs")
+    return sorted(tests) or ["--collect-only", "-q", "tests/docs"]
+
+
+def touched(found: Mapping[str, Path], changed: Iterable[Path]) -> set[Path]:
+    """Return the changed modules and all that import them."""
+    importers: dict[str, set[str]] = {}
+    for name, path in found.items():
+        for imported in {*_imported(path), *_conftests(path)} & found.keys():
+            importers.setdefault(imported, set()).add(name)
+    names = {path: name for name, path in found.items()}
+    left, seen = [names[path] for path in changed if path in names], set[str]()
+    while left:
+        name = left.pop()
+        if name not in seen:
+            seen.add(name)
+            left += importers.get(name, ())
+    return {found[name] for name in seen}
+
+
+def modules() -> dict[str, Path]:
+    """Return the path of each module, below the project's folder."""
+    names = _git("ls-files", "--cached", "--others", "--exclude-standard", "*.py")
+    return {_name(path): path for path in map(Path, names)}
+
+
+def _name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    below = parts[2:] if parts[0] == "plugins" else parts
+    return ".".join(below[:-1] if below[-1] == "__init__" else below)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{each.name}" for each in node.names)
+
+
+def _conftests(path: Path) -> Iterator[str]:
+    """The fixtures of a test's folder. Those of all tests reach each backend, and would have everything touched."""
+    folder = path.parent
+    while path.parts[0] == "tests" and folder != Path("tests"):
+        yield _name(folder / "conftest.py")
+        folder = folder.parent
+
+
+def _changed(revision: str) -> list[str]:
+    return _git("diff", "--name-only", revision) + _git("ls-files", "--others", "--exclude-standard")
+
+
+def _git(*arguments: str) -> list[str]:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True)  # noqa: S607
+    return done.stdout.splitlines()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(" ".join(main(*sys.argv[1:])))
