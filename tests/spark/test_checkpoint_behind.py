@@ -142,7 +142,8 @@ def joined(events: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     ("kind", "plan", "lost"),
     [
-        (Query, plain, 4),
+        (Query, plain, 2),
+        pytest.param(Query, plain, 4, marks=pytest.mark.long),
         pytest.param(Query, counted, 3, marks=pytest.mark.long),
         pytest.param(ByFormat, deduplicated, 1, marks=pytest.mark.long),
         pytest.param(ByFormat, joined, 2, marks=pytest.mark.long),

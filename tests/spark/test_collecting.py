@@ -206,6 +206,7 @@ def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses
     assert copying.target.ongoing() == []
 
 
+@pytest.mark.long
 def test_it_is_switched_off_by_an_argument(copying: Copying) -> None:
     copying.produce()
     copying.run(collect=False)
@@ -334,6 +335,7 @@ def test_a_driver_that_is_killed_while_it_writes_loses_and_doubles_nothing(
     assert copying.target.ongoing() == []
 
 
+@pytest.mark.long
 def test_a_record_that_a_sink_refuses_is_named_as_tasks_name_it(copying: Copying) -> None:
     copying.produce(batches=1)
     copying.run()

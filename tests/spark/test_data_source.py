@@ -111,6 +111,7 @@ def test_a_query_may_have_a_name(files: Target) -> None:
     assert files.shows(1)
 
 
+@pytest.mark.long
 def test_a_query_goes_on_after_a_stop_with_another_parallelism(target: Target) -> None:
     target.pipeline.add_batch(rows(1, 2))
     target.pipeline.add_batch(rows(3))

@@ -109,6 +109,7 @@ def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
     assert transactions(source, lambda frame: frame.where("id % 2 = 0")) == [PARTITIONS] * BATCHES
 
 
+@pytest.mark.long
 def test_it_is_switched_off_by_an_argument(source: Pipeline) -> None:
     assert transactions(source, coalesce=False) == [PARTITIONS] * BATCHES
 

@@ -93,6 +93,7 @@ def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(p
     assert after == ["before"]
 
 
+@pytest.mark.long
 def test_the_driver_collects_votes_and_no_records(pipeline: Pipeline) -> None:
     records, bytes_each = 2000, 2000
     # Random, because Spark compresses what it collects.

@@ -38,6 +38,7 @@ def fresh_workers(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(spark.sparkContext.environment, "TWOPC_TEST", uuid.uuid4().hex)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fresh_workers")
 @pytest.mark.parametrize("write", [by_foreach_batch, pytest.param(by_format, marks=pytest.mark.long)])
 def test_what_a_task_has_loaded_is_exempt_from_garbage_collection(

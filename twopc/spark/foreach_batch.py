@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import ConfigurationError, RecordRefused
@@ -84,9 +85,9 @@ def foreach_batch(
             consists of sources, columns, filters and unions. Each task saved is 10 to 20 ms.
         collect: write a batch of up to 10,000 records and 16 MiB on the driver, without Python tasks, if it reads from
             Kafka alone and its plan consists of columns and filters: see docs/spark.md.
-        uncapped: end Arrow record batches by Spark's limit of rows alone, while records are small, if the query's plan
-            consists of sources, columns, filters and unions. Spark's check of its limit of bytes may take longer than
-            everything else. See docs/spark.md.
+        uncapped: end Arrow record batches by Spark's limit of rows alone, while records are small, if the query keeps no
+            state and only the sinks run Python. Spark's check of its limit of bytes may take longer than everything
+            else: see docs/spark.md.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
             query fails with the reason. Later batches wait without limit, except for the last check of a sink before
             each decision: after 120 seconds the batch is rolled back.
@@ -262,7 +263,7 @@ class ForeachBatch:
         coordinator.validate({**rows.schemas(frame), **self._schemas_on_driver})
         plan = plans.of(frame)
         plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
-        frame = on_few_tasks(frame, plan) if settings.coalesce else frame
+        schema, frame = frame.schema, on_few_tasks(frame, plan) if settings.coalesce else frame
         offsets = batch_input.kafka_offsets() if settings.offsets else None
         names = ", ".join(settings.outputs)
 
@@ -276,7 +277,7 @@ class ForeachBatch:
                 wanted=wanted,
             )
             with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
-                return self._run(frame, task, plan, of_batch.records)
+                return self._run(frame, schema, task, plan, of_batch.records)
 
         def phase_one(round: Round) -> Iterator[Vote]:
             by_task = written("pre-commit", round)
@@ -309,7 +310,7 @@ class ForeachBatch:
             with engine.described(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
-    def _run(self, frame: DataFrame, task: Task, plan: Plan, records: int | None) -> list[Written]:
+    def _run(self, frame: DataFrame, schema: StructType, task: Task, plan: Plan, records: int | None) -> list[Written]:
         """Write and pre-commit a batch, on the driver or in the tasks of a Spark job."""
         settings = self._settings
         if settings.collect and (small := self._collecting.write(frame, plan, records, task)):
@@ -321,7 +322,7 @@ class ForeachBatch:
         with refusals_from_tasks():
             if not settings.uncapped:
                 return by_tasks(frame)
-            return self._limited_by_rows.run(by_tasks, frame, plan, task.rows.in_structs)
+            return self._limited_by_rows.run(by_tasks, frame, schema, plan, task.rows.in_structs)
 
     def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
         return self._pre_commit_on_driver(round, _OFFSETS, [offsets], hashed=self._settings.recompute)

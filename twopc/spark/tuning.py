@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
+from pyspark.sql.types import StructType
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import MOST_TRANSACTIONS
@@ -213,12 +214,22 @@ class LimitedByRows:
         self._is_over = False
         self._parsed: dict[str, Column] = {}
 
-    def run(self, job: Callable[[DataFrame], ResultT], frame: DataFrame, plan: Plan, in_structs: bool) -> ResultT:
-        """Return ``job(frame)``. ``in_structs``: whether no sink gets the columns of ``frame`` as they are."""
+    def run(
+        self, job: Callable[[DataFrame], ResultT], frame: DataFrame, schema: StructType, plan: Plan, in_structs: bool
+    ) -> ResultT:
+        """Return ``job(frame)``.
+
+        Args:
+            job: writes a frame.
+            frame: what to write.
+            schema: the frame's, which takes calls to the JVM.
+            plan: the frame's.
+            in_structs: whether no sink gets the columns of the frame as they are.
+        """
         context = frame.sparkSession.sparkContext
         # Spark copies a session's settings into the properties of its jobs, over these.
         may_lift = plan.repeatable and not self._is_over and context.getLocalProperty(_BYTES) is None
-        checked = self._checked(frame, in_structs) if may_lift else None
+        checked = self._checked(frame, schema, in_structs) if may_lift else None
         if checked is None:
             return job(frame)
         context.setLocalProperty(_BYTES, str(_NO_LIMIT))
@@ -233,14 +244,13 @@ class LimitedByRows:
             context.setLocalProperty(_BYTES, None)  # type: ignore[arg-type]  # None clears it
         return job(frame)
 
-    def _checked(self, frame: DataFrame, in_structs: bool) -> DataFrame | None:
+    def _checked(self, frame: DataFrame, schema: StructType, in_structs: bool) -> DataFrame | None:
         """Return the frame with a check of each record, or None if there is no limit of rows or no check.
 
         The check is in a column. Spark would evaluate a filter below the columns, and so compute them twice.
         """
         settings = frame.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers
         rows, limit = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
-        schema = frame.schema
         too_large = is_larger(schema, limit // rows) if rows > 0 else None
         # With the check, a column may be null as far as Spark knows.
         column = next((field.name for field in schema if field.nullable or in_structs), None)
