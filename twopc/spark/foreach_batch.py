@@ -85,7 +85,7 @@ def foreach_batch(
             consists of sources, columns, filters and unions. Each task saved is 10 to 20 ms.
         collect: write a batch of up to 10,000 records and 16 MiB on the driver, without Python tasks, if it reads from
             Kafka alone and its plan consists of columns and filters: see docs/spark.md.
-        uncapped: end Arrow record batches by Spark's limit of rows alone, while records are small, if the query keeps no
+        uncapped: end Arrow record batches by Spark's limit of rows alone, while records are small, if the query has no
             state and only the sinks run Python. Spark's check of its limit of bytes may take longer than everything
             else: see docs/spark.md.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
