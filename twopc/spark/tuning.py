@@ -212,6 +212,7 @@ class LimitedByRows:
 
     def __init__(self) -> None:
         self._is_over = False
+        self._limits: tuple[int, int] | None = None  # of rows and bytes; a query has the settings of its start
         self._parsed: dict[str, Column] = {}
 
     def run(
@@ -249,8 +250,10 @@ class LimitedByRows:
 
         The check is in a column. Spark would evaluate a filter below the columns, and so compute them twice.
         """
-        settings = frame.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers
-        rows, limit = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
+        if self._limits is None:
+            settings = frame.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers
+            self._limits = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
+        rows, limit = self._limits
         too_large = is_larger(schema, limit // rows) if rows > 0 else None
         # With the check, a column may be null as far as Spark knows.
         column = next((field.name for field in schema if field.nullable or in_structs), None)
