@@ -242,7 +242,8 @@ class ForeachBatch:
         Raises:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops. When it is started again, it recovers first.
         """
-        if not isinstance(batch, DataFrame) or type(batch_id) is not int:
+        given: tuple[Any, Any] = batch, batch_id  # whatever their types say
+        if not (isinstance(given[0], DataFrame) and isinstance(given[1], int)):
             raise ConfigurationError(
                 "what foreach_batch returns takes a frame of Spark and the batch's number, not a"
                 f" {type(batch).__name__} and a {type(batch_id).__name__}: pass it to df.writeStream.foreachBatch(...)"

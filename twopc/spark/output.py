@@ -63,10 +63,12 @@ class Output:
             raise ConfigurationError(  # which may be options with a password
                 f"a {type(self.sink).__name__} is not a sink: create one with twopc.create_sink, or subclass one"
             )
-        columns = [] if isinstance(self.columns, str) or not isinstance(self.columns, Iterable) else [*self.columns]
+        given: Any = self.columns  # whatever their types say
+        where: Any = self.where
+        columns = [] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
         if not columns or not all(isinstance(each, str) and each.strip() for each in columns):
             raise ConfigurationError("'columns' of an Output must be SQL expressions in a list, such as ['id AS key']")
-        if self.where is not None and not (isinstance(self.where, str) and self.where.strip()):
+        if where is not None and not (isinstance(where, str) and where.strip()):
             raise ConfigurationError("'where' of an Output must be a condition in SQL, such as 'id > 0', or None")
         object.__setattr__(self, "columns", tuple(columns))
 
