@@ -29,11 +29,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from twopc.phases import Phase
 
-CATALOG = "docs/errors.md"
+DESCRIBED_BY = "python -m pydoc twopc."
+"""What shows a class's docstring wherever twopc is installed; docs/errors.md has more."""
 
 _DESTINATION = ("topic", "partition", "column")
 
-_LINK = re.compile(rf"(; see| See) {re.escape(CATALOG)}#[a-z]+")
+_LINK = re.compile(rf"(; see| See) {re.escape(DESCRIBED_BY)}\w+")
 
 
 class TwoPhaseCommitError(Exception):
@@ -47,7 +48,7 @@ class TwoPhaseCommitError(Exception):
         transaction_id: the transaction's name in the target system.
         phase: the phase that the coordinator was in.
 
-    Each is None where it is unknown. The text ends with a link to the error's section of the catalog.
+    Each is None where it is unknown. The text ends with the command that describes the error's class.
     """
 
     sink: str | None = None
@@ -75,7 +76,7 @@ class TwoPhaseCommitError(Exception):
 
     @property
     def message(self) -> str:
-        """The text without links to the catalog, its own and those of errors that it quotes."""
+        """The text without the command that describes the class, also of errors that it quotes."""
         return _LINK.sub("", str(next(iter(self.args), "")))
 
     @property
@@ -85,8 +86,8 @@ class TwoPhaseCommitError(Exception):
 
     @property
     def link(self) -> str:
-        """Where the catalog describes this error."""
-        return f"{CATALOG}#{self.kind.lower()}"
+        """The command that describes this error, wherever twopc is installed."""
+        return f"{DESCRIBED_BY}{self.kind}"
 
     def __str__(self) -> str:
         message = self.message

@@ -33,6 +33,11 @@ def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[
     Raises:
         ConfigurationError: there is no such backend, two have that name, it can't be loaded, or an option is wrong.
     """
+    if not isinstance(options, Mapping):
+        raise ConfigurationError(
+            f"the options of the backend {backend!r} must be a mapping of names to values, not a"
+            f" {type(options).__name__}"
+        )
     return sink_class(backend)(options)  # type: ignore[call-arg]  # the hook's contract: one argument
 
 

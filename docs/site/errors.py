@@ -7,10 +7,12 @@ the page with the classes.
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import griffe
 
@@ -38,9 +40,14 @@ def _block(path: str) -> str:
     return "\n\n".join(_described(getattr(errors, path.rpartition(".")[2])))
 
 
+@functools.cache  # it takes a second
+def _module() -> Any:
+    return griffe.load(errors.__name__)
+
+
 def _described(kind: type[TwoPhaseCommitError]) -> Iterator[str]:
     """The place of a class in the tree, then its docstring, with its own attributes as a list."""
-    docstring = griffe.load(f"{kind.__module__}.{kind.__name__}").docstring
+    docstring = _module()[kind.__name__].docstring
     assert docstring is not None, kind
     bases = [base for base in reversed(kind.__mro__[1:]) if issubclass(base, TwoPhaseCommitError)]
     yield " → ".join([*(f"[`{base.__name__}`](#{base.__name__.lower()})" for base in bases), f"`{kind.__name__}`"])

@@ -20,6 +20,7 @@ ALERT = "TwopcBatchInDoubt"
 AGE = 'twopc_oldest_in_doubt_seconds{owner="shop"}'
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_the_alert_of_a_killed_query_ends_when_the_query_is_started_again(shop: Any, tmp_path: Path, wait: Any) -> None:
     program("prometheus")

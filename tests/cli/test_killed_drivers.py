@@ -137,7 +137,9 @@ def test_orphans_are_rolled_back_beside_a_driver_that_goes_on(shop: Any, run: An
     assert "0 orphans were rolled back. No driver was fenced." in table.out
 
 
-@pytest.mark.parametrize("kill_at", ["deciding", "committing", "commit 1"])
+@pytest.mark.parametrize(
+    "kill_at", ["deciding", *(pytest.param(at, marks=pytest.mark.long) for at in ("committing", "commit 1"))]
+)
 def test_a_dry_run_changes_nothing_and_resolve_does_what_it_showed(
     kill_at: str, shop: Any, run: Any, look: Any
 ) -> None:
@@ -339,7 +341,7 @@ def test_abandon_without_accept_loss_is_wrong_usage(shop: Any, run: Any) -> None
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("kill_at", ["deciding", "commit 1"])
+@pytest.mark.parametrize("kill_at", [pytest.param("deciding", marks=pytest.mark.long), "commit 1"])
 def test_a_topic_and_a_folder_are_resolved_together(
     kill_at: str, make_kafka_shop: Callable[..., Any], kafka_broker: Any, run: Any, look: Any, wait: Any
 ) -> None:
@@ -363,6 +365,7 @@ def test_a_topic_and_a_folder_are_resolved_together(
     assert look("transactions", shop.log, "--sink", "orders", "--sinks", shop.sinks).code == 0
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_timed_out_kafka_transaction_is_abandoned_and_the_next_run_goes_on(
     make_kafka_shop: Callable[..., Any], quick_broker: Any, run: Any, look: Any, wait: Any
@@ -385,6 +388,7 @@ def test_a_timed_out_kafka_transaction_is_abandoned_and_the_next_run_goes_on(
 
 
 @pytest.mark.kafka
+@pytest.mark.long
 @pytest.mark.parametrize("spoil", [Path.unlink, partial(Path.write_bytes, data=b"")], ids=["removed", "damaged"])
 def test_what_has_a_whole_copy_is_written_again_and_never_given_up(
     make_kafka_shop: Callable[..., Any], quick_broker: Any, run: Any, wait: Any, spoil: Callable[[Path], object]

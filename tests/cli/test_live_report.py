@@ -184,6 +184,7 @@ def test_a_defect_in_reading_is_shown_too() -> None:
     assert "ZeroDivisionError: &lt;b&gt;boom&lt;/b&gt;" in text
 
 
+@pytest.mark.long
 def test_a_browser_keeps_the_filter_when_the_page_loads_again(server: Server) -> None:
     with browser() as started:
         page = started.new_page()

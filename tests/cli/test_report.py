@@ -65,6 +65,7 @@ def events(tmp_path: Path) -> Iterator[Path]:
     twopc.register_observer(observer)
     yield tmp_path / "events.jsonl"
     twopc.unregister_observer(observer)
+    observer.close()
 
 
 def run(log: Path, batches: range, target: MemoryTarget, owner: str = "orders", fails: Exception | None = None) -> None:
@@ -323,6 +324,7 @@ def test_no_text_of_a_forged_log_becomes_markup(tmp_path: Path, look: Any) -> No
     assert page.text.count(HOSTILE) >= 5
 
 
+@pytest.mark.long
 def test_a_browser_shows_the_phases_of_each_batch_in_order_and_loads_nothing(
     tmp_path: Path, events: Path, look: Any, browser_page: Page
 ) -> None:
@@ -341,6 +343,7 @@ def test_a_browser_shows_the_phases_of_each_batch_in_order_and_loads_nothing(
     assert requests == [(tmp_path / "page.html").as_uri()]
 
 
+@pytest.mark.long
 def test_a_browser_shows_what_a_filter_names(tmp_path: Path, events: Path, look: Any, browser_page: Page) -> None:
     target = MemoryTarget()
     run(tmp_path / "log", range(3), target)
@@ -360,6 +363,7 @@ def test_a_browser_shows_what_a_filter_names(tmp_path: Path, events: Path, look:
     assert browser_page.locator("tr:target td").nth(1).inner_text() == "1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_forged", [False, True])
 def test_a_page_on_a_telephone_does_not_scroll_sideways(
     tmp_path: Path, events: Path, look: Any, browser_page: Page, is_forged: bool
@@ -374,6 +378,7 @@ def test_a_page_on_a_telephone_does_not_scroll_sideways(
     assert browser_page.evaluate("document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.long
 def test_a_browser_runs_nothing_of_a_forged_log(tmp_path: Path, look: Any, browser_page: Page) -> None:
     forge(tmp_path / "log")
     look("report", tmp_path / "log", "-o", tmp_path / "page.html")

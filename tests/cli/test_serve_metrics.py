@@ -413,8 +413,7 @@ def test_a_store_that_does_not_answer_holds_up_neither_a_scrape_nor_another_log(
     stuck = WatchedLog("memory", clock)
     monkeypatch.setattr(history, "store_of", lambda url: other)
     quick = WatchedLog("other", clock)
-    for log in (stuck, quick):
-        log.follow(0.01, lambda line: None)
+    ends = [log.follow(0.01, lambda line: None) for log in (stuck, quick)]
     wait("the quick one is read", lambda: quick.is_up)
     assert store.read_slots  # it waits
     values = scraped(stuck, quick)
@@ -422,8 +421,11 @@ def test_a_store_that_does_not_answer_holds_up_neither_a_scrape_nor_another_log(
     assert values['twopc_log_up{log="other"}'] == 1
     answers.set()
     wait("the slow one is read, too", lambda: stuck.is_up)
+    for end in ends:
+        end()
 
 
+@pytest.mark.long
 def test_two_hundred_logs_are_read_and_served(tmp_path: Path, wait: Any) -> None:
     first = tmp_path / "0"
     with twopc.Coordinator({"a": MemorySink(MemoryTarget())}, str(first), owner="query") as coordinator:
@@ -457,6 +459,7 @@ def events(tmp_path: Path) -> Iterator[Path]:
     twopc.register_observer(observer)
     yield path
     twopc.unregister_observer(observer)
+    observer.close()
 
 
 def test_events_of_a_file_are_counted_as_the_observer_does(tmp_path: Path, events: Path) -> None:
@@ -485,6 +488,7 @@ def test_an_events_file_need_not_be_there_yet(tmp_path: Path) -> None:
                 coordinator.run(1, lambda _: [])
         finally:
             twopc.unregister_observer(observer)
+            observer.close()
         exporter.wait_for("twopc_batches_total", 2, owner="q")
 
 
@@ -516,13 +520,14 @@ def test_it_ends_when_a_supervisor_stops_it(tmp_path: Path) -> None:
 def test_a_log_that_becomes_unreadable_is_reported_once(store: CountingLog, clock: Clock, wait: Any) -> None:
     CommitLog.open(store, "query", {"orders": "twopc"})
     said: list[str] = []
-    WatchedLog("memory", clock).follow(0.01, said.append)
+    end = WatchedLog("memory", clock).follow(0.01, said.append)
     wait("it is read", lambda: said == ["memory: the log of query query"])
     store.away = OSError(5, "the disk")
     wait("it is reported", lambda: len(said) == 2)
     assert said[1].startswith("memory: can't be read: ConfigurationError: the commit log at memory can't be read")
     store.away = None
     wait("it is reported again", lambda: len(said) == 3)
+    end()
 
 
 def test_a_log_is_read_on_although_what_is_reported_cant_be_written(
@@ -535,10 +540,11 @@ def test_a_log_is_read_on_although_what_is_reported_cant_be_written(
         raise OSError(28, "No space left on device")
 
     watched = WatchedLog("memory", clock)
-    watched.follow(0.01, say)
+    end = watched.follow(0.01, say)
     wait("it is reported", lambda: tried)
     CommitLog.open(store, "query", {"orders": "twopc"})
     wait("it is read again", lambda: watched.reading and watched.reading.query)
+    end()
 
 
 @pytest.mark.parametrize("owner", ["half \ud800", "bytes \udce9"])

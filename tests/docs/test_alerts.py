@@ -116,17 +116,20 @@ def test_go_builds_prometheus(name: str) -> None:
     assert name in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_promtool_takes_the_rules() -> None:
     code, printed = promtool("check", "rules", "--lint=all", "--lint-fatal", ALERTS.name, folder=FOLDER)
     assert code == 0, printed
     assert f"{len(RULES)} rules found" in printed
 
 
+@pytest.mark.long
 def test_each_alert_is_raised_and_ends_as_its_tests_have_it() -> None:
     code, printed = promtool("test", "rules", TESTS.name, folder=FOLDER)
     assert code == 0, printed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("alert", RULES)
 @pytest.mark.parametrize("wrong", ["vector(1) < 0", "vector(1)"], ids=["never", "always"])
 def test_the_tests_notice_a_rule_that_is_wrong(alert: str, wrong: str, tmp_path: Path) -> None:
@@ -167,6 +170,7 @@ def test_every_metric_of_the_command_is_on_the_dashboard_or_in_an_alert() -> Non
     assert {name for name, _, _ in METRICS} <= {each.name for text in asked for each in selectors(text)}
 
 
+@pytest.mark.long
 def test_prometheus_itself_takes_what_the_panels_ask(tmp_path: Path) -> None:
     asked = [expression for panel in PANELS for expression in expressions(panel)]
     rules = [{"record": f"panel:{number}", "expr": text} for number, text in enumerate(asked)]

@@ -25,6 +25,7 @@ PATIENCE_S = 90.0
 """A Spark that starts on a busy machine takes 20 s to its first batch."""
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.spark
 @pytest.mark.crash

@@ -65,7 +65,7 @@ def checked(document: Any, version: str) -> str:
     return str(done.stdout + done.stderr)
 
 
-@pytest.mark.parametrize("version", [OLDEST, "1.37"])
+@pytest.mark.parametrize("version", [OLDEST, pytest.param("1.37", marks=pytest.mark.long)])
 def test_kubernetes_takes_the_manifests_of_the_job(version: str) -> None:
     own = [document for name, document in MANIFESTS if name == "job.yaml"]
     assert [document["kind"] for document in own] == ["ServiceAccount", "Role", "RoleBinding", "Job"]
@@ -121,6 +121,7 @@ def test_the_spark_operator_sees_a_held_driver_as_not_ready() -> None:
     assert "/tmp/driver.pid" in " ".join(driver["lifecycle"]["preStop"]["exec"]["command"])  # noqa: S108
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_the_driver_can_be_checked_before_it_runs(kafka_broker: Any, s3: Any) -> None:
     done = subprocess.run(

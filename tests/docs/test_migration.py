@@ -39,6 +39,7 @@ def orders(spark: SparkSession, folder: Path, *batches: range) -> DataFrame:
     return spark.readStream.schema("id LONG").option("maxFilesPerTrigger", 1).json(str(source))
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_query_moves_from_sparks_kafka_sink(
     page: Any, spark: SparkSession, kafka_broker: KafkaBroker, tmp_path: Path
@@ -57,6 +58,7 @@ def test_a_query_moves_from_sparks_kafka_sink(
     assert sorted(json.loads(record.value)["id"] for record in records_of(servers, topic)) == list(range(20))
 
 
+@pytest.mark.long
 def test_a_query_moves_from_deduplication_by_hand(page: Any, spark: SparkSession, tmp_path: Path) -> None:
     page.dedup_before.start(orders(spark, tmp_path, range(5), range(5, 9)), str(tmp_path)).awaitTermination()
 

@@ -37,6 +37,7 @@ def run(guide: Path, *arguments: str) -> str:
     return ended.stdout
 
 
+@pytest.mark.long
 def test_the_store_of_the_guide_passes_the_contract(guide: Path) -> None:
     assert " passed" in run(guide, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_sqlite_log.py")
 

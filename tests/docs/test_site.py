@@ -60,12 +60,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_the_pages_load_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.glob("**/*.html"))
     assert len(pages) > 10
     assert [page for page in pages if _LOADED.search(page.read_text(encoding="utf-8"))] == []
 
 
+@pytest.mark.long
 def test_the_first_page_has_every_backend_with_its_state(site: Path) -> None:
     page = (site / "index.html").read_text(encoding="utf-8")
     landing, choice = site_script("landing"), (DOCS / "choose-a-backend.md").read_text(encoding="utf-8")
@@ -89,6 +91,7 @@ def test_each_state_is_of_a_backend_in_the_matrix() -> None:
     assert {re.findall(r"\w+", row[0])[0] for row in states} == columns
 
 
+@pytest.mark.long
 def test_the_picture_on_the_first_page_has_each_crash_of_the_guarantees(site: Path) -> None:
     page = (site / "index.html").read_text(encoding="utf-8")
     crashes = site_script("landing").rows(
@@ -101,6 +104,7 @@ def test_the_picture_on_the_first_page_has_each_crash_of_the_guarantees(site: Pa
     assert page.count("The driver dies while") == 2
 
 
+@pytest.mark.long
 def test_a_search_finds_a_page_without_a_network_and_the_first_page_fits_a_telephone(site: Path) -> None:
     handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser() as started:
@@ -122,11 +126,13 @@ def test_a_search_finds_a_page_without_a_network_and_the_first_page_fits_a_telep
     assert width == 390
 
 
+@pytest.mark.long
 def test_a_page_of_a_plugin_and_a_page_of_docs_lead_to_each_other(site: Path) -> None:
     assert 'href="../../docs/performance/"' in (site / "plugins/files/index.html").read_text(encoding="utf-8")
     assert 'href="../../plugins/files/"' in (site / "docs/stores/index.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.long
 def test_every_public_name_has_a_docstring_and_is_in_the_reference(site: Path) -> None:
     page = (site / "docs/api/index.html").read_text(encoding="utf-8")
     paths = [ROOT, *ROOT.glob("plugins/*")]
@@ -152,6 +158,7 @@ def public_names() -> dict[str, str]:
     return found
 
 
+@pytest.mark.long
 def test_the_configuration_reference_is_filled_in_from_the_code(site: Path) -> None:
     page = (site / "docs/configuration/index.html").read_text(encoding="utf-8")
     for name in ("commits_at_once", "storage_options", "first_batch_id", *names(OPTIONS)):
@@ -159,12 +166,14 @@ def test_the_configuration_reference_is_filled_in_from_the_code(site: Path) -> N
     assert "<!-- twopc" not in page
 
 
+@pytest.mark.long
 def test_the_page_on_the_simulation_shows_what_catches_each_mutant(site: Path) -> None:
     page = (site / "docs/simulation/index.html").read_text(encoding="utf-8")
     for mutant in MUTANTS:
         assert f"<td>{html.escape(mutant.name, quote=False)}</td>" in page
 
 
+@pytest.mark.long
 def test_the_reference_of_the_command_has_the_options_of_each_command(site: Path) -> None:
     page = (site / "docs/cli/index.html").read_text(encoding="utf-8")
     for name in cli.commands:

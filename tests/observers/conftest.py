@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Run:
                 sinks["archive"].begin(sinks["archive"].transactional_ids.allocate(round, 9))
             return [vote]
 
-        coordinator = twopc.Coordinator(sinks, str(tmp_path / owner), owner=owner)
+        coordinator = twopc.Coordinator(sinks, str(tmp_path / owner), owner=owner, rest_interval_s=None)
         for batch_id in batch_ids:
             coordinator.run(batch_id, phase_one)
 
@@ -61,3 +61,5 @@ def observe() -> Iterator[Callable[[object], None]]:
     yield register
     for observer in registered:
         twopc.unregister_observer(observer)
+        if hasattr(observer, "close"):
+            observer.close()  # its thread ends

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -57,6 +57,20 @@ COMMITTED = BatchCommitted(
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "events.jsonl"
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[..., JsonLinesObserver]]:
+    """Make observers whose threads end with the test."""
+    made: list[JsonLinesObserver] = []
+
+    def one(path: Path, **options: Any) -> JsonLinesObserver:
+        made.append(JsonLinesObserver(path, **options))
+        return made[-1]
+
+    yield one
+    for observer in made:
+        observer.close()
 
 
 def write(path: Path, *events: Event, at: datetime = AT, **options: Any) -> None:
@@ -147,9 +161,9 @@ def test_a_batch_of_two_thousand_transactions_takes_one_line_however_it_ends(pat
     assert read(path)[1:] == [*aborted, PhaseEntered(Phase.IDLE, None, "orders")]
 
 
-def test_a_replay_is_written_at_once(path: Path) -> None:
+def test_a_replay_is_written_at_once(path: Path, make: Any) -> None:
     """A kill must not take it with it: it tells that a target system has lost a decided transaction."""
-    observer = JsonLinesObserver(path)
+    observer = make(path)
     observer.twopc_event(TransactionReplayed("a", 7, COMMITTABLE, COMMITTABLE, "orders"), AT)
     reader, deadline = EventReader(path), time.monotonic() + WAIT_S
     while not list(reader.read()):
@@ -165,8 +179,8 @@ def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counte
     assert (found[0], found[199]) == (retried[0], retried[199])
 
 
-def test_an_event_is_written_without_another_one_after_it(path: Path) -> None:
-    observer = JsonLinesObserver(path)
+def test_an_event_is_written_without_another_one_after_it(path: Path, make: Any) -> None:
+    observer = make(path)
     reader = EventReader(path)
     for number in range(3):
         observer.twopc_event(batch(number), AT)
@@ -199,10 +213,19 @@ def test_a_place_that_can_not_be_written_to_fails_no_batch_and_is_logged_once(
     assert caplog.text.count("events can't be written to") == 2
 
 
-def test_a_pipe_that_nobody_reads_keeps_no_batch_waiting(run: Any, observe: Any, path: Path) -> None:
+def test_a_pipe_that_nobody_reads_keeps_no_batch_and_no_later_event_waiting(
+    run: Any, observe: Any, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     os.mkfifo(path)
-    observe(JsonLinesObserver(path))
+    observer = JsonLinesObserver(path)
+    observe(observer)
     run(0)
+    observer.flush(WAIT_S)
+    assert "not a regular file" in caplog.text
+    path.unlink()
+    run(1)
+    observer.flush(WAIT_S)
+    assert [each.batch_id for each in read(path) if isinstance(each, BatchFinished)] == [1]
 
 
 @pytest.fixture
@@ -267,9 +290,9 @@ def test_a_process_that_ends_has_written_all_its_events(path: Path) -> None:
 
 @pytest.mark.parametrize("fails", ["short", "full"])
 def test_what_a_full_disk_took_half_of_costs_one_event(
-    path: Path, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path, make: Any, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    observer = JsonLinesObserver(path)
+    observer = make(path)
     write_with(observer, batch(0))
     with monkeypatch.context() as patched:
         patched.setattr(_rotating_file, "os", Disk(fails))
@@ -336,8 +359,8 @@ def test_a_full_file_that_can_not_be_moved_grows(
 # Rotation. --------------------------------------------------------------------------------------------------------
 
 
-def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: Path) -> None:
-    observer = JsonLinesObserver(path, max_bytes=2000)
+def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: Path, make: Any) -> None:
+    observer = make(path, max_bytes=2000)
     reader, found = EventReader(path), []
     for number in range(100):
         write_with(observer, batch(number))
@@ -350,8 +373,8 @@ def test_the_file_is_bounded_and_a_reader_that_follows_it_misses_nothing(path: P
     assert len(reader._files) <= 2
 
 
-def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(path: Path) -> None:
-    observer = JsonLinesObserver(path, max_bytes=1000)
+def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(path: Path, make: Any) -> None:
+    observer = make(path, max_bytes=1000)
     reader = EventReader(path)
     write_with(observer, batch(0))
     assert numbers(reader) == [0]

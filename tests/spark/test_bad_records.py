@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ from pyspark.errors import StreamingQueryException
 import twopc
 from tests.sinks.delta.conftest import Place
 from tests.spark.conftest import rows
-from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import Output, foreach_batch
@@ -99,6 +99,7 @@ def test_the_row_is_the_one_that_the_record_was_made_from(shop: Shop) -> None:
     assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 4, "name": "trap"}]
 
 
+@pytest.mark.long
 def test_a_single_output_with_columns_of_its_own_tells_the_row_too(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": "trap"}])
     columns = ["id", "if(name = 'trap', '', name) AS name"]
@@ -130,36 +131,38 @@ def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
     assert (shop.ids(), shop.refused()) == ([], [])
 
 
-@pytest.mark.parametrize(
-    ("value", "returned"),
-    [
-        ("make_date(12000, 1, 2)", "12000-01-02"),
-        ("cast('12000-01-02 03:04:05' AS timestamp)", "12000-01-02 03:04:05.000000Z"),
-        ("cast('2024-01-02 03:04:05' AS timestamp)", "2024-01-02T03:04:05+00:00"),
-        ("array(cast(X'61FF' AS string))", ["a\\xff"]),
-        ("make_ym_interval(1, 2)", "INTERVAL '1-2' YEAR TO MONTH"),
-        ("make_interval(1, 2, 0, 4)", "1 years 2 months 4 days"),
-        ("make_dt_interval(1, 2)", "1 day, 2:00:00"),
-        ("parse_json('{\"a\": [1]}')", '{"a":[1]}'),
-        ("map(named_struct('a', 1), X'00FF')", {'{"a": 1}': "AP8="}),
-        ("array(double('nan'), 1.5D, null)", ["nan", 1.5, None]),
-        ("named_struct('a', cast(null AS struct<b: int>), 'c', 1.50BD)", {"a": None, "c": "1.50"}),
-    ],
-)
-def test_a_row_is_returned_whatever_is_in_it(shop: Shop, value: str, returned: Any) -> None:
+VALUES: Mapping[str, Any] = {
+    "make_date(12000, 1, 2)": "12000-01-02",
+    "cast('12000-01-02 03:04:05Z' AS timestamp)": "12000-01-02 03:04:05.000000Z",
+    "cast('2024-01-02 03:04:05Z' AS timestamp)": "2024-01-02T03:04:05+00:00",
+    "array(cast(X'61FF' AS string))": ["a\\xff"],
+    "make_ym_interval(1, 2)": "INTERVAL '1-2' YEAR TO MONTH",
+    "make_interval(1, 2, 0, 4)": "1 years 2 months 4 days",
+    "make_dt_interval(1, 2)": "1 day, 2:00:00",
+    "parse_json('{\"a\": [1]}')": '{"a":[1]}',
+    "map(named_struct('a', 1), X'00FF')": {'{"a": 1}': "AP8="},
+    "array(double('nan'), 1.5D, null)": ["nan", 1.5, None],
+    "named_struct('a', cast(null AS struct<b: int>), 'c', 1.50BD)": {"a": None, "c": "1.50"},
+}
+
+
+def test_a_row_is_returned_whatever_is_in_it(shop: Shop) -> None:
     """Else the record could not be left out, and its batch would fail for good."""
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
     orders = {"orders": Output(shop.orders, ["id", "name"])}
+    columns = [f"{value} AS extra{number}" for number, value in enumerate(VALUES)]
     zone = "spark.sql.session.timeZone"
     shop.pipeline.spark.conf.set(zone, "GMT+01:00")  # which Python does not know
     try:
-        shop.run(orders, lambda source: source.selectExpr("*", f"{value.replace('05', '05Z')} AS extra"))
+        shop.run(orders, lambda source: source.selectExpr("*", *columns))
     finally:
         shop.pipeline.spark.conf.unset(zone)
     assert shop.ids() == [1]
-    assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "", "extra": returned}]
+    extra = {f"extra{number}": returned for number, returned in enumerate(VALUES.values())}
+    assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "", **extra}]
 
 
+@pytest.mark.long
 def test_a_row_with_two_columns_of_one_name_is_returned_with_both(shop: Shop) -> None:
     shop.pipeline.add_batch([{"id": 2, "name": ""}])
     orders = {"orders": Output(shop.orders, ["id", "name"])}
@@ -170,6 +173,7 @@ def test_a_row_with_two_columns_of_one_name_is_returned_with_both(shop: Shop) ->
     assert [json.loads(each["row"]) for each in shop.refused()] == [expected]
 
 
+@pytest.mark.long
 def test_an_output_may_make_no_record_of_a_bad_one(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
     shop.run(on_bad_record=Output(shop.letters, ["explode(filter(array(row), x -> length(x) > 100)) AS value"]))
@@ -182,22 +186,6 @@ def test_the_checkpoint_within_the_folder_of_bad_records_is_refused(shop: Shop) 
     with pytest.raises(StreamingQueryException, match="where sink 'bad_records' writes"):
         shop.run(on_bad_record=letters)
     assert shop.ids() == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"max_bad_records": 0}, "'max_bad_records' must be at least 1, not 0"),
-        ({"on_bad_record": "a topic"}, "'a topic' is not a sink"),
-        ({"where": "sink = 'orders'"}, "gets every bad record: leave out its 'where'"),
-        ({"name": "bad_records"}, "'bad_records' is the name of 'on_bad_record' in the log"),
-    ],
-)
-def test_wrong_arguments_are_refused_at_once(shop: Shop, arguments: dict[str, Any], says: str) -> None:
-    where, name = arguments.pop("where", None), arguments.pop("name", "orders")
-    given = {"on_bad_record": Output(shop.letters, where=where), **arguments}
-    with pytest.raises(ConfigurationError, match=says):
-        foreach_batch({name: shop.orders}, log=str(shop.pipeline.log), **given)
 
 
 def test_columns_that_spark_refuses_are_named_before_anything_is_written(shop: Shop) -> None:

@@ -142,7 +142,8 @@ def joined(events: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     ("kind", "plan", "lost"),
     [
-        (Query, plain, 4),
+        (Query, plain, 2),
+        pytest.param(Query, plain, 4, marks=pytest.mark.long),
         pytest.param(Query, counted, 3, marks=pytest.mark.long),
         pytest.param(ByFormat, deduplicated, 1, marks=pytest.mark.long),
         pytest.param(ByFormat, joined, 2, marks=pytest.mark.long),
@@ -187,6 +188,7 @@ def compacted(spark: SparkSession) -> Iterator[None]:
     spark.conf.unset(interval)
 
 
+@pytest.mark.long
 def test_a_checkpoint_from_a_backup_goes_on_exactly_where_it_was(pipeline: Pipeline) -> None:
     query = Query(pipeline, plain)
     query.add(1, 2)
@@ -247,6 +249,7 @@ def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, top
     assert pipeline.archived_ids() == [*range(340)]
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_the_first_batch_begins_where_it_began(pipeline: Pipeline, topic: Topic) -> None:
     query = FromKafka(pipeline, topic)
@@ -262,6 +265,7 @@ def test_the_first_batch_begins_where_it_began(pipeline: Pipeline, topic: Topic)
     assert pipeline.archived_ids() == [*range(150)]
 
 
+@pytest.mark.long
 def test_a_query_of_a_rate_goes_on_exactly_where_it_was(pipeline: Pipeline) -> None:
     query = Query(pipeline, plain)
 
@@ -279,7 +283,7 @@ def test_a_query_of_a_rate_goes_on_exactly_where_it_was(pipeline: Pipeline) -> N
     assert pipeline.archived_ids() == [*range(20)]
 
 
-@pytest.mark.parametrize("kind", [Query, ByFormat])
+@pytest.mark.parametrize("kind", [Query, pytest.param(ByFormat, marks=pytest.mark.long)])
 def test_a_batch_that_was_noted_with_other_input_than_it_was_decided_with_has_no_follower(
     pipeline: Pipeline, kind: type[Query]
 ) -> None:

@@ -125,6 +125,7 @@ def test_small_batches_are_written_by_the_driver_in_one_transaction(copying: Cop
     assert copying.target.ongoing() == []
 
 
+@pytest.mark.long
 def test_two_sinks_get_the_same_records(copying: Copying, pipeline: Pipeline) -> None:
     copying.produce(value=lambda number: f'{{"id":{number},"name":"a"}}')
     sinks = {"orders": copying.target.sink(), "archive": pipeline.files()}
@@ -134,6 +135,7 @@ def test_two_sinks_get_the_same_records(copying: Copying, pipeline: Pipeline) ->
     assert len(pipeline.archived()) == BATCHES * RECORDS
 
 
+@pytest.mark.long
 def test_conditions_of_outputs_are_kept(copying: Copying, pipeline: Pipeline) -> None:
     copying.produce()
     sinks = {
@@ -147,6 +149,7 @@ def test_conditions_of_outputs_are_kept(copying: Copying, pipeline: Pipeline) ->
     assert sorted(row["value"] for row in pipeline.archived()) == sorted(value for value in values if value >= "4")
 
 
+@pytest.mark.long
 def test_a_record_without_a_value_is_written(copying: Copying) -> None:
     copying.produce()
     copying.run(
@@ -157,6 +160,7 @@ def test_a_record_without_a_value_is_written(copying: Copying) -> None:
     assert sorted(record.key.decode() for record in found) == sorted(str(number) for number in range(BATCHES * RECORDS))
 
 
+@pytest.mark.long
 def test_the_driver_writes_where_spark_asks_for_executors_by_waiting_tasks(copying: Copying) -> None:
     settings = copying.spark._jsparkSession.sessionState().conf()
     settings.setConfString("spark.dynamicAllocation.enabled", "true")
@@ -184,6 +188,7 @@ def test_the_driver_takes_only_columns_that_fit(columns: str, records: int, is_t
     assert (collecting._fits(schema, collecting.BYTES_AT_MOST // records) is not None) is is_told
 
 
+@pytest.mark.long
 def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses_nothing(copying: Copying) -> None:
     copying.produce()
     slow = "java_method('java.lang.Thread', 'sleep', CAST(20000 AS BIGINT)) IS NULL"  # no function of the user's
@@ -201,6 +206,7 @@ def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses
     assert copying.target.ongoing() == []
 
 
+@pytest.mark.long
 def test_it_is_switched_off_by_an_argument(copying: Copying) -> None:
     copying.produce()
     copying.run(collect=False)
@@ -208,6 +214,7 @@ def test_it_is_switched_off_by_an_argument(copying: Copying) -> None:
     assert copying.shows()
 
 
+@pytest.mark.long
 def test_what_is_computed_again_if_it_is_lost_keeps_its_tasks(copying: Copying) -> None:
     copying.produce()
     copying.run(recompute=True)
@@ -240,7 +247,10 @@ def with_headers(frame: DataFrame) -> DataFrame:
     return frame.selectExpr("value", "array(struct('a' AS key, value AS value)) AS headers")
 
 
-@pytest.mark.parametrize("plan", [exploded, of_a_union, by_a_function, with_headers])
+@pytest.mark.parametrize(
+    "plan",
+    [exploded, *(pytest.param(each, marks=pytest.mark.long) for each in (of_a_union, by_a_function, with_headers))],
+)
 def test_a_batch_whose_size_the_plan_does_not_tell_is_left_to_tasks(
     plan: Callable[[DataFrame], DataFrame], copying: Copying
 ) -> None:
@@ -250,6 +260,7 @@ def test_a_batch_whose_size_the_plan_does_not_tell_is_left_to_tasks(
     assert copying.shows()
 
 
+@pytest.mark.long
 def test_the_source_of_files_does_not_tell_how_many_records_a_batch_has(pipeline: Pipeline, copying: Copying) -> None:
     for number in range(BATCHES):
         pipeline.add_batch([{"id": number, "name": "a"}])
@@ -286,6 +297,7 @@ def test_what_the_driver_can_not_write_is_rolled_back_and_written_by_tasks(
     assert copying.target.ongoing() == []
 
 
+@pytest.mark.long
 def test_a_batch_of_which_the_plan_leaves_no_record_has_no_transaction(copying: Copying) -> None:
     copying.produce()
     copying.run(lambda source: source.select("value").where("CAST(CAST(value AS STRING) AS INT) NOT BETWEEN 20 AND 29"))
@@ -294,6 +306,7 @@ def test_a_batch_of_which_the_plan_leaves_no_record_has_no_transaction(copying: 
     assert copying.target.ongoing() == []
 
 
+@pytest.mark.long
 def test_what_spark_does_not_send_to_the_driver_is_written_by_tasks(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +335,7 @@ def test_a_driver_that_is_killed_while_it_writes_loses_and_doubles_nothing(
     assert copying.target.ongoing() == []
 
 
+@pytest.mark.long
 def test_a_record_that_a_sink_refuses_is_named_as_tasks_name_it(copying: Copying) -> None:
     copying.produce(batches=1)
     copying.run()

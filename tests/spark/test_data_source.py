@@ -65,7 +65,7 @@ class Target:
         return self.topic.ongoing() if self.topic else self.pipeline.pending_files()
 
 
-@pytest.fixture(params=["files", pytest.param("kafka", marks=pytest.mark.kafka)])
+@pytest.fixture(params=["files", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])])
 def target(request: pytest.FixtureRequest, pipeline: Pipeline) -> Target:
     return Target(pipeline, request.getfixturevalue("topic") if request.param == "kafka" else None)
 
@@ -104,12 +104,14 @@ def start(
 # Queries. --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_query_may_have_a_name(files: Target) -> None:
     files.pipeline.add_batch(rows(1))
     run(files, queryName=f"named_{files.pipeline.folder.name}")
     assert files.shows(1)
 
 
+@pytest.mark.long
 def test_a_query_goes_on_after_a_stop_with_another_parallelism(target: Target) -> None:
     target.pipeline.add_batch(rows(1, 2))
     target.pipeline.add_batch(rows(3))
@@ -177,6 +179,7 @@ def _has_a_finished_task(pipeline: Pipeline) -> bool:
     return any(stage is not None and stage.numCompletedTasks > 0 for stage in stages)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
     pipeline: Pipeline, topic: Topic
@@ -207,6 +210,7 @@ def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
     assert target.shows(*range(100, 200))
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it(
     pipeline: Pipeline, topic: Topic
@@ -236,6 +240,7 @@ def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it
     assert target.open() == []
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_round_that_a_newer_driver_has_fenced_shows_nothing_and_touches_nothing_of_it(
     pipeline: Pipeline, topic: Topic
@@ -277,6 +282,7 @@ def test_by_default_the_log_is_in_the_checkpoint_folder_and_a_deleted_checkpoint
     assert files.shows(1, 1)  # a new query reads all of its source again
 
 
+@pytest.mark.long
 def test_a_deleted_checkpoint_is_refused_by_a_log_elsewhere(files: Target) -> None:
     files.pipeline.add_batch(rows(1))
     run(files)
@@ -287,6 +293,7 @@ def test_a_deleted_checkpoint_is_refused_by_a_log_elsewhere(files: Target) -> No
     assert files.open() == []
 
 
+@pytest.mark.long
 def test_the_log_of_another_query_is_refused_and_its_query_not_fenced(files: Target) -> None:
     files.pipeline.add_batch(rows(1))
     run(files)
@@ -298,6 +305,7 @@ def test_the_log_of_another_query_is_refused_and_its_query_not_fenced(files: Tar
     assert len(files.pipeline.entries("open")) == 1
 
 
+@pytest.mark.long
 def test_a_deleted_log_is_refused_before_a_task_writes(files: Target) -> None:
     for number in (1, 2):
         files.pipeline.add_batch(rows(number))
@@ -329,6 +337,7 @@ def test_a_query_can_change_from_foreach_batch_and_back(files: Target) -> None:
     assert pipeline.decided_batches() == [0, 1, 2]
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_names_stay_few_whatever_else_the_application_runs(pipeline: Pipeline, topic: Topic) -> None:
     target = Target(pipeline, topic)
@@ -344,11 +353,17 @@ def test_names_stay_few_whatever_else_the_application_runs(pipeline: Pipeline, t
     ("options", "said"),
     [
         ({"sink": ""}, "needs the option 'sink'"),
-        ({"sink": "oracle"}, "no backend is named 'oracle'"),
-        ({"compresion": "zstd"}, "has no option 'compresion'. Did you mean 'compression'"),
-        ({"batch_id": "1"}, "'batch_id' is for batch writes"),
-        ({"first_batch_id": "-1"}, "'first_batch_id' of format('twopc') must be a whole number, 0 or more"),
-        ({"log": "memory://log"}, "is in one process's memory"),
+        pytest.param({"sink": "oracle"}, "no backend is named 'oracle'", marks=pytest.mark.long),
+        pytest.param(
+            {"compresion": "zstd"}, "has no option 'compresion'. Did you mean 'compression'", marks=pytest.mark.long
+        ),
+        pytest.param({"batch_id": "1"}, "'batch_id' is for batch writes", marks=pytest.mark.long),
+        pytest.param(
+            {"first_batch_id": "-1"},
+            "'first_batch_id' of format('twopc') must be a whole number, 0 or more",
+            marks=pytest.mark.long,
+        ),
+        pytest.param({"log": "memory://log"}, "is in one process's memory", marks=pytest.mark.long),
     ],
 )
 def test_a_wrong_option_of_a_query_is_refused_before_anything_is_written(
@@ -369,6 +384,7 @@ def test_complete_output_mode_is_refused(files: Target) -> None:
     assert not files.pipeline.log.exists()
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_records_that_the_sink_cannot_write_are_refused_before_the_log_is_opened(
     pipeline: Pipeline, topic: Topic
@@ -390,6 +406,7 @@ def values(pipeline: Pipeline, *ids: int) -> DataFrame:
     return pipeline.spark.createDataFrame([(str(number),) for number in ids], "value STRING").repartition(2)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_batch_write_of_a_number_is_there_once_however_often_it_is_repeated(pipeline: Pipeline, topic: Topic) -> None:
     target = Target(pipeline, topic)
@@ -424,6 +441,7 @@ def test_a_batch_write_that_failed_is_there_once_after_it_is_repeated(files: Tar
     assert files.pipeline.decided_batches() == [0, 1]
 
 
+@pytest.mark.long
 def test_a_batch_write_without_records_is_decided_too(files: Target) -> None:
     write(values(files.pipeline), files, batch_id="0")
     assert files.shows()
@@ -447,6 +465,7 @@ def test_a_wrong_batch_write_is_refused_before_anything_is_written(
     assert not files.pipeline.log.exists()
 
 
+@pytest.mark.long
 def test_the_log_of_a_query_is_refused_to_a_batch_write(files: Target) -> None:
     files.pipeline.add_batch(rows(1))
     run(files)

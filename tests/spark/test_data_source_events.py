@@ -52,6 +52,7 @@ def of_type(events: list[Event], kind: type[Any]) -> list[Any]:
     return [event for event in events if isinstance(event, kind)]
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_metrics_and_lineage_are_those_of_a_driver_that_runs_the_batches_itself(
     pipeline: Pipeline, events: list[Event], monkeypatch: pytest.MonkeyPatch

@@ -21,10 +21,10 @@ from twopc.events import BatchCommitted, BatchFailed, BatchFinished
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.store import open_store
 from twopc.observers.json_lines import EventReader
+from twopc.spark.arrow_types import arrow_schema
 from twopc.spark.data_source import round as data_source_round
 from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
 from twopc.spark.data_source.source import StreamWriter, record_batches
-from twopc.spark.output import arrow_schema
 from twopc.transaction import JsonValue
 from twopc_files.sink import FileSink
 

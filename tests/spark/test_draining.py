@@ -79,6 +79,7 @@ def fed(topic: Topic, first: int) -> Iterator[None]:
         producer.flush(30)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_source_that_never_pauses_is_drained_to_where_it_was_at_the_call(pipeline: Pipeline, topic: Topic) -> None:
     with fed(topic, 2_000):
@@ -96,6 +97,7 @@ def test_a_source_that_never_pauses_is_drained_to_where_it_was_at_the_call(pipel
     assert len(pipeline.entries("close")) == 1
 
 
+@pytest.mark.long
 def test_windows_that_the_drained_records_close_are_emitted(pipeline: Pipeline) -> None:
     def counted(source: DataFrame) -> DataFrame:
         at = source.withColumn("at", F.timestamp_seconds("id")).withWatermark("at", "1 second")

@@ -88,6 +88,7 @@ def test_a_driver_ends_with_the_code_of_its_error(
     assert ("an operator must act" in said) is (code in (3, 4, 5))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.parametrize("mode", MODES)
 def test_a_driver_that_is_asked_to_end_finishes_its_batch_and_does_not_end_with_zero(mode: str, tmp_path: Path) -> None:
@@ -117,7 +118,9 @@ def test_a_driver_that_is_to_be_held_waits_for_an_operator_and_says_why_in_a_fil
         wait_until(lambda: process.poll() is not None or (file.exists() and "exit code" in file.read_text()))
         assert process.poll() == (None if holds else ExitCode.NO_ANSWER)
         assert file.exists() is holds
-        assert not holds or file.read_text().startswith("twopc: held back from exit code 5: a newer driver goes on;")
+        assert not holds or file.read_text().startswith(
+            "twopc: held back from exit code 5: Fenced: a newer driver goes on;"
+        )
     finally:
         process.kill()
         process.wait()
@@ -208,6 +211,27 @@ def test_any_other_error_may_be_restarted() -> None:
     assert exit_code(Spark("twopc.errors.Refused: no")) is ExitCode.OTHER
     assert exit_code(OSError("the disk")) is ExitCode.NO_ANSWER
     assert exit_code(KeyboardInterrupt()) is ExitCode.INTERRUPTED
+
+
+FAILED = "[STREAM_FAILED] Query\nTraceback\nx.OfABackend: {}\n SQLSTATE: 39000\n\tat java.lang"
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "sentence"),
+    [
+        (OfABackend("it is gone"), 4, "TransactionLost: it is gone; see python -m pydoc twopc.TransactionLost"),
+        (Spark(FAILED.format(errors.Refused("No."))), 3, "Refused: No. See python -m pydoc twopc.Refused"),
+        (ValueError("no\nnumber"), 70, "ValueError: no"),
+    ],
+)
+def test_the_last_line_is_the_sentence_of_the_error(
+    error: Exception, code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit), exiting():
+        raise error
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"twopc: exit code {code}: ")
+    assert last.endswith(f". {sentence}")
 
 
 def test_the_traceback_is_printed_and_a_programs_own_exit_is_left_alone(capsys: pytest.CaptureFixture[str]) -> None:

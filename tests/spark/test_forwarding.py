@@ -280,9 +280,20 @@ def test_a_process_without_threads_can_forward_the_events_later(
         pass
 
 
-def test_a_forwarding_that_still_waits_can_be_closed(path: Path, kept: Kept) -> None:
-    with held_by_another_process(path), forward_events(path):
+def test_a_forwarding_that_still_waits_can_be_closed_and_leaves_the_events_to_the_next(
+    path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
+) -> None:
+    with held_by_another_process(path):
+        forwarder = forward_events(path)
+        until(lambda: "another process forwards the events" in caplog.text)
+        write(path, batch(0))
+        forwarder.close()
+        assert "twopc-events" not in {thread.name for thread in threading.enumerate()}
+        assert kept.batches == []
+    assert "were not reported" not in caplog.text
+    with forward_events(path):
         pass
+    assert kept.batches == [0]
 
 
 def test_the_same_file_is_forwarded_once_in_a_process(path: Path, kept: Kept) -> None:

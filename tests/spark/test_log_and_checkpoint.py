@@ -13,11 +13,14 @@ from pyspark.errors import StreamingQueryException
 import twopc
 from tests.spark.conftest import rows
 from twopc import Committable
+from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame
 
     from tests.spark.conftest import Pipeline, Topic
 
@@ -48,6 +51,7 @@ def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
     assert pipeline.pending_files() == []
 
 
+@pytest.mark.long
 def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     pipeline.run(writer(pipeline))
@@ -79,7 +83,9 @@ def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipel
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("copied", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
+@pytest.mark.parametrize(
+    "copied", [pickle, pytest.param(cloudpickle, marks=pytest.mark.long)], ids=["pickle", "cloudpickle"]
+)
 def test_a_pickled_copy_goes_on_with_the_same_log_and_brings_no_coordinator(
     pipeline: Pipeline, topic: Topic, copied: Any
 ) -> None:
@@ -122,6 +128,36 @@ def test_a_query_that_failed_after_its_decision_goes_on_where_it_stopped(pipelin
     assert pipeline.decided_batches() == [0, 1]
 
 
+def test_a_function_may_run_a_batch_again_and_what_the_batch_reads_is_the_same(
+    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list of files and the batch before are looked at once per batch, not once per call."""
+
+    def vetoes(*_: Any) -> None:
+        raise RoundAborted("a target system was away for a moment")
+
+    write = writer(pipeline)
+
+    def twice(batch: DataFrame, batch_id: int) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(FileSink, "seal", vetoes)
+            with pytest.raises(RoundAborted, match="away for a moment"):
+                write(batch, batch_id)
+        write(batch, batch_id)
+
+    for number in range(2):
+        pipeline.add_batch(rows(number))
+    pipeline.run(twice)
+    reads = [entry["reads"] for entry in pipeline.entries("decide")]
+    listed = [[line["path"] for line in each["files"]["0"][f"{n}"][1:]] for n, each in enumerate(reads)]
+    assert [[path.rpartition("/")[2] for path in paths] for paths in listed] == [["00000.json"], ["00001.json"]]
+
+    for file in (pipeline.checkpoint / "commits").glob("*1*"):
+        file.unlink()  # as if the driver had died before Spark noted the batch
+    pipeline.run(writer(pipeline))
+    assert pipeline.archived_ids() == [0, 1]
+
+
 def test_a_sink_that_vetoes_stops_the_query_with_its_own_message(pipeline: Pipeline) -> None:
     class Vetoing(FileSink):
         def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
@@ -155,7 +191,7 @@ def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_writ
     assert list(pipeline.folder.glob("part-*")) == []
 
 
-@pytest.mark.parametrize("place", ["", "offsets"])
+@pytest.mark.parametrize("place", ["", pytest.param("offsets", marks=pytest.mark.long)])
 def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is_written(
     place: str, pipeline: Pipeline
 ) -> None:
@@ -185,6 +221,7 @@ def test_a_log_among_the_files_that_a_query_reads_is_refused_before_anything_is_
     assert pipeline.archived_ids() == [1]
 
 
+@pytest.mark.long
 def test_a_copy_among_the_files_that_a_query_reads_is_refused_too(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     stage = f"file://{pipeline.folder}/source/stage"

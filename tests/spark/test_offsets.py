@@ -210,6 +210,7 @@ def test_all_kafka_sources_of_a_query_are_in_the_group_and_no_other(
     assert "from a file" in query.target.values()
 
 
+@pytest.mark.long
 def test_of_a_topic_that_two_sources_read_the_one_behind_counts(
     query: FromKafka, make_source: Callable[[int], str]
 ) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import re
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,14 +12,14 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 import twopc
-from twopc.errors import ConfigurationError
+from twopc.errors import SchemaMismatch
 from twopc.spark import Output, foreach_batch
-from twopc.spark.output import ALL, arrow_schema, projected
+from twopc.spark.arrow_types import arrow_schema
+from twopc.spark.output import ALL, projected
 from twopc.testing import MemorySink, MemoryTarget
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -34,7 +35,11 @@ NOT_PLAIN = [
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("by_plan", [False, True], ids=["of its own expressions", "of the batch"])
+@pytest.mark.parametrize(
+    "by_plan",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["of its own expressions", "of the batch"],
+)
 @pytest.mark.parametrize(("columns", "record"), [pytest.param(PLAIN, {"id": 1, "text": "one"}, id="plain"), *NOT_PLAIN])
 def test_a_sink_alone_gets_columns(
     pipeline: Pipeline, columns: list[str], record: dict[str, object], by_plan: bool
@@ -112,21 +117,25 @@ def test_a_timestamp_has_a_time_zone_in_every_version_of_spark() -> None:
     assert schema.field("at").type.tz == "UTC"
 
 
-def test_what_is_not_a_sink_with_columns_is_refused(tmp_path: Path) -> None:
-    archive = twopc.create_sink("files", {"path": str(tmp_path / "archive")})
-    given: Any
-    for given, reason in [
-        ("kafka", "'kafka' is not a sink: create one with twopc.create_sink"),
-        ((archive, ["id"]), "is not a sink: create one with twopc.create_sink"),
-    ]:
-        with pytest.raises(ConfigurationError, match=reason):
-            foreach_batch({"archive": given}, log=str(tmp_path / "log"))
-    columns: Any
-    where: Any
-    for columns, where, reason in [
-        ("id, name", None, "must be SQL expressions in a list, not 'id, name'"),
-        ([1], None, r"must be SQL expressions in a list, not \[1\]"),
-        (["id"], True, "must be a condition in SQL, not True"),
-    ]:
-        with pytest.raises(ConfigurationError, match=reason):
-            Output(archive, columns, where)
+UNKEPT = [
+    ("parse_json('1')", "VARIANT", r"to_json\(value\) AS value"),
+    ("array(parse_json('1'))", "VARIANT", r"to_json\(value\) AS value"),
+    ("INTERVAL '1' MONTH", "INTERVAL MONTH", r"CAST\(value AS STRING\) AS value"),
+]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("value", "of_spark", "way_out"), UNKEPT)
+def test_a_type_that_a_sink_would_get_as_another_is_refused_by_name_and_the_advice_works(
+    spark: SparkSession, value: str, of_spark: str, way_out: str
+) -> None:
+    frame = spark.range(1).selectExpr(f"{value} AS value")
+    advice = re.compile(f"column 'value' has Spark's type {of_spark}, .*Write it as text, such as by ({way_out}),")
+    found = []
+    for outputs in ({"one": of()}, {"one": of(["value"]), "two": of(["1 AS id"])}):
+        shown, rows = projected(frame, outputs)
+        with pytest.raises(SchemaMismatch, match=advice) as refused:
+            rows.schemas(shown)
+        found += advice.findall(str(refused.value))
+    shown, rows = projected(frame, {"one": of([found[0]])})
+    assert rows.schemas(shown)["one"].field("value").type == pa.string()

@@ -96,6 +96,7 @@ def connected(client: Any, pipeline: Pipeline) -> Pipeline:
     return type(pipeline)(client, pipeline.folder)
 
 
+@pytest.mark.long
 def test_a_flow_writes_each_record_once_and_goes_on_at_the_next_run(connected: Pipeline) -> None:
     project = Project(connected, "events")
     for ids in [(1, 2), (3,)]:
@@ -108,6 +109,7 @@ def test_a_flow_writes_each_record_once_and_goes_on_at_the_next_run(connected: P
     assert decided(project.flow("events") / "twopc-log") == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_two_flows_into_one_sink_have_a_log_each(connected: Pipeline) -> None:
     project = Project(connected, "first", "second")
     for ids in [(1, 2), (3,)]:
@@ -117,6 +119,7 @@ def test_two_flows_into_one_sink_have_a_log_each(connected: Pipeline) -> None:
     assert [decided(project.flow(name) / "twopc-log") for name in ("first", "second")] == [[0, 1], [0, 1]]
 
 
+@pytest.mark.long
 def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pipeline) -> None:
     project = Project(connected, "events")
     connected.add_batch(rows(1))
@@ -133,6 +136,7 @@ def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pi
     assert connected.archived_ids() == [1, 2]
 
 
+@pytest.mark.long
 def test_a_refused_full_refresh_writes_everything_again_once_the_log_is_deleted(connected: Pipeline) -> None:
     project = Project(connected, "events")
     connected.add_batch(rows(1))
@@ -145,6 +149,7 @@ def test_a_refused_full_refresh_writes_everything_again_once_the_log_is_deleted(
     assert connected.archived_ids() == [1, 2]
 
 
+@pytest.mark.long
 def test_a_full_refresh_with_a_log_elsewhere_is_refused(connected: Pipeline) -> None:
     project = Project(connected, "events", log=str(connected.log))
     connected.add_batch(rows(1))
@@ -155,6 +160,7 @@ def test_a_full_refresh_with_a_log_elsewhere_is_refused(connected: Pipeline) -> 
     assert connected.archived_ids() == [1]
 
 
+@pytest.mark.long
 def test_spark_does_not_refresh_a_sink_by_its_name(connected: Pipeline) -> None:
     project = Project(connected, "events")
     connected.add_batch(rows(1))
@@ -165,6 +171,7 @@ def test_spark_does_not_refresh_a_sink_by_its_name(connected: Pipeline) -> None:
     assert connected.archived_ids() == [1]
 
 
+@pytest.mark.long
 def test_two_flows_can_not_share_a_log(connected: Pipeline) -> None:
     project = Project(connected, "first", "second", log=str(connected.log))
     connected.add_batch(rows(1))
@@ -172,6 +179,7 @@ def test_two_flows_can_not_share_a_log(connected: Pipeline) -> None:
     assert len(connected.archived_ids()) <= 1
 
 
+@pytest.mark.long
 def test_spark_refuses_a_flow_that_is_no_stream(connected: Pipeline) -> None:
     project = Project(connected, "events")
     connected.add_batch(rows(1))

@@ -41,7 +41,7 @@ def test_a_decision_has_room_for_three_hundred_bytes_a_transaction() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("columns", [["*"], ["id", "upper(name) AS name"]])
+@pytest.mark.parametrize("columns", [["*"], pytest.param(["id", "upper(name) AS name"], marks=pytest.mark.long)])
 def test_it_is_refused_before_its_tasks_begin(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, columns: list[str]
 ) -> None:
@@ -57,6 +57,7 @@ def test_it_is_refused_before_its_tasks_begin(
     assert pipeline.archived_ids() == list(range(20))
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Plan] = []
@@ -71,7 +72,7 @@ def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monk
     for batch in range(2):
         pipeline.add_batch([{"id": batch, "name": "a"}])
     pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
-    assert found == [Plan(tasks=None, python=True, mergeable=False)] * 2
+    assert found == [Plan()] * 2
     assert pipeline.archived_ids() == [0, 1]
 
 
@@ -92,11 +93,11 @@ def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:
         if not plans:
             plans.append(Plans(session, BatchInput(session, query_id).query))
         plan = plans[0].of(batch.selectExpr("value AS key", "value"))
-        found.append((plan.tasks, plan.python, plan.mergeable, plan.rows_before()))
+        found.append((plan.tasks, plan.repeatable, plan.mergeable, plan.rows_before()))
         batch.collect()
 
     source = topic.stream(pipeline.spark, 10)
     query = source.selectExpr("CAST(value AS STRING) AS value").where("value IS NOT NULL").writeStream
     query = query.foreachBatch(look).option("checkpointLocation", str(pipeline.checkpoint))
     query.trigger(availableNow=True).start().awaitTermination()
-    assert found == [(2, False, True, 0), (2, False, True, 10)]
+    assert found == [(2, True, True, 0), (2, True, True, 10)]

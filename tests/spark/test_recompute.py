@@ -62,7 +62,7 @@ def replayed(events: list[Event]) -> int:
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside files"])
+@pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "beside files"])
 def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
     pipeline: Pipeline, topic: Topic, loses: Loses, events: list[Event], beside: bool
 ) -> None:
@@ -80,6 +80,7 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
     assert topic.ongoing() == []
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topic: Topic, loses: Loses) -> None:
     pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "bad"}])
@@ -95,6 +96,7 @@ def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topi
     assert sorted(json.loads(each["row"])["id"] for each in pipeline.archived()) == [4, 5]
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_its_source(
     pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, events: list[Event]
@@ -181,6 +183,7 @@ def test_records_with_other_bounds_or_names_have_other_hashes(pipeline: Pipeline
     assert hash_of(one, in_structs=True) != hash_of(other, in_structs=True)
 
 
+@pytest.mark.long
 def test_the_hash_of_a_record_does_not_depend_on_the_session(pipeline: Pipeline) -> None:
     """Spark's size of null is null, or -1 without its ANSI mode, which a restarted query may lack."""
     hashes = set()
@@ -244,7 +247,10 @@ def test_what_is_lost_while_the_driver_is_down_is_computed_again_when_spark_repe
     assert pipeline.pending_files() == []
 
 
-@pytest.mark.parametrize("expression", ["rand()", "uuid()", "current_timestamp()"])
+@pytest.mark.parametrize(
+    "expression",
+    ["rand()", *(pytest.param(each, marks=pytest.mark.long) for each in ("uuid()", "current_timestamp()"))],
+)
 def test_a_plan_that_yields_other_records_is_refused_with_the_reason(pipeline: Pipeline, expression: str) -> None:
     lost = Lost(pipeline, ["id", f"CAST({expression} AS STRING) AS other"])
     for _ in range(2):
@@ -255,6 +261,7 @@ def test_a_plan_that_yields_other_records_is_refused_with_the_reason(pipeline: P
     assert pipeline.pending_files() == []
 
 
+@pytest.mark.long
 def test_another_number_of_partitions_is_refused_by_name_until_it_is_as_before(pipeline: Pipeline) -> None:
     lost = Lost(pipeline, ["id"])
     assert "its number of tasks" in lost.refused(partitions=2)
@@ -274,6 +281,7 @@ def test_a_column_that_has_no_hash_is_refused_before_anything_is_written(pipelin
     assert not pipeline.log.exists()
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_only_the_partitions_and_sinks_that_are_lost_are_written_again(
     pipeline: Pipeline, topic: Topic, loses: Loses

@@ -1,10 +1,9 @@
-"""Spark's limit of bytes per record batch is lifted if records are small and only sinks run Python."""
+"""Spark's limit of bytes per record batch is lifted while records are small, if only sinks run Python."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -14,7 +13,6 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 
 from twopc.spark import Output, foreach_batch
-from twopc.spark.tuning import limited_by_rows
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -43,50 +41,9 @@ def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
         spark.conf.unset(name) if before is None else spark.conf.set(name, before)
 
 
-def in_a_job(spark: SparkSession) -> str | None:
-    """The limit of bytes that Spark's own writer of record batches finds in a task."""
-
-    def look(_: Any) -> Any:
-        context = TaskContext.get()
-        assert context is not None
-        yield pd.DataFrame({"limit": [context.getLocalProperty(LIMIT)]})
-
-    limit: str | None = spark.range(1).mapInPandas(look, "limit string").collect()[0].limit
-    return limit
-
-
-def test_the_limit_of_bytes_is_lifted_where_records_are_small_and_comes_back(spark: SparkSession) -> None:
-    with limited_by_rows(spark, record_bytes=100):
-        assert in_a_job(spark) == NO_LIMIT
-    assert in_a_job(spark) is None
-
-
-@pytest.mark.parametrize("record_bytes", [0, 2**30 / ROWS_A_RECORD_BATCH])
-def test_the_limit_of_bytes_stays_where_records_are_large_or_not_known(
-    spark: SparkSession, record_bytes: float
-) -> None:
-    with limited_by_rows(spark, record_bytes):
-        assert in_a_job(spark) is None
-
-
-def test_the_limit_of_bytes_stays_where_there_is_none_of_rows(spark: SparkSession) -> None:
-    with setting(spark, ROWS, "0"), limited_by_rows(spark, record_bytes=1):
-        assert in_a_job(spark) is None
-
-
-def test_the_limit_of_other_threads_stays(spark: SparkSession) -> None:
-    """A function for foreachBatch may write to several target systems at once."""
-    with limited_by_rows(spark, record_bytes=100), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(in_a_job, spark).result() is None
-
-
-def test_a_limit_that_the_user_has_set_stays(spark: SparkSession) -> None:
-    with setting(spark, LIMIT, SOME_LIMIT), limited_by_rows(spark, record_bytes=1):
-        assert in_a_job(spark) == SOME_LIMIT
-
-
 class Watched:
-    """What tasks see: one line per record batch, with its receiver, its rows and the limit of bytes."""
+    """What tasks see: one line per record batch, with its receiver, its rows and the limit of bytes that Spark's own
+    writer of record batches finds."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._file = pipeline.folder / "seen"
@@ -138,44 +95,69 @@ def watched(pipeline: Pipeline) -> Watched:
     return Watched(pipeline)
 
 
-def test_a_query_has_the_limit_of_rows_alone_from_its_second_batch_on(pipeline: Pipeline, watched: Watched) -> None:
-    pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)))
-    assert watched.limits("sink") == [None, NO_LIMIT]
-    assert len(pipeline.archived()) == 2 * ROWS_A_RECORD_BATCH
-
-
 @pytest.mark.parametrize(
     "plan",
     [
-        lambda source: source.groupBy("id").agg(F.count("*").alias("times")),
-        lambda source: source.dropDuplicates(["id"]).repartition(1),
-        lambda source: source.join(F.broadcast(source.sparkSession.range(10_000)), "id"),
-        lambda source: source.select("id", F.explode(F.array("name")).alias("name")).where("id >= 0"),
+        lambda source: source,
+        lambda source: source.selectExpr("id", "array(name) AS names", "map(name, id) AS ids", "struct(name) AS of"),
+        pytest.param(
+            lambda source: source.join(F.broadcast(source.sparkSession.range(10_000)), "id"), marks=pytest.mark.long
+        ),
+        pytest.param(
+            lambda source: source.select("id", F.explode(F.array("name")).alias("name")).where("id >= 0"),
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["aggregation", "deduplication", "join", "explode"],
+    ids=["plain", "nested", "join", "explode"],
 )
-def test_a_query_whose_plan_is_the_jvms_alone_has_the_limit_of_rows_alone(
+def test_a_query_without_state_and_python_has_the_limit_of_rows_alone(
     pipeline: Pipeline, watched: Watched, plan: Callable[[DataFrame], DataFrame]
 ) -> None:
-    pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)), plan, "update")
-    assert watched.limits("sink")[-1] == NO_LIMIT
+    pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)), plan)
+    assert watched.limits("sink") == [NO_LIMIT] * 2
+    assert len(pipeline.archived()) == 2 * ROWS_A_RECORD_BATCH
 
 
+@pytest.mark.long
+def test_outputs_of_other_columns_have_it_too(pipeline: Pipeline, watched: Watched) -> None:
+    other = FileSink({"path": str(pipeline.folder / "other"), "format": "json"})
+    outputs = {"names": Output(watched.sink, ["name"], where="id >= 0"), "all": other}
+    pipeline.run(foreach_batch(outputs, log=str(pipeline.log)))
+    assert watched.limits("sink") == [NO_LIMIT] * 2
+
+
+@pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.long)], ids="{} outputs".format)
+def test_a_record_larger_than_its_share_of_the_limit_brings_the_limit_back(
+    pipeline: Pipeline, watched: Watched, outputs: int
+) -> None:
+    large = 64 * 2**20 // ROWS_A_RECORD_BATCH + 1  # a record batch of these would exceed Spark's limit
+    pipeline.add_batch([{"id": 2000, "name": "a"}])
+    other: Any = Output(FileSink({"path": str(pipeline.folder / "other")}), ["id"])
+    pipeline.run(
+        foreach_batch({"all": watched.sink, **({"ids": other} if outputs == 2 else {})}, log=str(pipeline.log)),
+        lambda source: source.withColumn("name", F.expr(f"repeat('x', if(id BETWEEN 1099 AND 1999, {large}, 1))")),
+    )
+    # The second batch is written again with the limit, and so is the third at once.
+    assert set(watched.limits("sink")[:1]) == {NO_LIMIT}
+    assert set(watched.limits("sink")[-2:]) == {None}
+    assert pipeline.archived_ids() == [*range(100), *range(1000, 1100), 2000]
+    assert pipeline.pending_files() == []
+
+
+@pytest.mark.parametrize(("name", "value"), [(LIMIT, SOME_LIMIT), pytest.param(ROWS, "0", marks=pytest.mark.long)])
+def test_a_limit_that_the_user_has_set_stays(pipeline: Pipeline, watched: Watched, name: str, value: str) -> None:
+    with setting(pipeline.spark, name, value):
+        pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)))
+    assert set(watched.limits("sink")) == {value if name == LIMIT else None}
+
+
+@pytest.mark.long
 def test_it_is_switched_off_by_an_argument(pipeline: Pipeline, watched: Watched) -> None:
     pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log), uncapped=False))
     assert watched.limits("sink") == [None] * 2
 
 
-def test_a_query_takes_the_limit_of_bytes_back_for_larger_records(pipeline: Pipeline, watched: Watched) -> None:
-    large = 64 * 2**20 // ROWS_A_RECORD_BATCH // 4  # a record batch of these might come near Spark's limit
-    pipeline.add_batch([{"id": 2000, "name": "a"}])
-    pipeline.run(
-        foreach_batch(watched.sink, log=str(pipeline.log)),
-        lambda source: source.withColumn("name", F.expr(f"repeat('x', if(id < 1000, 1, {large}))")),
-    )
-    assert watched.limits("sink") == [None, NO_LIMIT, None]
-
-
+@pytest.mark.long
 def test_a_function_of_the_users_gets_record_batches_within_the_limit(pipeline: Pipeline, watched: Watched) -> None:
     with setting(pipeline.spark, LIMIT, SOME_LIMIT):
         pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)), watched.function)
@@ -183,6 +165,11 @@ def test_a_function_of_the_users_gets_record_batches_within_the_limit(pipeline: 
     assert sum(rows) == 2 * ROWS_A_RECORD_BATCH
     assert max(rows) <= SOME_BYTES // LARGE + 1
     assert {row["size"] for row in pipeline.archived()} == {LARGE}
+
+
+def aggregation(source: DataFrame) -> DataFrame:
+    """It keeps state, which advances when it is evaluated."""
+    return source.groupBy("id").agg(F.count("*").alias("times"))
 
 
 def python(source: DataFrame) -> DataFrame:
@@ -219,14 +206,24 @@ def through_an_rdd(source: DataFrame) -> DataFrame:
     return source.join(F.broadcast(static), "id")
 
 
-@pytest.mark.parametrize("plan", [python, in_arrow, grouped, of_a_table_function, beside, through_an_rdd])
-def test_the_limit_of_bytes_stays_wherever_else_python_may_run(
+@pytest.mark.parametrize(
+    "plan",
+    [
+        python,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (aggregation, in_arrow, grouped, beside)),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (of_a_table_function, through_an_rdd)),
+    ],
+)
+def test_the_limit_of_bytes_stays_wherever_there_is_state_or_other_python(
     pipeline: Pipeline, watched: Watched, plan: Callable[[DataFrame], DataFrame]
 ) -> None:
-    pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)), plan)
+    pipeline.run(
+        foreach_batch(watched.sink, log=str(pipeline.log)), plan, "update" if plan is aggregation else "append"
+    )
     assert set(watched.limits("sink")) == {None}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("change", [python, lambda batch: batch.localCheckpoint(eager=False)])
 def test_the_limit_of_bytes_stays_where_a_function_for_foreach_batch_runs_python(
     pipeline: Pipeline, watched: Watched, change: Callable[[DataFrame], DataFrame]
@@ -236,6 +233,7 @@ def test_the_limit_of_bytes_stays_where_a_function_for_foreach_batch_runs_python
     assert set(watched.limits("sink")) == {None}
 
 
+@pytest.mark.long
 def test_the_limit_of_bytes_stays_where_a_sinks_columns_run_python(pipeline: Pipeline, watched: Watched) -> None:
     pipeline.spark.udf.register("same_name", lambda text: text, "string")
     pipeline.run(foreach_batch(Output(watched.sink, ["id", "same_name(name) AS name"]), log=str(pipeline.log)))

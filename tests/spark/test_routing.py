@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 import twopc
 from tests.spark.conftest import finished_jobs, rows
 from tests.spark.driver import driver
-from twopc.errors import ConfigurationError, RecordRefused
+from twopc.errors import RecordRefused
 from twopc.events import BatchFinished
 from twopc.spark import Output, foreach_batch
 
@@ -85,6 +85,7 @@ def test_a_task_without_a_row_for_an_output_begins_no_transaction_there(routed: 
     assert {name: len(of_sink) for name, of_sink in decided.items()} == {"odd": 1, "even": 0}
 
 
+@pytest.mark.long
 def test_a_single_output_may_have_a_condition(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(*range(4)))
     writer = foreach_batch(routed.to("few", "id > 2", ["id", "name AS text"]), log=str(routed.pipeline.log))
@@ -160,6 +161,7 @@ def test_columns_that_spark_refuses_are_named(routed: Routed) -> None:
     assert "Spark refuses the columns ['nosuch'] of output 'some'" in told
 
 
+@pytest.mark.long
 def test_a_condition_may_have_a_comment_and_names_that_must_be_quoted(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(1, 2))
     routed.pipeline.run(
@@ -169,6 +171,7 @@ def test_a_condition_may_have_a_comment_and_names_that_must_be_quoted(routed: Ro
     assert routed.ids("some") == [1]
 
 
+@pytest.mark.long
 def test_columns_that_are_never_null_stay_so_beside_a_condition(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(1, 2))
     shown: list[Any] = []
@@ -183,14 +186,6 @@ def test_columns_that_are_never_null_stay_so_beside_a_condition(routed: Routed) 
     routed.pipeline.run(foreach_batch(outputs, log=str(routed.pipeline.log)))
     assert shown == [[("id", False), ("name", True)]]
     assert routed.ids("some") == [1]
-
-
-def test_wrong_arguments_are_refused_when_the_writer_is_made(routed: Routed) -> None:
-    wrong: Any = "drop"
-    with pytest.raises(ConfigurationError, match="'otherwise' must be 'count' or 'refuse', not 'drop'"):
-        foreach_batch(routed.to("all"), log=str(routed.pipeline.log), otherwise=wrong)
-    with pytest.raises(ConfigurationError, match="give one of them"):
-        foreach_batch(routed.to("all"), log=str(routed.pipeline.log), recompute=True, replay_copies="copies")
 
 
 KILLS = {0: "pre-committing", 1: "deciding", 2: "committing"}

@@ -77,12 +77,14 @@ def test_what_comes_after_a_small_batch_is_written_by_as_many_tasks_as_there_are
     assert len(source.archived()) == BATCHES * ROWS
 
 
+@pytest.mark.long
 def test_the_union_of_sources_is_written_by_as_many_tasks_as_there_are_cores(source: Pipeline) -> None:
     other = source.beside("other")
     other.add_batch([{"id": 1, "name": "b"}])
     assert transactions(source, lambda frame: frame.union(other.source()))[1:] == [CORES]
 
 
+@pytest.mark.long
 def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch(source: Pipeline) -> None:
     writer = foreach_batch(source.files(), log=str(source.log))
     source.run(writer, columns)
@@ -99,6 +101,7 @@ def test_what_comes_after_a_large_batch_is_written_by_a_task_a_partition(
     assert transactions(source) == [PARTITIONS] * BATCHES
 
 
+@pytest.mark.long
 def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,10 +109,12 @@ def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
     assert transactions(source, lambda frame: frame.where("id % 2 = 0")) == [PARTITIONS] * BATCHES
 
 
+@pytest.mark.long
 def test_it_is_switched_off_by_an_argument(source: Pipeline) -> None:
     assert transactions(source, coalesce=False) == [PARTITIONS] * BATCHES
 
 
+@pytest.mark.long
 def test_where_spark_asks_for_executors_by_waiting_tasks_none_is_merged_away(source: Pipeline) -> None:
     # As if it had been set at the application's start: a session does not allow it later.
     settings = source.spark._jsparkSession.sessionState().conf()
@@ -153,6 +158,7 @@ class NumbersReader(DataSourceStreamReader):
         yield partition.value, "a"
 
 
+@pytest.mark.long
 def test_a_source_that_runs_python_keeps_its_tasks(session: SparkSession, pipeline: Pipeline) -> None:
     session.dataSource.register(Numbers)
     writer = foreach_batch(pipeline.files(), log=str(pipeline.log))
@@ -203,16 +209,15 @@ def joined(source: DataFrame) -> DataFrame:
     "plan",
     [
         python,
-        pandas,
-        in_arrow,
-        scala,
-        lambda source: source.repartition(PARTITIONS),
-        joined,
-        counted,
-        lambda source: source.dropDuplicates(["id"]),
-        lambda source: source.select("id", F.explode(F.array("name")).alias("name")),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (pandas, in_arrow, scala, joined, counted)),
+        pytest.param(lambda source: source.repartition(PARTITIONS), id="repartition", marks=pytest.mark.long),
+        pytest.param(lambda source: source.dropDuplicates(["id"]), id="deduplication", marks=pytest.mark.long),
+        pytest.param(
+            lambda source: source.select("id", F.explode(F.array("name")).alias("name")),
+            id="explode",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["python", "pandas", "mapInArrow", "scala", "repartition", "join", "aggregation", "deduplication", "explode"],
 )
 def test_whatever_may_be_expensive_keeps_its_tasks(source: Pipeline, plan: Callable[[DataFrame], DataFrame]) -> None:
     assert transactions(source, plan, output_mode="update") == [PARTITIONS] * BATCHES
@@ -222,6 +227,7 @@ def through_an_rdd(batch: DataFrame) -> DataFrame:
     return batch.sparkSession.createDataFrame(batch.rdd.map(lambda row: row), batch.schema)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -242,6 +248,7 @@ def test_whatever_a_function_for_foreach_batch_makes_of_its_batch_keeps_its_task
     )
 
 
+@pytest.mark.long
 def test_columns_and_filters_of_a_function_for_foreach_batch_are_as_cheap_as_the_querys(source: Pipeline) -> None:
     def through(writer: ForeachBatch) -> Callable[[DataFrame, int], None]:
         return lambda batch, batch_id: writer(batch.withColumn("batch", F.lit(batch_id)).where("id > 0"), batch_id)
@@ -249,6 +256,7 @@ def test_columns_and_filters_of_a_function_for_foreach_batch_are_as_cheap_as_the
     assert transactions(source, write=through) == [PARTITIONS, CORES]
 
 
+@pytest.mark.long
 def test_a_function_in_the_columns_of_a_sink_keeps_its_tasks(source: Pipeline) -> None:
     name = f"same_{uuid.uuid4().hex}"
     source.spark.udf.register(name, lambda text: text, "string")

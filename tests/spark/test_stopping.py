@@ -103,6 +103,7 @@ class WaitingTasks(FileSink):
         return super().pre_commit(transaction)
 
 
+@pytest.mark.long
 def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> None:
     waiting = pipeline.folder / "waiting"
     waiting.mkdir()
@@ -122,6 +123,7 @@ def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> 
     assert pipeline.pending_files() == []
 
 
+@pytest.mark.long
 def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_runs(
     pipeline: Pipeline, hold: Hold
 ) -> None:
@@ -191,19 +193,20 @@ class Silent(FileSink):
 
 
 @pytest.mark.parametrize(
-    "end",
+    ("end", "questions"),
     [
-        pytest.param(stop, id="twopc.spark.stop"),
-        pytest.param(StreamingQuery.stop, id="query.stop", marks=pytest.mark.long),
+        pytest.param(stop, ("commit",), id="twopc.spark.stop"),
+        pytest.param(stop, QUESTIONS, id="twopc.spark.stop at each", marks=pytest.mark.long),
+        pytest.param(StreamingQuery.stop, QUESTIONS, id="query.stop at each", marks=pytest.mark.long),
     ],
 )
 def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_goes_on_later(
-    pipeline: Pipeline, end: Callable[[StreamingQuery], None]
+    pipeline: Pipeline, end: Callable[[StreamingQuery], None], questions: Sequence[str]
 ) -> None:
     folder = pipeline.folder / "silent"
     folder.mkdir()
     options = {"path": str(pipeline.folder / "archive"), "format": "json"}
-    for number, question in enumerate(QUESTIONS):
+    for number, question in enumerate(questions):
         (folder / question).touch()
         pipeline.add_batch(rows(number))
         query = pipeline.start(foreach_batch(Silent(options, folder), log=str(pipeline.log)))
@@ -215,10 +218,12 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
         (folder / question).unlink()
         (folder / "asked").unlink()
     pipeline.run(writer(pipeline))
-    assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(len(QUESTIONS)))
+    assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(len(questions)))
 
 
-@pytest.mark.parametrize("question", ["validate", "open", "recover"])
+@pytest.mark.parametrize(
+    "question", ["open", *(pytest.param(each, marks=pytest.mark.long) for each in ("validate", "recover"))]
+)
 def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
     pipeline: Pipeline, question: str
 ) -> None:
@@ -249,7 +254,13 @@ def test_a_stop_calls_a_batch_rolled_back_only_where_it_is(raised: Exception, to
 # twopc.spark.stop. -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", [Phase.RECOVERING, Phase.PRE_COMMITTING, Phase.COMMITTING])
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase.PRE_COMMITTING,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (Phase.RECOVERING, Phase.COMMITTING)),
+    ],
+)
 def test_stop_finishes_the_current_batch_begins_no_other_and_closes_the_log(
     pipeline: Pipeline, hold: Hold, events: list[Event], phase: Phase
 ) -> None:
@@ -303,6 +314,7 @@ def test_stop_closes_the_log_of_a_query_that_has_ended_and_stops_one_that_has_no
     assert len(pipeline.entries("close")) == 1
 
 
+@pytest.mark.long
 def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_has_the_error(pipeline: Pipeline, hold: Hold) -> None:
     class Full(FileSink):
         def commit(self, committable: Committable) -> None:

@@ -41,7 +41,6 @@ def aborted(events: list[Event]) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.crash
 @pytest.mark.kafka
 @pytest.mark.crash
 def test_an_attempt_that_died_after_its_vote_leaves_nothing(
@@ -70,6 +69,7 @@ def test_an_attempt_that_died_after_its_vote_leaves_nothing(
     assert (pipeline.pending_files(), topic.ongoing()) == ([], [])
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topic: Topic) -> None:
     written = pipeline.folder / "written"
@@ -124,7 +124,7 @@ def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_que
 
 
 @pytest.mark.kafka
-@pytest.mark.parametrize("winner", [0, 1])
+@pytest.mark.parametrize("winner", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_of_two_attempts_at_the_same_time_only_the_vote_that_came_back_is_committed(
     pipeline: Pipeline, topic: Topic, events: list[Event], winner: int
 ) -> None:

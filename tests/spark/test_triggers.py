@@ -60,6 +60,7 @@ def test_a_bounded_query_ends_only_after_its_last_batch_is_committed(pipeline: P
     assert pipeline.archived_ids() == [1, 2]
 
 
+@pytest.mark.long
 def test_a_source_that_cannot_give_its_records_again_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
@@ -72,6 +73,7 @@ def test_a_source_that_cannot_give_its_records_again_is_refused_before_anything_
     assert not pipeline.log.exists()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trigger", "options", "says"),
     [
@@ -138,14 +140,27 @@ def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_if_spa
 
 def test_a_frame_that_is_not_made_of_the_batch_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
-    other = pipeline.spark.read.schema("id LONG, name STRING").json(str(pipeline.folder / "source"))
+    others = {
+        "LogicalRelation": pipeline.spark.read.json(str(pipeline.folder / "source"), "id LONG").where("id > 0"),
+        "Range": pipeline.spark.range(3),
+    }
     write = writer(pipeline)
-    query = pipeline.start(lambda batch, number: write(other.where("id > 0"), number))
-    with pytest.raises(
-        StreamingQueryException, match=r"is not made of the query's batch: it only reads LogicalRelation"
-    ):
-        query.awaitTermination()
+    for reads, other in others.items():
+        query = pipeline.start(lambda _, number, other=other: write(other, number))  # type: ignore[misc]
+        with pytest.raises(StreamingQueryException, match=f"not made of the query's batch: it only reads {reads}"):
+            query.awaitTermination()
     assert pipeline.decided_batches() == []
+
+
+def test_a_query_without_a_checkpoint_of_its_own_is_refused_at_its_first_batch(pipeline: Pipeline) -> None:
+    pipeline.add_batch(rows(1))
+    query = pipeline.source().writeStream.foreachBatch(writer(pipeline)).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="ConfigurationError: the query has no checkpointLocation"):
+        query.awaitTermination()
+    assert not pipeline.log.exists()
+    assert pipeline.archived() == []
+    pipeline.run(writer(pipeline))  # with one
+    assert pipeline.archived_ids() == [1]
 
 
 def test_a_frame_that_was_made_of_the_batch_in_any_way_is_written(pipeline: Pipeline) -> None:
@@ -180,6 +195,7 @@ def test_a_log_in_use_is_refused_to_a_second_query_and_the_first_goes_on(pipelin
     assert {entry["incarnation"] for entry in pipeline.entries("decide")} == {1}  # it was not fenced
 
 
+@pytest.mark.long
 def test_one_writer_in_two_queries_is_refused_to_the_second(pipeline: Pipeline) -> None:
     other = pipeline.beside("other")
     pipeline.add_batch(rows(1))

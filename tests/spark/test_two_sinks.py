@@ -60,6 +60,7 @@ def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pip
     assert pipeline.decided_batches() == [0, 1, 2]
 
 
+@pytest.mark.long
 def test_the_metrics_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
     write = foreach_batch({"all": pipeline.files(), "few": Output(pipeline.files(), ["id"])}, log=str(pipeline.log))
     for batch in ([1, 2, 3], [4]):
@@ -92,6 +93,7 @@ def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(p
     assert after == ["before"]
 
 
+@pytest.mark.long
 def test_the_driver_collects_votes_and_no_records(pipeline: Pipeline) -> None:
     records, bytes_each = 2000, 2000
     # Random, because Spark compresses what it collects.
@@ -115,6 +117,7 @@ def test_an_empty_partition_begins_no_transaction(pipeline: Pipeline) -> None:
     assert pipeline.pending_files() == []
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_an_empty_batch_is_decided_all_the_same(pipeline: Pipeline, topic: Topic) -> None:
     for number in range(3):
@@ -153,6 +156,7 @@ def test_a_wrong_column_for_kafka_is_refused_by_name_before_anything_is_written(
     assert (topic.values(), topic.ongoing()) == ([], [])
 
 
+@pytest.mark.long
 def test_one_sink_object_may_serve_two_names(pipeline: Pipeline) -> None:
     archive = pipeline.files()
     pipeline.add_batch(rows(1, 2))
@@ -164,6 +168,7 @@ def test_one_sink_object_may_serve_two_names(pipeline: Pipeline) -> None:
     assert pipeline.pending_files() == []
 
 
+@pytest.mark.long
 def test_two_queries_of_one_application_write_at_the_same_time(pipeline: Pipeline) -> None:
     first, second = pipelines = [pipeline.beside(name) for name in ("first", "second")]
     shared = first.files()  # one sink object for both, as a user may well write it

@@ -215,3 +215,16 @@ def test_the_picture_of_the_phases_shows_the_table_of_phases() -> None:
         for following in sorted(NEXT[phase], key=lambda phase: phase.value)
     ]
     assert "\n".join(["stateDiagram-v2", *arrows]) in PAGE
+
+
+@pytest.mark.parametrize("module", [name for name in SOURCES if is_below(name, ("twopc.spark", "twopc.cli"))])
+def test_a_driver_and_a_command_wait_in_steps(module: str) -> None:
+    """Python does not see a Ctrl-C that comes just before a wait without a timeout begins, until that wait ends."""
+    tree = ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    waits = ("wait", "join", "acquire", "result")
+    assert not [
+        ast.unparse(call)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in waits and not call.args and not call.keywords
+    ]

@@ -236,10 +236,34 @@ def test_the_newest_decided_batch_comes_again_where_it_is_noted_with_other_input
     assert query.contents() == before
 
 
-def test_a_log_that_has_decided_nothing_asks_for_nothing(tmp_path: Path) -> None:
-    query = Query(tmp_path)
-    query.plan(0)
+@pytest.mark.parametrize("decided", [0, 6], ids="{} decided".format)
+@pytest.mark.parametrize("damage", [None, "", 'v1\n{"path":', "v1\n\0\0\0"], ids=repr)
+def test_an_undecided_plan_whose_list_of_files_spark_cannot_read_is_planned_anew(
+    tmp_path: Path, decided: int, damage: str | None
+) -> None:
+    query = Query(tmp_path).run(decided)
+    query.plan(decided)
     assert query.planned() == Plan(())
+    path = f"sources/1/{decided + 2}.compact"
+    query.lose(path) if damage is None else query.write(path, damage)
+    before = {path: text for path, text in query.contents().items() if path != "metadata"}
+    query.repair()
+    undecided = {f"offsets/{decided}", path} if decided else before.keys()
+    left = {path: text for path, text in query.contents().items() if path != "metadata"}
+    assert left == {name: before[name] for name in before.keys() - undecided}
+
+
+def test_a_list_that_no_plan_names_yet_is_discovered_anew(query: Query) -> None:
+    query.write("sources/1/8.compact", "")
+    assert [change.path for change in query.repair().changes] == ["sources/1/8.compact"]
+
+
+def test_a_cut_off_list_of_a_batch_that_is_done_comes_back_from_the_log(query: Query) -> None:
+    before = query.contents()
+    query.write("sources/1/7", "v1")
+    query.write("sources/1/6", "")
+    query.repair()
+    assert query.contents() == before
 
 
 def test_without_files_two_batches_are_enough_however_old_the_checkpoint(tmp_path: Path) -> None:
@@ -277,6 +301,15 @@ def another_query(query: Query) -> None:
 
 def older_log(query: Query) -> None:
     query.entries = query.entries[:-1]
+
+
+def nothing_decided(query: Query) -> None:
+    query.entries = query.entries[:1]
+
+
+def a_list_that_the_log_has_pruned(query: Query) -> None:
+    query.write("sources/1/6", "")
+    query.entries = query.entries[-1:]
 
 
 def no_checkpoint(query: Query) -> None:
@@ -319,6 +352,8 @@ def files_unknown(query: Query) -> None:
         ),
         (another_query, LogMismatch, "belongs to query another, and the log to query c2f3be89"),
         (older_log, LogMismatch, "has noted batch 5, and the log has decided batch 4: .*Restore the newer log"),
+        (nothing_decided, LogMismatch, "has noted batch 5, and the log has decided no batch.*with first_batch_id=6"),
+        (a_list_that_the_log_has_pruned, Refused, "can't start from sources/1/6 .*Restore a newer backup"),
         (no_checkpoint, ConfigurationError, "Is this the query's checkpoint folder"),
         (
             no_compact_file,

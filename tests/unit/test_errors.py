@@ -47,8 +47,8 @@ def test_a_refused_record_is_the_same_in_another_process() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_ends_with_the_link_to_its_section_of_the_catalog(kind: type[TwoPhaseCommitError]) -> None:
-    link = f"docs/errors.md#{kind.__name__.lower()}"
+def test_an_error_ends_with_the_command_that_describes_its_class(kind: type[TwoPhaseCommitError]) -> None:
+    link = f"python -m pydoc twopc.{kind.__name__}"
     assert str(kind("It stopped.")) == f"It stopped. See {link}"
     assert str(kind("it stopped")) == f"it stopped; see {link}"
     assert kind("it stopped").args == ("it stopped",)
@@ -71,20 +71,20 @@ def test_an_option_that_is_wrong_arrives_with_its_error() -> None:
     assert ConfigurationError("two backends are named 'files'").option is None
 
 
-def test_an_error_that_quotes_others_links_to_its_own_section_alone() -> None:
+def test_an_error_that_quotes_others_names_its_own_class_alone() -> None:
     for quoted in (Retriable("no answer"), Retriable("No answer.")):
         error = RoundAborted(f"batch 1 failed ({quoted}). Run it again; see above")
         error = RoundAborted(f"{error} and {error}")
-        assert str(error).count("docs/errors.md") == 1
-        assert str(error).endswith("; see docs/errors.md#roundaborted")
+        assert str(error).count("pydoc") == 1
+        assert str(error).endswith("; see python -m pydoc twopc.RoundAborted")
         assert f"({quoted.message})" in error.message
 
 
-def test_an_error_defined_elsewhere_links_to_the_section_of_its_base() -> None:
+def test_an_error_defined_elsewhere_names_its_base() -> None:
     class QuotaExceeded(Refused):
         pass
 
-    assert str(QuotaExceeded("Too much.")) == "Too much. See docs/errors.md#refused"
+    assert str(QuotaExceeded("Too much.")) == "Too much. See python -m pydoc twopc.Refused"
 
 
 def test_what_is_known_of_an_error_is_not_replaced() -> None:

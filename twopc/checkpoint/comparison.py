@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.offsets import Reads, by_source, is_entry, parse, records_between
-from twopc.checkpoint.source_files import COMPACT, content, kept_files, with_files
+from twopc.checkpoint.source_files import COMPACT, content, is_whole, kept_files, number, with_files
 from twopc.errors import LogMismatch
 from twopc.log.batch_identity import ABSENT, Difference, differences
 from twopc.log.entries import Entry
@@ -54,8 +54,9 @@ class Comparison:
         decided: the newest batch that the log has decided, or None.
         reads: what decided batches read, as far as the log keeps it.
         planned: the batches in ``offsets``, ascending.
+        newest: where the newest plan that Spark can read ends, by source.
         noted: the newest batch in ``commits`` that Spark can read, or None.
-        cut_off: paths that Spark can't read.
+        cut_off: the paths that Spark would read and can't: files that are cut off, and lists of files that are missing.
         has_state: whether the query keeps state, which advances only when each batch is evaluated.
         mismatches: the batches that differ.
     """
@@ -64,6 +65,7 @@ class Comparison:
     decided: int | None
     reads: Mapping[int, Reads]
     planned: tuple[int, ...]
+    newest: Mapping[str, JsonValue]
     noted: int | None
     cut_off: frozenset[str]
     has_state: bool
@@ -110,17 +112,41 @@ def compare(folder: CheckpointFolder, entries: Sequence[Entry]) -> Comparison:
                 looked_at[n] = _planned(folder, n, reads.get(n))
     cut_off = {f"offsets/{n}" for n, entry in looked_at.items() if entry is None}
     cut_off |= {f"commits/{n}" for n in commits if n > first}
+    newest = _ends(folder, next((looked_at[n] for n in reversed(planned) if looked_at.get(n)), None))
+    cut_off |= {*_unreadable_lists(folder, newest)}
     mismatches = [_mismatch(n, n <= first, reads[n], entry) for n, entry in looked_at.items() if n in reads]
     return Comparison(
         query_id=query_id,
         decided=tail.decided,
         reads=reads,
         planned=tuple(planned),
+        newest=newest,
         noted=noted,
         cut_off=frozenset(cut_off),
         has_state=bool(folder.names("state")),
         mismatches=tuple(m for m in mismatches if m.found or f"offsets/{m.batch_id}" in cut_off),
     )
+
+
+def _ends(folder: CheckpointFolder, planned: Reads | None) -> dict[str, JsonValue]:
+    if planned is None:
+        return {}
+    sources = planned.get("sources")
+    folders = {"folders": folder.source_folders(sources)} if isinstance(sources, list) else {}
+    return by_source({**folders, **planned})
+
+
+def _unreadable_lists(folder: CheckpointFolder, newest: Mapping[str, JsonValue]) -> Iterator[str]:
+    """Yield the lists of files that Spark reads when it starts, and can't. It reads all from the newest compact one on,
+    also those that it has discovered for a batch that it has not planned yet."""
+    for source, offset in newest.items():
+        if (last := number(offset)) is None:
+            continue
+        at = f"sources/{source}"
+        single, compact = {*folder.numbers(at)}, folder.numbers(at, COMPACT)[-1:]
+        needed = [f"{n}{COMPACT}" for n in compact]
+        needed += [str(n) for n in range(max(compact, default=-1) + 1, max([last, *single]) + 1)]
+        yield from (f"{at}/{name}" for name in needed if not is_whole(folder, f"{at}/{name}"))
 
 
 def _mismatch(batch_id: int, is_noted: bool, decided: Reads, planned: Reads | None) -> Mismatch:
@@ -154,13 +180,14 @@ def _planned(folder: CheckpointFolder, batch_id: int, decided: Reads | None) -> 
 
 
 def kept_now(folder: CheckpointFolder, source: str, name: str, kept: JsonValue) -> JsonValue:
-    """Return what a file source's file is now. A file that is gone because a later compact file repeats it counts as
-    kept."""
-    found = content(folder, f"sources/{source}/{name}")
+    """Return what a file source's file is now; None if it is missing or cut off. A file that is gone because a later
+    compact file repeats it counts as kept."""
+    path = f"sources/{source}/{name}"
+    found = content(folder, path)
     if found is None and not name.endswith(COMPACT):
         later = folder.numbers(f"sources/{source}", COMPACT)[-1:]
         return kept if later and later[0] > int(name) else None
-    return found
+    return found if found == kept or is_whole(folder, path) else None
 
 
 def noted_entry(folder: CheckpointFolder, batch_id: int) -> tuple[str, dict[str, object]] | None:

@@ -114,12 +114,12 @@ class CheckpointFolder:
         entry = parse(self.text(f"offsets/{batch_id}"))
         before = parse(self.text(f"offsets/{batch_id - 1}")) if batch_id and stands_for_files(entry) else {}
         if stands_for_files(entry) and isinstance(entry["sources"], list):
-            folders = self._source_folders(entry["sources"])
+            folders = self.source_folders(entry["sources"])
             if folders != [str(n) for n in range(len(folders))]:
                 entry["folders"] = before["folders"] = folders
         return with_files(entry, files_read(self, batch_id, by_source(entry), by_source(before)))
 
-    def _source_folders(self, offsets: Sequence[JsonValue]) -> list[str]:
+    def source_folders(self, offsets: Sequence[JsonValue]) -> list[str]:
         """Return the folder of each source of the newest batch: its number among the plan's distinct sources, since a
         plan may list a source twice. The offset of a file source is the number of the newest file in its folder."""
         newest = {int(name): self._newest_file(name) for name in self.names("sources") if name.isdecimal()}

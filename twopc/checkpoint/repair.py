@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from twopc.checkpoint.comparison import UNCHANGED, Comparison, kept_now, noted_entry
@@ -55,9 +55,8 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
         LogMismatch: the log is older than the checkpoint.
         Refused: what is lacking is not known exactly. The message has what to do instead.
     """
-    decided, noted = compared.decided, -1 if compared.noted is None else compared.noted
-    if decided is None:
-        return Plan(())
+    noted = -1 if compared.noted is None else compared.noted
+    decided = -1 if compared.decided is None else compared.decided
     _require_log_of_that_age(compared, decided, noted)
     noted_otherwise = _noted_otherwise(compared, decided)
     changes = _Changes(folder, compared)
@@ -65,16 +64,15 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
     if noted_otherwise:
         changes.put_aside([f"commits/{decided}"])
         noted = decided - 1
-    else:
-        changes.restore_files_of_noted()
+    changes.restore_files_of_noted()
     if noted == decided:
-        changes.put_aside(
-            f"offsets/{n}" for n in compared.planned if n > decided and f"offsets/{n}" in compared.cut_off
-        )
-        for batch_id in _starts_from(compared, decided):
+        if not compared.cut_off.isdisjoint(changes.following(decided)):
+            changes.put_aside_what_follows(decided)
+        for batch_id in _starts_from(compared, decided) if decided >= 0 else ():
             if not compared.has_whole(batch_id):
                 _require_known(compared, batch_id)
                 changes.plan_again(batch_id)
+        changes.require_lists()
         return Plan(changes.listed())
     batches = _to_restore(compared, decided, noted)
     changes.put_aside_what_follows(batches[-1])
@@ -82,6 +80,7 @@ def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
         changes.plan_again(batch_id)
         if noted < batch_id < batches[-1]:
             changes.note(batch_id)
+    changes.require_lists()
     return Plan(changes.listed(), batches[-1], decided - batches[-1])
 
 
@@ -95,12 +94,18 @@ def _starts_from(compared: Comparison, decided: int) -> list[int]:
 
 def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> None:
     newest = max([noted, *(n - 1 for n in compared.planned)])
-    if newest > decided:
+    if newest <= decided:
+        return
+    if decided < 0:
         raise LogMismatch(
-            f"the checkpoint has noted batch {newest}, and the log has decided batch {decided}: the log is older than"
-            f" the checkpoint. {UNCHANGED} Restore the newer log: the batches that it has decided since would be"
-            " written twice."
+            f"the checkpoint has noted batch {newest}, and the log has decided no batch. {UNCHANGED} If the log was"
+            " lost, restore it: the batches that it had decided would be written twice. If the query ran without twopc"
+            f" until then, start it with first_batch_id={newest + 1}."
         )
+    raise LogMismatch(
+        f"the checkpoint has noted batch {newest}, and the log has decided batch {decided}: the log is older than the"
+        f" checkpoint. {UNCHANGED} Restore the newer log: the batches that it has decided since would be written twice."
+    )
 
 
 def _noted_otherwise(compared: Comparison, decided: int) -> bool:
@@ -161,6 +166,7 @@ class _Changes:
         self._compared = compared
         self._differing = {mismatch.batch_id for mismatch in compared.mismatches}
         self._changed: dict[str, bytes | None] = {}
+        self._discovered_anew: set[str] = set()
 
     def listed(self) -> tuple[Change, ...]:
         return tuple(Change(path, data) for path, data in self._changed.items())
@@ -169,14 +175,39 @@ class _Changes:
         self._changed |= dict.fromkeys(paths)
 
     def put_aside_what_follows(self, batch_id: int) -> None:
-        """Put aside the plans after a batch that comes again, and the lists of files that its file sources have
-        discovered since. Spark plans these batches and discovers these files anew."""
-        self.put_aside(f"offsets/{later}" for later in reversed(self._compared.planned) if later > batch_id)
-        for source, offset in by_source(self._compared.reads[batch_id]).items():
-            last = number(offset)
-            if last is not None:
-                newer = [name for later, name in self._numbered(source) if later > last]
-                self.put_aside(f"sources/{source}/{name}" for name in reversed(newer))
+        """Put aside the plans after a batch, and the lists of files that its file sources have discovered since. Spark
+        plans these batches and discovers these files anew."""
+        following = self.following(batch_id)
+        self._discovered_anew |= {*following}
+        self.put_aside(path for path in following if path in self._changed or self._folder.size(path) is not None)
+
+    def following(self, batch_id: int) -> list[str]:
+        """Return what ``put_aside_what_follows`` puts aside, newest first, and the lists that should be there."""
+        found = [f"offsets/{later}" for later in reversed(self._compared.planned) if later > batch_id]
+        ends, newest = self._before(batch_id + 1), self._compared.newest
+        for source, offset in (newest or ends).items():
+            if number(offset) is None:
+                continue
+            if batch_id >= 0 and source not in ends:
+                _require_known(self._compared, batch_id)
+            last = number(ends.get(source))
+            lists = {*self._numbered(source), *self._cut_off(source)}
+            newer = sorted((n, name) for n, name in lists if last is None or n > last)
+            found += (f"sources/{source}/{name}" for _, name in reversed(newer))
+        return found
+
+    def require_lists(self) -> None:
+        """Make sure that Spark can read the lists of files that it starts from.
+
+        Raises:
+            Refused: the log does not keep one that is missing or cut off.
+        """
+        lists = {path for path in self._compared.cut_off if path.startswith("sources/")}
+        if left := sorted(lists - self._changed.keys() - self._discovered_anew):
+            raise Refused(
+                f"Spark can't start from {left[0]} of the checkpoint, which is missing or cut off, and the log does not"
+                f" keep what it was. {UNCHANGED} {_OTHERWISE}"
+            )
 
     def plan_again(self, batch_id: int) -> None:
         """Restore the plan of a batch as it was decided."""
@@ -247,6 +278,13 @@ class _Changes:
         numbered = ((name.removesuffix(COMPACT), name) for name in names)
         return sorted((int(number), name) for number, name in numbered if number.isdecimal())
 
+    def _cut_off(self, source: str) -> Iterator[tuple[int, str]]:
+        """The lists of a file source that Spark can't read, or that are missing."""
+        for path in self._compared.cut_off:
+            folder, _, name = path.rpartition("/")
+            if folder == f"sources/{source}":
+                yield int(name.removesuffix(COMPACT)), name
+
     def _text(self, path: str) -> str:
         data = self._changed.get(path)
         return self._folder.text(path) if data is None else data.decode()
@@ -268,7 +306,7 @@ class _Changes:
     def _before(self, batch_id: int) -> Mapping[str, JsonValue]:
         if batch_id - 1 in self._compared.reads:
             return by_source(self._compared.reads[batch_id - 1])
-        if batch_id - 1 in self._compared.planned:
+        if self._compared.has_whole(batch_id - 1):
             return by_source(parse(self._folder.text(f"offsets/{batch_id - 1}")))
         return {}
 

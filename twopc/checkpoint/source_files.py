@@ -110,6 +110,19 @@ def content(folder: Reader, path: str) -> JsonValue:
     return _whole(folder, path, size)
 
 
+def is_whole(folder: Reader, path: str) -> bool:
+    """Return whether Spark can read a file of a file source: it begins with a version, and ends with a line of JSON. Of
+    a long file, only the end is read."""
+    size = folder.size(path)
+    if not size:
+        return False
+    text = folder.text(path, max(0, size - _WINDOW_BYTES))
+    first, _, last = text.rpartition("\n")
+    if size <= _WINDOW_BYTES and not text.startswith("v"):
+        return False
+    return "\0" not in text and (_is_json(last) if first else last.startswith("v"))
+
+
 def file_lines(content: JsonValue) -> list[str] | None:
     """Return a file's lines from what was kept of it, or None if that is a digest."""
     return list(map(line_of, content)) if isinstance(content, list) else None
@@ -145,9 +158,12 @@ def _own(folder: Reader, path: str, size: int, number: int) -> JsonValue:
     return [parsed_line(line) for line in own]
 
 
-def _batch(line: str) -> JsonValue:
+def _is_json(line: str) -> bool:
     try:
-        value = json.loads(line)
+        return isinstance(json.loads(line), dict)
     except ValueError:
-        return None
-    return value.get("batchId") if isinstance(value, dict) else None
+        return False
+
+
+def _batch(line: str) -> JsonValue:
+    return json.loads(line).get("batchId") if _is_json(line) else None

@@ -118,23 +118,30 @@ class Watched(ABC):
         except Exception as error:  # noqa: BLE001  # whatever it is, it may be readable soon
             self.is_up, self.problem = False, f"{kind_of(error)}: {error}"
 
-    def follow(self, interval_s: float, say: Callable[[str], None], after_s: float = 0.0) -> None:
-        """Read again and again, on a daemon thread, first after ``after_s``. ``say``: is given a line when something
-        becomes readable, or no longer is."""
+    def follow(self, interval_s: float, say: Callable[[str], None], after_s: float = 0.0) -> Callable[[], None]:
+        """Read again and again, on a daemon thread, first after ``after_s``. Return a function that ends it.
+
+        Args:
+            interval_s: the pause between two readings.
+            say: is given a line when something becomes readable, or no longer is.
+            after_s: the pause before the first one.
+        """
+        ends = threading.Event()
 
         def run() -> None:
-            time.sleep(after_s)
             said: str | None = None
-            while True:
+            wait_s = after_s
+            while not ends.wait(wait_s):
+                wait_s = interval_s
                 self.read()
                 found = self._found() if self.problem is None else f"can't be read: {self.problem}"
                 if (line := f"{self.name}: {found}") != said:
                     with contextlib.suppress(OSError):  # such as a full disk: the readings go on
                         say(line)
                     said = line
-                time.sleep(interval_s)
 
         threading.Thread(target=run, name=f"twopc-reads-{self.name}", daemon=True).start()
+        return ends.set
 
 
 class WatchedLog(Watched):

@@ -19,6 +19,8 @@ from twopc.events import CallRetried, Event, PhaseEntered, TransactionCommitted,
 FIRST_WORD_S = 2.0
 """When an operator begins to wonder. After that, the pause before the next line doubles."""
 
+STEP_S = 0.5
+
 ResultT = TypeVar("ResultT")
 
 
@@ -83,9 +85,10 @@ class Waiting:
         return results[0]
 
     def _wait(self, done: threading.Event) -> None:
-        waited_s, next_word_s = 0.0, FIRST_WORD_S
-        while not done.wait(min(next_word_s, self._left_s) - waited_s):
-            waited_s = min(next_word_s, self._left_s)
+        started, next_word_s = time.monotonic(), FIRST_WORD_S
+        # In short steps: a Ctrl-C that comes just before a wait begins is not seen before it ends.
+        while not done.wait(min(STEP_S, max(0.0, min(next_word_s, self._left_s) - (time.monotonic() - started)))):
+            waited_s = time.monotonic() - started
             if waited_s >= self._left_s:
                 warning = f" The last warning of its client: {self._warning.text}." if self._warning.text else ""
                 raise NoAnswer(
@@ -93,8 +96,9 @@ class Waiting:
                     " is up, and that its options are right. Stopping here is as safe as a crash. Run the command"
                     " again, with a longer --timeout-s if the target system is only slow."
                 )
-            self._say(f"{self._for}: {waited_s:.0f} s, {self._left_s - waited_s:.0f} s left")
-            next_word_s *= 2
+            if waited_s >= next_word_s:
+                self._say(f"{self._for}: {waited_s:.0f} s, {self._left_s - waited_s:.0f} s left")
+                next_word_s *= 2
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:

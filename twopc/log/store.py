@@ -112,7 +112,8 @@ def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
         return _of_plugin(str(protocol), os.fspath(url), storage_options)
     if storage_options:
         raise ConfigurationError(f"the log at {url!r} is on a disk, which takes no {', '.join(storage_options)}")
-    return LocalStore(os.fspath(url), Path(path).absolute())
+    folder = Path(path).absolute()
+    return LocalStore(str(folder) if protocol is None else os.fspath(url), folder)
 
 
 def _of_plugin(scheme: str, url: str, storage_options: Mapping[str, Any]) -> LogStore:

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,7 @@ class OpenFile:
     def __init__(self, path: Path) -> None:
         """Open the file. Raises OSError, also if it is not a regular file."""
         self._descriptor = os.open(path, os.O_RDONLY | _FLAGS)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
         self.status = os.fstat(self._descriptor)
         if not stat.S_ISREG(self.status.st_mode):
             self.close()
@@ -120,4 +122,5 @@ class OpenFile:
         return os.pread(self._descriptor, size, 0)
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        """Close the file. A file that nobody holds any more is closed too."""
+        self._close()

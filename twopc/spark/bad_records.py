@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from twopc.errors import RecordRefused
-from twopc.spark.output import Output, arrow_schema, naming
+from twopc.spark.arrow_types import arrow_schema
+from twopc.spark.output import Output, naming
 
 
 class BadRecord(NamedTuple):

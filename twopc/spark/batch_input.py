@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -31,6 +32,9 @@ _UTF_8 = "UTF-8"
 _FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]")
 """How Spark describes a file source (the same in 4.0, 4.1 and 4.2)."""
 
+_TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
+"""How Spark names a checkpoint for a query without one."""
+
 _KAFKA_SOURCES = "org.apache.spark.sql.kafka010."
 
 _FORGETFUL = re.compile(r"TextSocket|ShareGroup|KafkaShare")
@@ -43,14 +47,33 @@ _UNDECIDED = {
 """Triggers by class, and why no batch can be decided with them."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchReads:
+    """What one batch reads. The same for every call for the batch: a user's function may run a batch again.
+
+    Attributes:
+        batch_id: the batch's number.
+        ends: the offset at which each source ends.
+        reads: what the batch reads, as JSON.
+        follows: what the previous batch reads, as the checkpoint has it when the query starts. None for later batches,
+            because this process has planned the previous one.
+        records: the largest number of records that the batch can have. None if that is not known: only offsets of Kafka
+            sources tell it, and those of the first batch after the query's start do not.
+    """
+
+    batch_id: int
+    reads: Reads
+    follows: Reads | None = None
+    ends: Mapping[str, JsonValue] = field(default_factory=dict)
+    records: int | None = None
+
+
 class BatchInput:
     """The input of a query's batches, from one start of the query to its end.
 
     Attributes:
         query: Spark's object for this start of the query, in the JVM.
         checkpoint: the URL of the query's checkpoint folder.
-        records: how many records the current batch reads at most. None if that is not known: only offsets of Kafka
-            sources tell it, and those of the first batch after the query's start do not.
 
     Raises:
         ConfigurationError: Spark would not repeat a batch with the same records.
@@ -64,10 +87,10 @@ class BatchInput:
         self._buffer = jvm.java.io.ByteArrayOutputStream()
         root = self.query.resolvedCheckpointRoot()
         self.checkpoint = url(str(root))
+        _require_lasting(self.checkpoint)
         self._folder = _JvmFolder(session, root)
         self._folders: list[str] = []
-        self._before: Mapping[str, JsonValue] | None = None
-        self.records: int | None = None
+        self._newest: BatchReads | None = None
 
     @property
     def file_sources(self) -> list[str]:
@@ -80,24 +103,24 @@ class BatchInput:
         """Whether the query is still running. When it is started again, it has other objects in the JVM."""
         return bool(self.query.isActive())
 
-    def of_batch(self, batch_id: int) -> tuple[Reads | None, Reads]:
-        """Return what the previous batch reads, and what this one reads, both as JSON.
+    def of_batch(self, batch_id: int) -> BatchReads:
+        """Return what a batch reads. The batch is the newest that Spark has planned."""
+        if self._newest is None or self._newest.batch_id != batch_id:
+            self._newest = self._look(batch_id, self._newest)
+        return self._newest
 
-        The first is as the checkpoint has it when the query starts. It is None for later batches, because this process
-        has planned the previous one.
-        """
-        follows = read_before(self._folder, batch_id) if self._before is None else None
-        return follows, self._reads(batch_id)
-
-    def _reads(self, batch_id: int) -> Reads:
-        is_first = self._before is None
-        entry = self._entry(self._written(batch_id) if is_first else self._newest(batch_id))
-        before = self._before or {}
-        if is_first and batch_id and stands_for_files(entry):
-            before = by_source(self._entry(self._written(batch_id - 1)))
-        self._before = by_source(entry)
-        self.records = None if is_first or not self._is_of_kafka else _records_between(before, self._before)
-        return with_files(entry, files_read(self._folder, batch_id, self._before, before))
+    def _look(self, batch_id: int, before: BatchReads | None) -> BatchReads:
+        if before is not None and before.batch_id == batch_id - 1:
+            entry, began, follows = self._entry(self._in_memory(batch_id)), before.ends, None
+        else:
+            entry, began, follows = self._entry(self._written(batch_id)), {}, read_before(self._folder, batch_id)
+            if batch_id and stands_for_files(entry):
+                began = by_source(self._entry(self._written(batch_id - 1)))
+            before = None
+        ends = by_source(entry)
+        records = None if before is None or not self._is_of_kafka else _records_between(began, ends)
+        reads = with_files(entry, files_read(self._folder, batch_id, ends, began))
+        return BatchReads(batch_id, reads, follows, ends, records)
 
     @cached_property
     def _is_of_kafka(self) -> bool:
@@ -138,7 +161,7 @@ class BatchInput:
                 entry["folders"] = self._folders
         return entry
 
-    def _newest(self, batch_id: int) -> str:
+    def _in_memory(self, batch_id: int) -> str:
         """The entry in memory, as Spark has written it."""
         self._buffer.reset()
         self._offset_log.serialize(self._offset_log.get(batch_id).get(), self._buffer)
@@ -170,6 +193,17 @@ def _running_query(session: SparkSession, query_id: str) -> Any:
     return shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
 
 
+def _require_lasting(checkpoint: str) -> None:
+    """Raise ConfigurationError if the query was given no checkpoint: Spark then makes a temporary one at each start."""
+    if _TEMPORARY.search(checkpoint):
+        raise ConfigurationError(
+            f"the query has no checkpointLocation: its checkpoint is {checkpoint}, which its next start would not find."
+            " Everything would be written again. Nothing was written. Start the query with"
+            " .option('checkpointLocation', ...): a folder of its own that lasts.",
+            option="checkpointLocation",
+        )
+
+
 def _require_repeatable(query: Any) -> None:
     """Raise ConfigurationError if a batch might not come again as it was. Upholds: what is decided is what comes again.
 
@@ -195,15 +229,14 @@ def _require_repeatable(query: Any) -> None:
             )
 
 
-_ELSEWHERE = frozenset({"LogicalRelation", "DataSourceV2Relation", "DataSourceV2ScanRelation", "HiveTableRelation"})
-"""Leaves of a plan that read a table or files."""
+_OF_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
+"""Leaves of a plan that may hold rows of a batch: the batch itself, or a frame that was made of its rows."""
 
 
 def require_made_of_batch(frame: DataFrame) -> None:
-    """Raise ConfigurationError if no row of a frame can come from the query's batch. A frame that was made of the
-    batch's rows, by whatever means, has another leaf."""
+    """Raise ConfigurationError if no row of a frame can come from the query's batch."""
     leaves = [str(leaf.nodeName()) for leaf in each(frame._jdf.logicalPlan().collectLeaves())]  # noqa: SLF001
-    if _ELSEWHERE.issuperset(leaves):
+    if _OF_ROWS.isdisjoint(leaves):
         raise ConfigurationError(
             "the frame that was to be written is not made of the query's batch: it only reads"
             f" {', '.join(sorted(set(leaves)))}. Nothing was written. Such rows might be others when Spark repeats the"

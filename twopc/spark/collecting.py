@@ -34,7 +34,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from twopc.spark.output import quoted
+from twopc.spark.record_size import is_larger
 from twopc.spark.stopping import is_interrupt
 from twopc.spark.task import Task, Written
 from twopc.spark.tuning import Plan
@@ -56,13 +56,12 @@ DRIVERS_SERIAL = 1 << 62
 _TOO_LARGE = "twopc: a record is too large for the driver"
 """What Spark raises in the job."""
 
-_SIZED = (StringType, BinaryType)  # not their subclasses, such as CHAR
-_FIXED = (
+_PLAIN = (
+    *(StringType, BinaryType),  # not their subclasses, such as CHAR
     *(BooleanType, ByteType, ShortType, IntegerType, LongType, FloatType, DoubleType, DecimalType),
     *(DateType, TimestampType, TimestampNTZType),
 )
-_COLUMN_BYTES = 16
-"""What a value of fixed size takes at most. Beside a text or a binary value, Arrow needs less."""
+"""The types that the driver gets as tasks do."""
 
 
 class Collecting:
@@ -119,16 +118,11 @@ def _collected(frame: DataFrame) -> list[pa.RecordBatch]:
 
 
 def _fits(schema: StructType, bytes_at_most: int) -> str | None:
-    """Return a condition in SQL that raises for a larger record; None if Spark does not tell the size of each, or if
-    there are too many columns."""
-    if any(type(field.dataType) not in (*_SIZED, *_FIXED) for field in schema):
+    """Return a condition in SQL that raises for a larger record; None if the driver can't bound or can't take them."""
+    if any(type(field.dataType) not in _PLAIN for field in schema):
         return None
-    sized = [quoted(field.name) for field in schema if type(field.dataType) in _SIZED]
-    share = (bytes_at_most - _COLUMN_BYTES * len(schema)) // max(1, len(sized))
-    if share < 0:
-        return None
-    too_large = " OR ".join(f"octet_length({column}) > {share}" for column in sized) or "false"
-    return f"IF({too_large}, raise_error('{_TOO_LARGE}'), true)"
+    too_large = is_larger(schema, bytes_at_most)
+    return None if too_large is None else f"IF({too_large}, raise_error('{_TOO_LARGE}'), true)"
 
 
 def _as_in_tasks(arrow: pa.Field, field: StructField, frame: DataFrame) -> pa.Field:

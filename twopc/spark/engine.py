@@ -15,10 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
 from twopc.checkpoint.folder import CheckpointFolder
-from twopc.checkpoint.offsets import Reads
 from twopc.checkpoint.source_files import read_before
 from twopc.errors import ConfigurationError, LogMismatch
-from twopc.spark.batch_input import BatchInput, require_made_of_batch
+from twopc.spark.batch_input import BatchInput, BatchReads, require_made_of_batch
 from twopc.spark.tuning import Plan, Plans
 
 _QUERY_ID = "sql.streaming.queryId"
@@ -118,34 +117,35 @@ class ConnectInput:
     Attributes:
         checkpoint: the URL of the query's checkpoint folder.
         file_sources: nothing is known of them here.
-        records: not known.
         is_active: whether the query is running: its process ends with it.
     """
 
     file_sources: tuple[str, ...] = ()
-    records: int | None = None
     is_active = True
 
     def __init__(self, folder: CheckpointFolder) -> None:
         self._folder = folder
         self.checkpoint = folder.url
-        self._is_first = True
+        self._newest: BatchReads | None = None
 
-    def of_batch(self, batch_id: int) -> tuple[Reads | None, Reads]:
-        """Return what the previous batch reads, for the first batch of this process, and what this one reads.
+    def of_batch(self, batch_id: int) -> BatchReads:
+        """Return what a batch reads, which is the newest that Spark has planned.
 
         Raises:
             LogMismatch: Spark has planned another batch in this checkpoint.
         """
+        if self._newest is None or self._newest.batch_id != batch_id:
+            self._newest = self._look(batch_id)
+        return self._newest
+
+    def _look(self, batch_id: int) -> BatchReads:
         newest, reads = self._folder.newest()
         if newest != batch_id:
             raise LogMismatch(
                 f"the query is at batch {batch_id}, and the newest batch in its checkpoint at {self.checkpoint} is"
                 f" {newest}. Nothing was written. Does another driver run this query? Stop that one."
             )
-        follows = read_before(self._folder, batch_id) if self._is_first else None
-        self._is_first = False
-        return follows, reads
+        return BatchReads(batch_id, reads, read_before(self._folder, batch_id) if self._newest is None else None)
 
     def kafka_offsets(self) -> NoReturn:
         raise ConfigurationError(

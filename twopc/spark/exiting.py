@@ -1,8 +1,8 @@
 """How a driver ends: with an exit code by which a supervisor restarts it, or leaves it stopped for an operator.
 
 PySpark passes on only the text of an error that ended a query, with the tracebacks of the Python processes in it. Every
-error of twopc ends its own text with a link to its class's section of the catalog, and is recognized by that. So an
-error of a backend's own class is known as the class of the core that it inherits from.
+error of twopc ends its own text with where its class is described, and is recognized by that. So an error of a
+backend's own class is known as the class of the core that it inherits from.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,10 +26,10 @@ from twopc.spark.stopping import stop
 
 _POLL_INTERVAL_S = 1
 
-_LINK = re.compile(rf"\b{re.escape(errors.CATALOG)}#([a-z]+)")
+_LINK = re.compile(rf"^(?:[\w.]+: )?(.*{re.escape(errors.DESCRIBED_BY)}(\w+))", re.MULTILINE)
 
 _KINDS = {
-    kind.__name__.lower(): kind
+    kind.__name__: kind
     for kind in vars(errors).values()
     if isinstance(kind, type) and issubclass(kind, errors.TwoPhaseCommitError)
 }
@@ -39,30 +40,40 @@ def exit_code(error: BaseException) -> ExitCode:
 
     Of a group of errors, such as of an ``asyncio.TaskGroup``, one counts that asks for an operator, if there is one.
     """
-    codes = [code_of(kind) for kind in _kinds_in(error)]
-    return next((code for code in codes if code.stays_stopped), next(iter(codes), code_of(type(error))))
+    return _outcome(error)[0]
 
 
-def _kinds_in(error: BaseException | None) -> Iterator[type[BaseException]]:
-    """Yield the class of the newest error of twopc in the traceback of ``error``; one for each member of a group."""
+def _outcome(error: BaseException) -> tuple[ExitCode, str]:
+    """Return the exit code, and the sentence of the error that it stands for."""
+    found = [(code_of(kind), sentence) for kind, sentence in _errors_in(error)]
+    first = next(
+        iter(found), (code_of(type(error)), f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0])
+    )
+    return next((each for each in found if each[0].stays_stopped), first)
+
+
+def _errors_in(error: BaseException | None) -> Iterator[tuple[type[BaseException], str]]:
+    """Yield the class and the text of the newest error of twopc in the traceback of ``error``; one for each member of a
+    group."""
     while error is not None:
         if isinstance(error, errors.TwoPhaseCommitError):
-            yield type(error)
+            yield type(error), f"{error.kind}: {error}"
             return
         if members := getattr(error, "exceptions", ()):  # an ExceptionGroup, from Python 3.11
             for member in members:
-                yield from _kinds_in(member)
+                yield from _errors_in(member)
             return
         # The traceback of an error ends with the error itself, after those that caused it.
-        for link in _LINK.findall(str(error))[-1:]:
-            yield _KINDS.get(link, type(error))
+        for text, name in _LINK.findall(str(error))[-1:]:
+            yield _KINDS.get(name, type(error)), f"{name}: {text}"
             return
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 @contextlib.contextmanager
 def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
-    """End the process with the exit code of an error that leaves the block, after its traceback.
+    """End the process with the exit code of an error that leaves the block. Its traceback is printed, and last a line
+    with the code, what to do, and the error's own sentence.
 
     Put the whole driver into the block, so that wrong options and errors before the query starts have their codes, too.
     See docs/operating.md for supervisors.
@@ -81,12 +92,12 @@ def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
             file = _writable(Path(hold))
         yield
     except (Exception, KeyboardInterrupt) as error:
-        code = exit_code(error)
+        code, sentence = _outcome(error)
         sys.excepthook(type(error), error, error.__traceback__)
         advice = "an operator must act before the next start" if code.stays_stopped else "it may be started again"
-        sys.stderr.write(f"twopc: exit code {int(code)}: {advice}\n")
+        sys.stderr.write(f"twopc: exit code {int(code)}: {advice}. {sentence}\n")
         if file is not None and code.stays_stopped:
-            _wait_to_be_killed(file, f"twopc: held back from exit code {int(code)}: {error}\n")
+            _wait_to_be_killed(file, f"twopc: held back from exit code {int(code)}: {sentence}\n")
         raise SystemExit(int(code)) from error
 
 
@@ -110,7 +121,9 @@ def _wait_to_be_killed(file: Path, reason: str) -> None:
     with contextlib.suppress(Exception):  # Spark may have ended already
         if session := SparkSession.getActiveSession():
             session.stop()  # its executors have nothing to do
-    threading.Event().wait()
+    # In steps: a signal that comes just before a wait begins is not seen before it ends.
+    while True:
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def until_stopped(query: StreamingQuery) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructType
 
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import ConfigurationError, RecordRefused
@@ -29,7 +30,7 @@ from twopc.spark.output import Output, projected, require_conditions_of_rows
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, Written, portable, refusals_from_tasks
-from twopc.spark.tuning import Plan, Plans, limited_by_rows, on_few_tasks
+from twopc.spark.tuning import LimitedByRows, Plan, Plans, on_few_tasks
 from twopc.transactional_ids import Round
 
 _Otherwise: TypeAlias = Literal["count", "refuse"]
@@ -84,8 +85,9 @@ def foreach_batch(
             consists of sources, columns, filters and unions. Each task saved is 10 to 20 ms.
         collect: write a batch of up to 10,000 records and 16 MiB on the driver, without Python tasks, if it reads from
             Kafka alone and its plan consists of columns and filters: see docs/spark.md.
-        uncapped: end Arrow record batches by Spark's limit of rows alone, if records are small and only the sinks run
-            Python. Spark's check of its limit of bytes may take longer than everything else.
+        uncapped: end Arrow record batches by Spark's limit of rows alone, while records are small, if the query has no
+            state and only the sinks run Python. Spark's check of its limit of bytes may take longer than everything
+            else: see docs/spark.md.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
             query fails with the reason. Later batches wait without limit, except for the last check of a sink before
             each decision: after 120 seconds the batch is rolled back.
@@ -93,14 +95,11 @@ def foreach_batch(
     Raises:
         ConfigurationError: there is no sink, an argument is wrong, or the log can't be kept there.
     """
-    if otherwise not in get_args(_Otherwise):
-        raise ConfigurationError(f"'otherwise' must be 'count' or 'refuse', not {otherwise!r}")
+    _require_types(locals())
     if recompute and replay_copies is not None:
         raise ConfigurationError(
             "lost transactions are written again either from 'replay_copies' or by recompute=True: give one of them"
         )
-    if max_bad_records < 1:
-        raise ConfigurationError(f"'max_bad_records' must be at least 1, not {max_bad_records!r}")
     named = sinks if isinstance(sinks, Mapping) else {"sink": sinks}
     on_driver = {_OFFSETS: offsets, _BAD_RECORDS: on_bad_record}
     for name in [name for name, given in on_driver.items() if given is not None and name in named]:
@@ -124,6 +123,38 @@ def foreach_batch(
             start_timeout_s=start_timeout_s,
         )
     )
+
+
+_FOLDER = (str, os.PathLike, type(None))
+
+_TYPES: Mapping[str, tuple[tuple[type, ...], str, Callable[[Any], bool]]] = {
+    "first_batch_id": ((int,), "a whole number, 0 or more", lambda given: given >= 0),
+    "replay_copies": ((*_FOLDER, ReplayCopies), "a folder, given as path or URL, or None", lambda _: True),
+    "recompute": ((bool,), "True or False", lambda _: True),
+    "offsets": ((TwoPhaseCommitSink, type(None)), "a sink, or None", lambda _: True),
+    "otherwise": ((str,), "'count' or 'refuse'", lambda given: given in get_args(_Otherwise)),
+    "max_bad_records": ((int,), "a whole number, 1 or more", lambda given: given >= 1),
+    "checkpoint": (_FOLDER, "a folder, given as path or URL, or None", lambda _: True),
+    "coalesce": ((bool,), "True or False", lambda _: True),
+    "collect": ((bool,), "True or False", lambda _: True),
+    "uncapped": ((bool,), "True or False", lambda _: True),
+    "start_timeout_s": ((int, float), "seconds, 0 or more", lambda given: given >= 0),
+}
+"""The types of an argument, in words, and which of their values it takes."""
+
+
+def _require_types(given: Mapping[str, Any]) -> None:
+    """Raise ConfigurationError for an argument of another type, such as text. No value is repeated: it may be a secret
+    that was given to the wrong argument."""
+    for name, (types, must_be, takes) in _TYPES.items():
+        value = given[name]
+        is_of_type = isinstance(value, types) and (bool in types or not isinstance(value, bool))
+        if not is_of_type or not takes(value):
+            but = "" if is_of_type else f", not of type {type(value).__name__}"
+            raise ConfigurationError(f"the argument {name!r} of foreach_batch must be {must_be}{but}", option=name)
+    names = [*given["sinks"]] if isinstance(given["sinks"], Mapping) else []
+    if any(not isinstance(name, str) for name in names):
+        raise ConfigurationError("the argument 'sinks' of foreach_batch must have text as names", option="sinks")
 
 
 def _taker(given: TwoPhaseCommitSink[Any] | Output) -> Output:
@@ -199,8 +230,8 @@ class ForeachBatch:
         self._input: Input | None = None
         self._plans: Plans | UnknownPlans | None = None
         self._schemas_on_driver: Mapping[str, pa.Schema] = {}
-        self._record_bytes = 0.0
         self._collecting = Collecting()
+        self._limited_by_rows = LimitedByRows()
         self._left_out = LeftOut()
         self._turn = Turn()
         settings.coordinator("not started", self._gives_up)  # reject wrong arguments here, not at the first batch
@@ -211,6 +242,12 @@ class ForeachBatch:
         Raises:
             TwoPhaseCommitError: see ``twopc.errors``. The query stops. When it is started again, it recovers first.
         """
+        given: tuple[Any, Any] = batch, batch_id  # whatever their types say
+        if not (isinstance(given[0], DataFrame) and isinstance(given[1], int)):
+            raise ConfigurationError(
+                "what foreach_batch returns takes a frame of Spark and the batch's number, not a"
+                f" {type(batch).__name__} and a {type(batch_id).__name__}: pass it to df.writeStream.foreachBatch(...)"
+            )
         session = batch.sparkSession
         if is_connected(batch):
             self._write(ConnectEngine(session, self._settings.checkpoint), batch, batch_id)
@@ -227,7 +264,7 @@ class ForeachBatch:
         coordinator.validate({**rows.schemas(frame), **self._schemas_on_driver})
         plan = plans.of(frame)
         plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
-        frame = on_few_tasks(frame, plan) if settings.coalesce else frame
+        schema, frame = frame.schema, on_few_tasks(frame, plan) if settings.coalesce else frame
         offsets = batch_input.kafka_offsets() if settings.offsets else None
         names = ", ".join(settings.outputs)
 
@@ -241,7 +278,7 @@ class ForeachBatch:
                 wanted=wanted,
             )
             with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
-                return self._run(frame, task, plan, batch_input.records)
+                return self._run(frame, schema, task, plan, of_batch.records)
 
         def phase_one(round: Round) -> Iterator[Vote]:
             by_task = written("pre-commit", round)
@@ -259,12 +296,12 @@ class ForeachBatch:
             if offsets is not None and _OFFSETS in wanted:
                 yield self._pre_commit_offsets(round, offsets)
 
-        follows, reads = batch_input.of_batch(batch_id)
+        of_batch = batch_input.of_batch(batch_id)
         self._last_progress = coordinator.run(
             batch_id,
             phase_one,
-            reads=reads,
-            follows=follows,
+            reads=of_batch.reads,
+            follows=of_batch.follows,
             recompute=computed_again if settings.recompute else None,
             left_out=lambda: self._left_out,
         )
@@ -274,16 +311,19 @@ class ForeachBatch:
             with engine.described(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
-    def _run(self, frame: DataFrame, task: Task, plan: Plan, records: int | None) -> list[Written]:
+    def _run(self, frame: DataFrame, schema: StructType, task: Task, plan: Plan, records: int | None) -> list[Written]:
         """Write and pre-commit a batch, on the driver or in the tasks of a Spark job."""
         settings = self._settings
         if settings.collect and (small := self._collecting.write(frame, plan, records, task)):
             return [small]
-        record_bytes = self._record_bytes if settings.uncapped and not plan.python else 0
-        with limited_by_rows(frame.sparkSession, record_bytes), refusals_from_tasks():
-            by_task = [Written.of(row) for row in frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()]
-        self._record_bytes = max([self._record_bytes, *(each.record_bytes for each in by_task)])
-        return by_task
+
+        def by_tasks(frame: DataFrame) -> list[Written]:
+            return [Written.of(row) for row in frame.mapInArrow(portable(task), VOTE_SCHEMA).collect()]
+
+        with refusals_from_tasks():
+            if not settings.uncapped:
+                return by_tasks(frame)
+            return self._limited_by_rows.run(by_tasks, frame, schema, plan, task.rows.in_structs)
 
     def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
         return self._pre_commit_on_driver(round, _OFFSETS, [offsets], hashed=self._settings.recompute)
@@ -354,6 +394,7 @@ class ForeachBatch:
         if self._input is None or self._plans is None or not self._input.is_active:
             self._input, self._plans = engine.look(batch)
             self._collecting = Collecting()
+            self._limited_by_rows = LimitedByRows()
             self._refuse_shared_folders(self._input)
             require_conditions_of_rows(batch, self._settings.outputs)
             self._schemas_on_driver = self._look_at_schemas(batch.sparkSession)

@@ -8,23 +8,22 @@ structs cost 6 ms per batch on the driver and a twentieth of the throughput, see
 from __future__ import annotations
 
 import contextlib
-import inspect
 import itertools
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.errors import AnalysisException, PySparkTypeError
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import expr, when
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType, VariantType
+from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.arrow_types import arrow_schema, unkept
 
 ALL = ("*",)
 
@@ -39,9 +38,6 @@ _HASHES = "twopc hashes "
 
 _BOUND = f"{0x9E37_79B9_7F4A_7C15 - 2**64}L"
 """A number that no value of a record is likely to be."""
-
-# Spark 4.2 asks for the time zone of timestamps. Earlier versions take UTC. A sink can write any.
-_ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 @dataclass(frozen=True)
@@ -64,14 +60,17 @@ class Output:
 
     def __post_init__(self) -> None:
         if not isinstance(self.sink, TwoPhaseCommitSink):
-            raise ConfigurationError(f"{self.sink!r} is not a sink: create one with twopc.create_sink, or subclass one")
-        if isinstance(self.columns, str) or not all(isinstance(each, str) for each in self.columns):
-            raise ConfigurationError(
-                f"the columns of an Output must be SQL expressions in a list, not {self.columns!r}"
+            raise ConfigurationError(  # which may be options with a password
+                f"a {type(self.sink).__name__} is not a sink: create one with twopc.create_sink, or subclass one"
             )
-        if self.where is not None and not isinstance(self.where, str):
-            raise ConfigurationError(f"'where' of an Output must be a condition in SQL, not {self.where!r}")
-        object.__setattr__(self, "columns", tuple(self.columns))
+        given: Any = self.columns  # whatever their types say
+        where: Any = self.where
+        columns = [] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+        if not columns or not all(isinstance(each, str) and each.strip() for each in columns):
+            raise ConfigurationError("'columns' of an Output must be SQL expressions in a list, such as ['id AS key']")
+        if where is not None and not (isinstance(where, str) and where.strip()):
+            raise ConfigurationError("'where' of an Output must be a condition in SQL, such as 'id > 0', or None")
+        object.__setattr__(self, "columns", tuple(columns))
 
     @classmethod
     def of(cls, given: TwoPhaseCommitSink[Any] | Output) -> Output:
@@ -133,12 +132,17 @@ class Rows:
     with_source: bool = False
 
     def schemas(self, frame: DataFrame) -> dict[str, pa.Schema]:
-        """Return the schema of what each sink gets."""
-        schema = arrow_schema(frame.schema)
+        """Return the schema of what each sink gets.
+
+        Raises:
+            SchemaMismatch: a column has a type that Arrow does not have.
+        """
+        schema = frame.schema
         if self.in_structs:
-            return {name: pa.schema(list(schema.field(name).type)) for name in self.sinks}
+            return {name: arrow_schema(schema[name].dataType) for name in self.sinks}  # type: ignore[arg-type]
         beside = self._beside
-        return dict.fromkeys(self.sinks, pa.schema([field for field in schema if field.name not in beside]))
+        shared = arrow_schema(StructType([field for field in schema if field.name not in beside]))
+        return dict.fromkeys(self.sinks, shared)
 
     @property
     def _beside(self) -> list[str]:
@@ -274,21 +278,9 @@ def _source_row(batch: DataFrame) -> Column:
         name = field.name
         while name in taken.names:
             name = f"{field.name}_{next(numbers)}"
-        is_plain = _is_plain(field.dataType)
+        is_plain = unkept(field.dataType) is None
         taken.add(name, field.dataType if is_plain else StringType(), field.nullable or not is_plain)
     return (row if taken == given else row.cast(taken)).alias(_SOURCE_ROW)
-
-
-def _is_plain(of_spark: DataType) -> bool:
-    """Whether a value gets to Python as what it is. A variant comes as its encoding, and an interval of months not at
-    all."""
-    if isinstance(of_spark, VariantType):
-        return False
-    try:
-        arrow_schema(StructType().add("value", of_spark))
-    except PySparkTypeError:
-        return False
-    return True
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
@@ -325,11 +317,6 @@ def naming(what: str, given: object, name: str) -> Iterator[None]:
 def _told(error: AnalysisException) -> str:
     """Return the first line of Spark's text."""
     return f"{str(error).strip().partition(chr(10))[0].rstrip('. ;')}."
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of the record batches that a task gets for ``schema``."""
-    return to_arrow_schema(schema, **_ZONE)  # type: ignore[arg-type]  # by version
 
 
 def _can_be_named(columns: Sequence[str]) -> bool:

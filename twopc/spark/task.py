@@ -30,13 +30,7 @@ from twopc.spark.worker import spare_garbage_collection
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
-VOTE_SCHEMA = (
-    StructType()
-    .add("vote", "string")
-    .add("record_bytes", "double")
-    .add("unrouted", "long")
-    .add("bad_records", "string")
-)
+VOTE_SCHEMA = StructType().add("vote", "string").add("unrouted", "long").add("bad_records", "string")
 """Of the row by which a task returns what it has ``Written``; vote and bad records as JSON. A value, because a schema
 given as text takes a call to the JVM to parse."""
 
@@ -47,20 +41,18 @@ class Written:
 
     Attributes:
         vote: its vote.
-        record_bytes: the largest mean size of the records of one record batch, or 0 if there was none.
         unrouted: the number of rows that went to no sink.
         bad_records: the records that a sink refused.
     """
 
     vote: Vote
-    record_bytes: float
     unrouted: int
     bad_records: Sequence[BadRecord]
 
     def to_batch(self) -> pa.RecordBatch:
         """Return this as one row, for its way to the driver."""
         vote = json.dumps({name: committable.to_json() for name, committable in self.vote.items()})
-        row = {"vote": vote, "record_bytes": self.record_bytes, "unrouted": self.unrouted}
+        row = {"vote": vote, "unrouted": self.unrouted}
         return pa.RecordBatch.from_pylist([{**row, "bad_records": json.dumps(self.bad_records)}])
 
     @classmethod
@@ -68,7 +60,7 @@ class Written:
         """Return what a task has written, by the row that it returned."""
         vote = {name: Committable.from_json(value) for name, value in json.loads(row.vote).items()}
         bad = [BadRecord(*each) for each in json.loads(row.bad_records)]
-        return cls(vote, row.record_bytes, row.unrouted, bad)
+        return cls(vote, row.unrouted, bad)
 
 
 @dataclass(frozen=True)
@@ -110,25 +102,25 @@ class Task:
         serial: int,
     ) -> Written:
         """Write and pre-commit the record batches of a partition. ``serial``: no other attempt of the round has it."""
-        counts, bad = _Counts(), list[BadRecord]()
+        unrouted, bad = list[int](), list[BadRecord]()
         with Participant(
             sinks, self.round, partition=partition, serial=serial, max_bad_records=self.max_bad_records
         ) as participant:
-            for part in gathered(self._parts(batches, partition, counts)):
+            for part in gathered(self._parts(batches, partition, unrouted)):
                 refused = participant.write(part.sink, part.records, part.hashes)
                 bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
             vote = participant.pre_commit()
-        return Written(vote, counts.record_bytes, counts.unrouted, bad)
+        return Written(vote, sum(unrouted), bad)
 
-    def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, counts: _Counts) -> Iterator[Part]:
-        """Yield what each sink gets of the record batches of a partition, and count them."""
+    def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, unrouted: list[int]) -> Iterator[Part]:
+        """Yield what each sink gets of the record batches of a partition. Add to ``unrouted`` how many rows no sink
+        gets."""
         read = 0
         for batch in batches if self._writes(partition) else ():
-            counts.record_bytes = max(counts.record_bytes, batch.nbytes / (batch.num_rows or 1))
             if (left := self.rows.unrouted(batch)) is not None:
                 if self.refuses_unrouted:
                     refuse_unrouted(left, partition, read)
-                counts.unrouted += left.true_count
+                unrouted.append(left.true_count)
             yield from (part for part in self.rows.apart(batch) if self._writes(partition, part.sink))
             read += batch.num_rows
 
@@ -137,14 +129,6 @@ class Task:
         if self.wanted is None:
             return True
         return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
-
-
-@dataclass
-class _Counts:
-    """What is counted of record batches; see ``Written``."""
-
-    record_bytes: float = 0.0
-    unrouted: int = 0
 
 
 def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:

@@ -5,23 +5,29 @@ does not show it. The query's engine in the driver's JVM does: it plans every ba
 inspected once per start of the query. What the frame adds above the RDD is inspected in each batch, in about ten calls
 to the JVM (1 ms).
 
-A plan that is not recognized counts as one that may run Python. It keeps its tasks, and their number is not known.
+A plan that is not recognized keeps its tasks, and their number is not known.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.functions import expr
+from pyspark.sql.types import StructType
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import MOST_TRANSACTIONS
 from twopc.spark.batch_input import each
+from twopc.spark.output import quoted
+from twopc.spark.record_size import is_larger
+
+logger = logging.getLogger(__name__)
 
 # Plans. ------------------------------------------------------------------------------------------------------------
 
@@ -35,16 +41,17 @@ _SOURCES = frozenset(
     {"StreamingDataSourceV2ScanRelation", "StreamingDataSourceV2Relation", "StreamingExecutionRelation"}
 )
 _UNION = "Union"
-_CHEAP = frozenset({"WriteToMicroBatchDataSourceV1", *_SOURCES, *_ABOVE, "View", "EventTimeWatermark", _UNION})
+_PLAIN = frozenset({"WriteToMicroBatchDataSourceV1", *_SOURCES, *_ABOVE, "View", "EventTimeWatermark", _UNION})
 """Nodes that pass on a source's rows one by one, in the source's partitions and without state."""
 
-_OF_THE_JVM = _CHEAP | {
-    *("Aggregate", "Deduplicate", "DeduplicateWithinWatermark", "Distinct", "Expand", "GlobalLimit", "LocalLimit"),
-    *("Join", "Repartition", "RepartitionByExpression", "ResolvedHint", "Sort", "Window"),
-    *("Generate", "Explode", "PosExplode", "Inline"),
+_STATELESS = _PLAIN | {
+    *("Expand", "Explode", "Generate", "Inline", "PosExplode"),
+    *("Repartition", "RepartitionByExpression", "ResolvedHint"),
     *("DataSourceV2Relation", "DataSourceV2ScanRelation", "LocalRelation", "LogicalRelation", "Range"),
 }
-"""Nodes that run Python only in their expressions. An RDD is not among them: anything may be below it."""
+_STATEFUL = frozenset({"Aggregate", "Deduplicate", "Distinct", "GlobalLimit", "LocalLimit", "Sort", "Window"})
+"""Nodes that keep state if a stream is below them. The nodes of both sets run Python only in their expressions. An RDD
+is in neither: anything may be below it."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +60,16 @@ class Plan:
 
     Attributes:
         tasks: the number of its tasks, or None if that is not known.
-        python: whether Python may evaluate a part of it.
-        keeps_rows: whether it consists of sources, columns and filters without functions of the user. So it has at most
-            one row for each row of its sources.
-        mergeable: whether fewer tasks may run it: it consists of sources, columns and filters without functions of the
-            user, and Spark does not request executors by the number of waiting tasks.
+        repeatable: whether it may be evaluated again: it has neither state nor functions of the user.
+        mergeable: whether fewer tasks may run it: it is repeatable, consists of sources, columns, filters and unions,
+            and Spark does not request executors by the number of waiting tasks.
+        keeps_rows: whether it has at most one row for each row of its sources: it is repeatable, and consists of
+            sources, columns and filters.
         query: Spark's query, in the JVM.
     """
 
     tasks: int | None = None
-    python: bool = True
+    repeatable: bool = False
     mergeable: bool = False
     keeps_rows: bool = False
     query: Any = None
@@ -108,25 +115,23 @@ class Plans:
         # A function for foreachBatch may have made a frame of another RDD, below which is not this query's plan.
         if name != _BATCH or node.rdd() != (rdd := self._query.lastExecution().toRdd()):
             return Plan()
-        python = of_query.python or (node is not plan and plan.containsPattern(of_python))
-        scala = node is not plan and plan.containsPattern(of_scala)
-        own = python or scala
-        mergeable, keeps_rows = of_query.mergeable and not own, of_query.keeps_rows and not own
-        return Plan(rdd.getNumPartitions(), python, mergeable, keeps_rows, self._query)
+        own = node is not plan and (plan.containsPattern(of_python) or plan.containsPattern(of_scala))
+        if own:
+            return Plan(rdd.getNumPartitions(), query=self._query)
+        return replace(of_query, tasks=rdd.getNumPartitions(), query=self._query)
 
     @cached_property
     def _of_query(self) -> Plan:
         """What is known of the logical plan from which Spark plans each batch."""
         plan, (of_python, of_scala) = self._query.logicalPlan(), self._patterns
-        nodes = set(_nodes(plan))
-        python = (
-            not nodes <= _OF_THE_JVM
-            or plan.containsPattern(of_python)
-            or any(".python." in str(source.getClass().getName()) for source in each(self._query.sources()))
-        )
-        cheap = not python and nodes <= _CHEAP and not plan.containsPattern(of_scala)
+        functions = plan.containsPattern(of_python) or plan.containsPattern(of_scala)
+        in_python = any(".python." in str(source.getClass().getName()) for source in each(self._query.sources()))
+        nodes = [*_nodes(plan)]
+        repeatable = not functions and not in_python and all(map(_is_repeatable, nodes))
+        names = {str(node.nodeName()) for node in nodes}
+        is_plain = repeatable and names <= _PLAIN
         allocates = str(self._session.conf.get(_ALLOCATION, "false")).lower() == "true"
-        return Plan(python=python, mergeable=cheap and not allocates, keeps_rows=cheap and _UNION not in nodes)
+        return Plan(None, repeatable, is_plain and not allocates, is_plain and _UNION not in names)
 
     @cached_property
     def _patterns(self) -> tuple[Any, Any]:
@@ -136,14 +141,20 @@ class Plans:
         return patterns.PYTHON_UDF(), patterns.SCALA_UDF()
 
 
-def _nodes(plan: Any) -> Iterator[str]:
-    """The names of a logical plan's nodes, and of the functions by which some of them make rows."""
-    name = str(plan.nodeName())
-    yield name
-    if name == "Generate":
-        yield str(plan.generator().nodeName())
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
     for child in each(plan.children()):
         yield from _nodes(child)
+
+
+def _is_repeatable(node: Any) -> bool:
+    """Whether a node of a logical plan keeps no state and runs Python only in its expressions."""
+    name = str(node.nodeName())
+    if name == "Join":
+        return not all(child.isStreaming() for child in each(node.children()))
+    if name == "Generate":
+        name = str(node.generator().nodeName())
+    return name in _STATELESS or (name in _STATEFUL and not node.isStreaming())
 
 
 # Small batches. ----------------------------------------------------------------------------------------------------
@@ -179,44 +190,78 @@ _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_LIMIT = 2**31 - 1
 """The limit of bytes at which Spark does not add up sizes."""
 
-_MARGIN = 4
-"""How many times larger than all earlier records new ones may be, and a record batch still keeps to both limits."""
+_TOO_LARGE = "twopc: a record is too large for the limit of rows alone"
+"""What Spark raises in the job."""
+
+ResultT = TypeVar("ResultT")
 
 
-@contextlib.contextmanager
-def limited_by_rows(session: SparkSession, record_bytes: float) -> Iterator[None]:
-    """Lift Spark's limit of bytes per record batch for this thread's jobs, if the limit of rows comes first anyway.
+class LimitedByRows:
+    """Jobs whose record batches end by the limit of rows alone, from one start of a query to its end.
 
-    To check the limit of bytes, Spark adds up the whole record batch before every row
-    (BatchedPythonArrowInput.writeSizedBatch). That took three quarters of the JVM's time where records were small, and
-    there the limit of rows is by far the nearer one: see docs/performance.md.
+    To check its limit of bytes, Spark adds up the whole record batch before every row
+    (BatchedPythonArrowInput.writeSizedBatch). That took three quarters of the JVM's time where records were small: see
+    docs/performance-notes.md. So Spark checks each record instead, where it computes it. A record of more than its even
+    share of the limit ends the job, so a record batch stays within the limit. Then the job runs again with Spark's own
+    check, as do all later ones.
 
     Each evaluation of Python in a job reads both limits in its task, from the job's local properties (seen on 4.0 to
-    4.2), and no limit can be set for one evaluation alone. So use this only for jobs in which nothing else runs Python:
-    the user's functions may get rows of another size. A limit of bytes that the user has set stays.
-
-    Args:
-        session: the batch's session.
-        record_bytes: the largest mean size of the records of one record batch so far, in bytes of Arrow; 0 if that is
-            not known, and then both limits stay.
+    4.2), and no limit can be set for one evaluation alone. So only a plan without functions of the user, which may be
+    evaluated again, has its limit lifted. A limit of bytes that the user has set stays.
     """
-    if not record_bytes:
-        yield
-        return
-    context = session.sparkContext
-    # Spark copies a session's settings into the properties of its jobs, over these.
-    if context.getLocalProperty(_BYTES) is not None or not _rows_are_nearer(session, record_bytes):
-        yield
-        return
-    context.setLocalProperty(_BYTES, str(_NO_LIMIT))
-    try:
-        yield
-    finally:
-        context.setLocalProperty(_BYTES, None)  # type: ignore[arg-type]  # None clears it
 
+    def __init__(self) -> None:
+        self._is_over = False
+        self._limits: tuple[int, int] | None = None  # of rows and bytes; a query has the settings of its start
+        self._parsed: dict[str, Column] = {}
 
-def _rows_are_nearer(session: SparkSession, record_bytes: float) -> bool:
-    settings = session._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers, whatever their spelling
-    rows, limit = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
-    # Spark has no limit of rows where the setting is 0 or below.
-    return bool(0 < rows * record_bytes * _MARGIN <= limit)
+    def run(
+        self, job: Callable[[DataFrame], ResultT], frame: DataFrame, schema: StructType, plan: Plan, in_structs: bool
+    ) -> ResultT:
+        """Return ``job(frame)``.
+
+        Args:
+            job: writes a frame.
+            frame: what to write.
+            schema: the frame's, which takes calls to the JVM.
+            plan: the frame's.
+            in_structs: whether no sink gets the columns of the frame as they are.
+        """
+        context = frame.sparkSession.sparkContext
+        # Spark copies a session's settings into the properties of its jobs, over these.
+        may_lift = plan.repeatable and not self._is_over and context.getLocalProperty(_BYTES) is None
+        checked = self._checked(frame, schema, in_structs) if may_lift else None
+        if checked is None:
+            return job(frame)
+        context.setLocalProperty(_BYTES, str(_NO_LIMIT))
+        try:
+            return job(checked)
+        except Exception as error:
+            if _TOO_LARGE not in str(error):
+                raise
+            self._is_over = True
+            logger.info("a record is large, so Spark limits the bytes of record batches from here on")
+        finally:
+            context.setLocalProperty(_BYTES, None)  # type: ignore[arg-type]  # None clears it
+        return job(frame)
+
+    def _checked(self, frame: DataFrame, schema: StructType, in_structs: bool) -> DataFrame | None:
+        """Return the frame with a check of each record, or None if there is no limit of rows or no check.
+
+        The check is in a column. Spark would evaluate a filter below the columns, and so compute them twice.
+        """
+        if self._limits is None:
+            settings = frame.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers
+            self._limits = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
+        rows, limit = self._limits
+        too_large = is_larger(schema, limit // rows) if rows > 0 else None
+        # With the check, a column may be null as far as Spark knows.
+        column = next((field.name for field in schema if field.nullable or in_structs), None)
+        if too_large is None or column is None:
+            return None
+        if too_large == "false":
+            return frame
+        sql = f"IF({too_large}, raise_error('{_TOO_LARGE}'), {quoted(column)})"
+        if sql not in self._parsed:
+            self._parsed[sql] = expr(sql)
+        return frame.withColumn(column, self._parsed[sql])

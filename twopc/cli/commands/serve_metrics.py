@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +85,8 @@ def serve_metrics(
         watched = (*watched_logs, *sinks, *watched_events)
         for number, each in enumerate(watched):  # not all at once: 200 logs in one database would take 200 connections
             each.follow(interval_s, lambda line: say(redact(line)), interval_s * number / len(watched))
-        threading.Event().wait()
+        while True:
+            time.sleep(1)  # not longer: a signal that comes just before it begins is not seen before it ends
 
     show(None, False, lambda *_: None, run)
 

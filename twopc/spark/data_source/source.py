@@ -32,9 +32,9 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from twopc.errors import ConfigurationError, LogMismatch
+from twopc.spark.arrow_types import arrow_schema
 from twopc.spark.data_source.options import batch_target, stream_target
 from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
-from twopc.spark.output import arrow_schema
 
 logger = logging.getLogger(__name__)
 
