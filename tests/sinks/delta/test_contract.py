@@ -38,6 +38,7 @@ class TestAppend(SinkContract):
 
 class TestPartitioned(TestAppend):
     partition_by = ("value", "day")
+    large = 100  # each record has a file of its own
 
     def with_bad_records(self) -> pa.RecordBatch:
         return self.record_batch(["a", "", "b", "__HIVE_DEFAULT_PARTITION__", "c"])
