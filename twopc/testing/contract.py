@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import pickle
+import reprlib
 import sys
 import tempfile
 import threading
@@ -14,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -22,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.checks import CheckStatus
-from twopc.errors import OperatorRequired, Refused
+from twopc.errors import OperatorRequired, Refused, Retriable
 from twopc.leases import BATCH_SLOTS
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
@@ -49,6 +51,9 @@ AWKWARD = (
 
 KILLS_AMID_BAD_RECORDS = 15
 """Fewer than ``kills``, as the other steps are those of a batch without bad records."""
+
+LONG_TEXTS = tuple(f"{'é' * (length - 1)}{end}" for length in (256, 4_001, 65_536) for end in "ab")
+"""Each is one longer than a usual limit, and two of a length differ in the last character alone."""
 
 WorkT = TypeVar("WorkT")
 
@@ -80,6 +85,13 @@ class SinkContract(ABC):
     """How many processes are killed at most in a test, each at another step of a batch. ``TWOPC_KILLS`` in the
     environment may lower it, and choose other steps in each run (``twopc.testing.kills.FEW``)."""
 
+    large: int = 10_000
+    """How many records the large write has. Lower it where the target can't have so many at once."""
+
+    shows_whole_transactions: bool = True
+    """Whether no reader sees a part of a transaction. False where a reader may, such as one of several files: then the
+    sink's users must know."""
+
     # What a subclass implements. -------------------------------------------------------------------------------
 
     @abstractmethod
@@ -92,7 +104,7 @@ class SinkContract(ABC):
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         """Records as the sink takes them; override where it needs other columns than ``value``. The values are short,
-        and no two that are open or visible at a time are equal."""
+        but for ``long_texts``, and no two that are open or visible at a time are equal."""
         return pa.record_batch({"value": pa.array(values)})
 
     def sample(self) -> pa.RecordBatch:
@@ -110,6 +122,21 @@ class SinkContract(ABC):
         itself: then it need not override ``write_valid``."""
         return None
 
+    def long_texts(self) -> Sequence[str]:
+        """Values that a target system may cut. Override it to return none where a value is no text."""
+        return LONG_TEXTS
+
+    def leftovers(self) -> Sequence[str] | None:
+        """Name what the target system still has of transactions, such as staged rows and temporary files; visible
+        records and marks of commits do not count. None, as by default, if the test can't see it."""
+        return None
+
+    @contextlib.contextmanager
+    def silent_sink(self) -> Iterator[TwoPhaseCommitSink[Any] | None]:
+        """Yield a new sink whose target system gives no answer, such as by a port that is closed. It may also be silent
+        for all sinks as long as the context lasts. None, as by default, if the test can't silence it."""
+        yield None
+
     def becomes_visible(self, values: list[str]) -> bool:
         """Whether exactly ``values`` are visible. Override to wait where a target shows its commits late."""
         return Counter(self.visible()) == Counter(values)
@@ -125,16 +152,14 @@ class SinkContract(ABC):
         written = [self.record_batch(values) for values in (["a"], ["b", "c"], [], ["d"])]
         committable = query.pre_committed(*written)
         assert committable.records == 4
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_visible(["a", "b", "c", "d"])
 
     def test_a_slice_of_a_record_batch_is_written_without_the_rest(self) -> None:
         query = self.query()
         whole = self.record_batch(["a", "b", "c", "d"])
         committable = query.pre_committed(whole.slice(1, 2), whole.slice(3))
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_visible(["b", "c", "d"])
 
     def test_a_record_is_refused_or_read_back_as_it_was_written(self) -> None:
@@ -145,13 +170,31 @@ class SinkContract(ABC):
         assert taken, "the sink has refused every record of the sample"
         written = sample.take(pa.array(taken, pa.int64()))
         committable = query.pre_committed(written.slice(0, 1), written.slice(1), round=Round(2, 0))
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         records = self.visible_records()
         if records is None:
             self._require_visible(written["value"].to_pylist())
         else:
             assert _without(records, written.to_pylist()) == _without(written.to_pylist(), records) == []
+
+    def test_a_long_text_is_refused_or_read_back_whole(self) -> None:
+        query, texts = self.query(), self.long_texts()
+        if not texts:
+            raise unittest.SkipTest("a value is no text")
+        taken = [text for row, text in enumerate(texts) if self._is_taken(self.record_batch([text]), partition=row)]
+        if taken:
+            committable = query.pre_committed(self.record_batch(taken), round=Round(2, 0))
+            query.publish(committable)
+        self._require_visible(taken)
+
+    def test_every_record_of_a_large_write_is_read_back(self) -> None:
+        query = self.query()
+        values = [f"{number}" for number in range(self.large)]
+        most = self.large - self.large // 10
+        committable = query.pre_committed(self.record_batch(values[:most]), self.record_batch(values[most:]))
+        assert committable.records == self.large
+        query.publish(committable)
+        self._require_visible(values)
 
     def _is_taken(self, record: pa.RecordBatch, partition: int) -> bool:
         query = self.query()
@@ -173,8 +216,7 @@ class SinkContract(ABC):
         assert sorted(each.record for each in first if each.record is not None) == list(range(len(bad)))
         assert sorted(each.record for each in second if each.record is not None) == bad
         assert committable.records == len(good)
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_visible(records.take(pa.array(good))["value"].to_pylist())
 
     def test_a_transaction_of_bad_records_alone_is_rolled_back_and_no_vote_has_it(self) -> None:
@@ -207,8 +249,7 @@ class SinkContract(ABC):
         except Refused:
             return
         committable = query.pre_committed(batch)
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_visible(["a"])
 
     def test_a_schema_is_validated_before_the_sink_is_bound(self) -> None:
@@ -221,8 +262,7 @@ class SinkContract(ABC):
         with query.sent(sink) as participant:
             participant.write(SINK, records)
             committable = query.sealed(participant)
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_visible(["a"])
 
     def test_a_committable_is_small_and_survives_a_round_trip_through_json(self) -> None:
@@ -241,8 +281,7 @@ class SinkContract(ABC):
     def test_another_process_commits_what_one_pre_committed(self) -> None:
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a", "b"]))
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_visible(["a", "b"])
 
     def test_a_commit_publishes_its_own_transaction_alone(self) -> None:
@@ -289,38 +328,32 @@ class SinkContract(ABC):
         committables = self._pre_committed("abc")
         calls = [call for sink in (query.sink(), query.sink()) for call in sink.commit_calls(0, committables)]
         _all_at_once(lambda call: _error_of(query.answered, call.commit), calls)
-        query.commit(*committables)
-        query.complete(0, *committables)
+        query.publish(*committables)
         self._require_visible([*"abc"])
 
     def test_a_repeated_commit_changes_nothing(self) -> None:
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a", "b"]))
         for _ in range(3):
-            query.commit(committable)
-        query.complete(0, committable)
+            query.publish(committable)
         self._require_visible(["a", "b"])
 
     def test_a_commit_is_repeated_after_complete_and_a_restart(self) -> None:
         """As long as the next batch is not decided, the log does not say that this one is complete."""
         query = self.query()
         first = query.pre_committed(self.record_batch(["a"]), round=Round(1, 0))
-        query.commit(first)
-        query.complete(0, first)
+        query.publish(first)
         second = query.pre_committed(self.record_batch(["b"]), round=Round(1, 1))
-        query.commit(first)
-        query.complete(0, first)
+        query.publish(first)
         for _ in range(2):
-            query.commit(second, batch_id=1)
-            query.complete(1, second)
+            query.publish(second, batch_id=1)
         self._require_visible(["a", "b"])
 
     def test_an_announcement_is_repeated_after_a_restart_and_changes_no_record(self) -> None:
         """A log may end before it says that a batch is complete, and then the next process announces it again."""
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a"]))
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         for _ in range(2):
             query.announce(0, committable)
         query.announce(1)
@@ -329,8 +362,7 @@ class SinkContract(ABC):
     def test_a_batch_without_transactions_is_completed(self) -> None:
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a"]))
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         for _ in range(2):
             query.complete(1)
         self._require_visible(["a"])
@@ -341,8 +373,7 @@ class SinkContract(ABC):
         [first] = self._pre_committed("a", Round(1, 0))
         [lost] = self._pre_committed("c", Round(1, 1))
         query.abort(lost)
-        query.commit(first)
-        query.complete(0, first)
+        query.publish(first)
         error = _error_of(lambda: query.commit(lost, batch_id=1))
         assert isinstance(error, OperatorRequired), f"the commit of what was rolled back: {error!r}"
         self._require_visible(["a"])
@@ -402,18 +433,15 @@ class SinkContract(ABC):
         query = self.query()
         [first] = self._pre_committed("a", Round(1, 0))
         [second] = self._pre_committed("b", Round(1, 1))
-        query.commit(first)
-        query.complete(0, first)
-        query.commit(second, batch_id=1)
-        query.complete(1, second)
+        query.publish(first)
+        query.publish(second, batch_id=1)
         _error_of(query.commit, first)
         self._require_visible(["a", "b"])
 
     def test_what_is_late_for_a_committed_transaction_leaves_a_newer_one_alone(self) -> None:
         query = self.query()
         first = query.pre_committed(self.record_batch(["a"]), round=Round(1, 0))
-        query.commit(first)
-        query.complete(0, first)
+        query.publish(first)
         for batch_id in range(1, BATCH_SLOTS):
             query.complete(batch_id)
         second = query.pre_committed(self.record_batch(["b"]), round=Round(9, BATCH_SLOTS))  # maybe by the same name
@@ -423,8 +451,7 @@ class SinkContract(ABC):
         [found] = query.recover()
         assert found.is_same_transaction(second)
         assert not found.is_same_transaction(first)
-        query.commit(second, batch_id=BATCH_SLOTS)
-        query.complete(BATCH_SLOTS, second)
+        query.publish(second, batch_id=BATCH_SLOTS)
         self._require_visible(["a", "b"])
 
     def test_seal_returns_the_transactions_that_it_is_given(self) -> None:
@@ -435,6 +462,47 @@ class SinkContract(ABC):
             sealed = query.answered(sink.seal, given, 0.0)
             assert [one.transaction_id for one in sealed] == [one.transaction_id for one in given]
             assert all(one.is_same_transaction(other) for one, other in zip(sealed, given, strict=True))
+
+    # Several attempts of one partition, as Spark makes when it has lost an executor or finds one slow. ---------------
+
+    def test_an_attempt_that_stays_open_adds_nothing_to_the_one_that_votes(self) -> None:
+        query = self.query()
+        with contextlib.suppress(Lost), self._attempt("a", serial=5):
+            second = query.pre_committed(self.record_batch(["b"]), serial=7)
+            query.publish(second)
+            query.sweep()
+            raise Lost
+        self._require_nothing_open(query)
+        self._require_visible(["b"])
+
+    def test_an_attempt_that_is_rolled_back_late_takes_nothing_from_another_of_its_partition(self) -> None:
+        """Before or after the other's commit, on the participant or by the coordinator."""
+        query = self.query()
+        for batch_id, (late, kept) in enumerate([("a", "b"), ("c", "d"), ("e", "f"), ("g", "h")]):
+            round, is_after, by_name = Round(1, batch_id), batch_id % 2, batch_id // 2
+            with contextlib.suppress(Lost), self._attempt(late, round, serial=5) as first:
+                voted = query.sealed(first) if by_name else None
+                second = query.pre_committed(self.record_batch([kept]), round=round, serial=7)
+                if is_after:
+                    query.commit(second, batch_id=batch_id)
+                if voted:
+                    query.abort(voted)
+                else:
+                    raise Lost
+            query.publish(second, batch_id=batch_id)
+        self._require_nothing_open(query)
+        self._require_visible([*"bdfh"])
+
+    def test_an_attempt_that_begins_late_takes_nothing_from_the_one_that_has_voted(self) -> None:
+        query = self.query()
+        first = query.pre_committed(self.record_batch(["a"]), serial=5)
+        with contextlib.suppress(Lost), self._attempt("b", serial=7):
+            assert any(map(first.is_same_transaction, query.recover())), "the attempt that has voted is gone"
+            query.commit(first)
+            raise Lost
+        query.complete(0, first)
+        self._require_nothing_open(query)
+        self._require_visible(["a"])
 
     # Abort. -----------------------------------------------------------------------------------------------------
 
@@ -456,8 +524,7 @@ class SinkContract(ABC):
         query.abort(second)
         found = query.recover()
         assert sorted(map(_name, found)) == sorted(map(_name, (first, third)))
-        query.commit(first, third)
-        query.complete(0, first, third)
+        query.publish(first, third)
         self._require_visible(["a", "c"])
 
     def test_an_abort_of_what_is_committed_takes_nothing_back(self) -> None:
@@ -466,8 +533,7 @@ class SinkContract(ABC):
         committable = query.pre_committed(self.record_batch(["a"]))
         query.commit(committable)
         _error_of(query.abort, committable)
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_visible(["a"])
 
     def test_a_late_abort_of_an_old_transaction_leaves_a_newer_one_of_the_same_name_alone(self) -> None:
@@ -476,8 +542,7 @@ class SinkContract(ABC):
         query.abort(first)
         second = query.pre_committed(self.record_batch(["b"]), round=Round(9, 0))
         _error_of(query.abort, first)
-        query.commit(second)
-        query.complete(0, second)
+        query.publish(second)
         self._require_visible(["b"])
 
     def test_a_participant_that_fails_leaves_nothing_open(self) -> None:
@@ -527,6 +592,19 @@ class SinkContract(ABC):
             query.sweep()
         self._require_visible(expected)
 
+    def test_nothing_is_left_of_transactions_that_have_ended(self) -> None:
+        query = self.query()
+        first, second, third = self._pre_committed("abc")
+        with contextlib.suppress(Lost), self._writing("d", Round(1, 1)):
+            raise Lost
+        query.abort(third)
+        query.publish(first, second)
+        query.complete(1)
+        query.sweep()
+        if (left := self.leftovers()) is None:
+            raise unittest.SkipTest("the test can't see what is left")
+        assert not left, f"left over: {left}"
+
     # Recovery. --------------------------------------------------------------------------------------------------
 
     def test_recover_finds_what_is_open_whoever_began_it(self) -> None:
@@ -540,8 +618,7 @@ class SinkContract(ABC):
         query = self.query()
         committables = self._pre_committed("ab")
         assert sorted(map(_name, query.recover())) == sorted(map(_name, query.recover()))
-        query.commit(*committables)
-        query.complete(0, *committables)
+        query.publish(*committables)
         self._require_visible(["a", "b"])
 
     def test_recover_finds_what_is_not_pre_committed_yet(self) -> None:
@@ -568,9 +645,29 @@ class SinkContract(ABC):
     def test_recover_leaves_out_what_is_committed(self) -> None:
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a"]))
-        query.commit(committable)
-        query.complete(0, committable)
+        query.publish(committable)
         self._require_nothing_open(query)
+
+    def test_no_answer_is_neither_a_success_nor_a_loss(self) -> None:
+        query = self.query()
+        [committable] = self._pre_committed("a")
+        other = query.pre_committed(self.record_batch(["b"]), partition=1)
+        with self.silent_sink() as sink:
+            if sink is None:
+                raise unittest.SkipTest("the test can't silence the target system")
+            sink.bind(SINK, LOG_ID)
+            [commit] = sink.commit_calls(0, [committable])
+            calls: dict[str, Callable[[], object]] = {
+                "a commit": commit.commit,
+                "an abort": lambda: sink.abort(other),
+                "a list of what is open": lambda: [*sink.recover()],
+            }
+            for what, call in calls.items():
+                error = _error_of(call)
+                assert isinstance(error, Retriable), f"{what} without an answer must be Retriable, and is {error!r}"
+        query.abort(other)
+        query.publish(committable)
+        self._require_visible(["a"])
 
     # Other queries and sinks on the same target system. ---------------------------------------------------------
 
@@ -592,8 +689,7 @@ class SinkContract(ABC):
         ]
         for batch_id, value in enumerate("ijk"):
             committable = query.pre_committed(self.record_batch([value]), round=Round(1, batch_id))
-            query.commit(committable, batch_id=batch_id)
-            query.complete(batch_id, committable)
+            query.publish(committable, batch_id=batch_id)
         self._pre_committed("l", Round(1, 3))
         query.sweep()
         for each, first, second in zip(neighbors, committed, open_, strict=True):
@@ -629,33 +725,46 @@ class SinkContract(ABC):
     def test_a_process_killed_at_any_step_neither_loses_nor_doubles_a_record(self) -> None:
         self._require_other_processes()
         choice = Choice.given(self.kills)
-        records = [(f"{2 * number}", f"{2 * number + 1}") for number in range(choice.at_most + 1)]
-        batches = [[self.record_batch([value]) for value in values] for values in records]
-        self._require_all_after_kills(choice, batches, records)
+        values = [[[f"{4 * n}", f"{4 * n + 1}"], [f"{4 * n + 2}", f"{4 * n + 3}"]] for n in range(choice.at_most + 1)]
+        batches = [[self.record_batch(of_partition) for of_partition in of_batch] for of_batch in values]
+        self._require_all_after_kills(choice, batches, values)
 
     def test_a_process_killed_while_bad_records_are_left_out_writes_every_other_record_once(self) -> None:
         self._require_other_processes()
         records, good, bad = self._good_and_bad()
         choice = Choice.given(min(self.kills, KILLS_AMID_BAD_RECORDS))
-        values = [tuple(f"{number}.{row}" for row in good) for number in range(choice.at_most + 1)]
-        batches = [[_with_values(records, dict(zip(good, of_batch, strict=True)))] for of_batch in values]
+        values = [[[f"{number}.{row}" for row in good]] for number in range(choice.at_most + 1)]
+        batches = [[_with_values(records, dict(zip(good, of_batch[0], strict=True)))] for of_batch in values]
         self._require_all_after_kills(choice, batches, values, len(bad))
 
     def _require_all_after_kills(
         self,
         choice: Choice,
         batches: Sequence[Sequence[pa.RecordBatch]],
-        values: Sequence[tuple[str, ...]],
+        values: Sequence[Sequence[Sequence[str]]],
         bad_records: int = 0,
     ) -> None:
-        sink = self.make_sink()
+        """``values`` are those of each batch, by transaction."""
+        sink, steps = self.make_sink(), list[str]()
         with tempfile.TemporaryDirectory() as folder:
-            kills = killed_at_each_step(SINK, sink, batches, Path(folder), self.patience_s, choice, bad_records)
-            steps = [*kills]
-        written = values[: len(steps)]
-        assert self.becomes_visible([value for of_batch in written for value in of_batch]), self._killed(steps, written)
+            for step in killed_at_each_step(SINK, sink, batches, Path(folder), self.patience_s, choice, bad_records):
+                steps.append(step)
+                self._require_whole(values[len(steps) - 1], step)
+        written = [[*chain(*of_batch)] for of_batch in values[: len(steps)]]
+        assert self.becomes_visible([*chain(*written)]), self._killed(steps, written)
+        assert not (left := self.leftovers()), f"left over: {left}"
 
-    def _killed(self, steps: list[str], written: Sequence[tuple[str, ...]]) -> str:
+    def _require_whole(self, of_batch: Sequence[Sequence[str]], step: str) -> None:
+        """Look as a reader between a kill and the next start. Some transactions may be visible, or the batch where the
+        sink commits whole batches; no part of one."""
+        seen = Counter(self.visible())
+        for values in [[*chain(*of_batch)]] if self.make_sink().commits_whole_batches else of_batch:
+            times = {seen[value] for value in values}
+            assert times <= {0, 1}, f"a record is visible twice after a kill at {step}"
+            if self.shows_whole_transactions:
+                assert len(times) == 1, f"a reader sees a part of {values} after a kill at {step}"
+
+    def _killed(self, steps: list[str], written: Sequence[Sequence[str]]) -> str:
         """What to say of kills after which a record is not visible, or visible twice."""
         seen = Counter(self.visible())
         at = [step for step, values in zip(steps, written, strict=True) if any(seen[value] != 1 for value in values)]
@@ -672,7 +781,12 @@ class SinkContract(ABC):
         return self.query().sink()
 
     def _require_visible(self, values: list[str]) -> None:
-        assert self.becomes_visible(values), f"visible should be {values}, not {self.visible()}"
+        if not self.becomes_visible(values):
+            due, seen = Counter(values), Counter(self.visible())
+            few = [[reprlib.repr(value) for value in islice(each, 9)] for each in (due - seen, seen - due)]
+            raise AssertionError(
+                "of {} records, not visible: {}, and visible without reason: {}".format(len(values), *few)
+            )
 
     def _require_nothing_open(self, query: Query) -> None:
         assert not (found := query.recover()), f"open: {found}"
@@ -691,6 +805,13 @@ class SinkContract(ABC):
         with self.query().participant(records.schema, round) as participant:
             participant.write(SINK, records)
             yield participant
+
+    def _attempt(self, value: str, round: Round = FIRST_ROUND, *, serial: int) -> Participant:
+        """An attempt at a partition that has written ``value``, and goes on until the context that it is ends."""
+        records = self.record_batch([value])
+        attempt = self.query().participant(records.schema, round, serial=serial)
+        attempt.write(SINK, records)
+        return attempt
 
     def _require_commits_of_transactions(self) -> None:
         if self.make_sink().commits_whole_batches:

@@ -394,7 +394,9 @@ class _Steps:
             if not file.startswith(code):
                 return None
             step = f"{name}, {Path(file).name} line {frame.f_lineno}"
-            if event == "line" and step not in self.reached:  # a loop goes on as it began
+            if event == "line" and step in self.reached:  # a loop goes on as its second turn, when a part is done
+                step += " again"
+            if event == "line" and step not in self.reached:
                 self._reach(step)
             return trace
 

@@ -58,26 +58,33 @@ class Query:
         self.answered(sink.open)
         return sink
 
-    def participant(self, schema: pa.Schema, round: Round = FIRST_ROUND, partition: int = 0) -> Participant:
+    def participant(
+        self, schema: pa.Schema, round: Round = FIRST_ROUND, partition: int = 0, serial: int | None = None
+    ) -> Participant:
         """Return a task attempt whose sink the coordinator has validated for ``schema`` and sent to it."""
         sink = self.sink()
         self.answered(sink.require_valid, schema)
-        return self.sent(sink, round, partition)
+        return self.sent(sink, round, partition, serial)
 
     def sent(
         self,
         sink: TwoPhaseCommitSink[Any],
         round: Round = FIRST_ROUND,
         partition: int = 0,
+        serial: int | None = None,
         max_bad_records: int = 0,
     ) -> Participant:
         """Return a task attempt that was sent ``sink``."""
         sent = pickle.loads(pickle.dumps(sink)) if self._travels else sink  # noqa: S301  # our own bytes
-        return Participant({self.name: sent}, round, partition=partition, max_bad_records=max_bad_records)
+        return Participant(
+            {self.name: sent}, round, partition=partition, serial=serial, max_bad_records=max_bad_records
+        )
 
-    def pre_committed(self, *batches: pa.RecordBatch, round: Round = FIRST_ROUND, partition: int = 0) -> Committable:
+    def pre_committed(
+        self, *batches: pa.RecordBatch, round: Round = FIRST_ROUND, partition: int = 0, serial: int | None = None
+    ) -> Committable:
         """Write each of ``batches``, pre-commit, and return what a coordinator reads back from the log."""
-        with self.participant(batches[0].schema, round, partition) as participant:
+        with self.participant(batches[0].schema, round, partition, serial) as participant:
             for batch in batches:
                 participant.write(self.name, batch)
             return self.sealed(participant)
@@ -96,6 +103,11 @@ class Query:
     def complete(self, batch_id: int, *committables: Committable) -> None:
         """Report a batch as committed in every sink."""
         self.answered(self.sink().complete, batch_id, committables)
+
+    def publish(self, *committables: Committable, batch_id: int = FIRST_ROUND.batch_id) -> None:
+        """Commit and complete a decided batch of which no other sink has a part."""
+        self.commit(*committables, batch_id=batch_id)
+        self.complete(batch_id, *committables)
 
     def announce(self, batch_id: int, *committables: Committable) -> None:
         """Report a batch as complete in every sink."""

@@ -63,6 +63,26 @@ def _files(defect: str, file: str, *edits: tuple[str, str], equivalent: str = ""
 
 
 _METHODS = "    # On the task that writes.\n"  # where a method is added to the SQLite sink
+_PARTITION = '.rsplit(".", 2)[0]'  # what the name of an attempt has in common with those of others
+_UNSTAGE = 'connection.execute("DELETE FROM staged WHERE name = ?", (name,))'
+_UNSTAGE_LIKE = 'connection.execute("DELETE FROM staged WHERE name LIKE ?",'
+_MOVE_ROW = 'connection.execute("INSERT INTO records SELECT document FROM staged WHERE rowid = ?", row)'
+
+
+def _cut(text: str) -> str:
+    return f"json.dumps({{k: {text} if isinstance(v, str) else v for k, v in record.items()}})"
+
+
+def _taken_for(method: str, answer: str) -> tuple[tuple[str, str], ...]:
+    """``method`` renamed, and one of its name that takes ``Retriable`` for an answer."""
+    parameter = {"recover": ""}.get(method, "committable")
+    again = (
+        f"    def {method}(self{parameter and ', '}{parameter}):\n"
+        f"        try:\n            return self._{method}({parameter})\n"
+        f"        except Retriable:\n            {answer}\n\n"
+    )
+    return (f"    def {method}(self", f"    def _{method}(self"), (_METHODS, again + _METHODS)
+
 
 SQLITE = (
     _sqlite(
@@ -290,7 +310,6 @@ SQLITE = (
             ),
             "            connection.execute(forget, (name,))",
         ),
-        equivalent="a name is used once, so nobody ever reads these records; only the database grows",
     ),
     _sqlite(
         "recover misses what is not prepared",
@@ -366,9 +385,156 @@ SQLITE = (
             "        return ()\n\n" + _METHODS,
         ),
     ),
+    # Several attempts of one partition.
+    _sqlite(
+        "the attempts of a partition stage together",
+        ("((transaction.id.exact, json", f"((transaction.id.exact{_PARTITION}, json"),
+        ("(move, (name,))", f"(move, (name{_PARTITION},))"),
+        (_UNSTAGE, _UNSTAGE.replace("(name,)", f"(name{_PARTITION},)")),
+        (_UNSTAGE, _UNSTAGE.replace("(name,)", f"(name{_PARTITION},)")),
+    ),
+    _sqlite(
+        "a commit publishes what every attempt of its partition has staged",
+        ("FROM staged WHERE name = ? ORDER", "FROM staged WHERE name LIKE ? ORDER"),
+        ("(move, (name,))", f'(move, (name{_PARTITION} + ".%",))'),
+    ),
+    _sqlite(
+        "an abort removes what every attempt of its partition has staged",
+        (f"{_UNSTAGE}\n\n", f'{_UNSTAGE_LIKE} (name{_PARTITION} + ".%",))\n\n'),
+    ),
+    _sqlite(
+        "an attempt rolls back the others of its partition",
+        (
+            "            row = (",
+            (
+                "            forget = \"DELETE FROM transactions WHERE name LIKE ? AND state <> 'committed'\"\n"
+                f'            connection.execute(forget, (transaction_id.exact{_PARTITION} + ".%",))\n'
+                "            row = ("
+            ),
+        ),
+    ),
+    _sqlite(
+        "an attempt removes what the others of its partition have staged",
+        (
+            "            row = (",
+            f'            {_UNSTAGE_LIKE} (transaction_id.exact{_PARTITION} + ".%",))\n            row = (',
+        ),
+    ),
+    _sqlite(
+        "recover lists one attempt of each partition",
+        (
+            "        return [Committable(",
+            f"        names = {{name{_PARTITION}: name for name in names}}.values()\n        return [Committable(",
+        ),
+    ),
+    # Several records of one transaction.
+    _sqlite(
+        "a commit publishes record by record",
+        (
+            "                    connection.execute(move, (name,))\n",
+            (
+                '                    of_name = connection.execute("SELECT rowid FROM staged WHERE name = ?", (name,))\n'
+                "                    for row in of_name.fetchall():\n"
+                f"                        {_MOVE_ROW}\n"
+                '                        connection.execute("DELETE FROM staged WHERE rowid = ?", row)\n'
+                "                        connection.commit()\n"
+            ),
+        ),
+    ),
+    _sqlite(
+        "a commit publishes the first record before the others",
+        (
+            "                    connection.execute(move, (name,))\n",
+            (
+                '                    first = "SELECT min(rowid) FROM staged WHERE name = ?"\n'
+                "                    row = connection.execute(first, (name,)).fetchone()\n"
+                f"                    {_MOVE_ROW}\n"
+                '                    connection.execute("DELETE FROM staged WHERE rowid = ?", row)\n'
+                "                    connection.commit()\n"
+                "                    connection.execute(move, (name,))\n"
+            ),
+        ),
+    ),
+    # Large writes and long texts.
+    _sqlite("a write keeps its first thousand records alone", ("batch.to_pylist())", "batch.to_pylist()[:1000])")),
+    _sqlite("a commit publishes a thousand records at most", (" ORDER BY rowid", " ORDER BY rowid LIMIT 1000")),
+    _sqlite(
+        "the last record of each thousand is lost",
+        ("batch.to_pylist())", "(each for row, each in enumerate(batch.to_pylist()) if row % 1000 != 999))"),
+    ),
+    _sqlite("a text is cut after 255 characters", ("json.dumps(record)", _cut("v[:255]"))),
+    _sqlite("a text is cut after 4000 characters", ("json.dumps(record)", _cut("v[:4000]"))),
+    _sqlite(
+        "a text is cut after 65535 bytes",
+        ("json.dumps(record)", _cut("v.encode()[:65535].decode(errors='ignore')")),
+    ),
+    _sqlite(
+        "records that begin alike are taken for one",
+        ("name = ? ORDER BY rowid", "name = ? GROUP BY substr(document, 1, 200)"),
+    ),
+    # What is left.
+    _sqlite("a commit leaves the staged records", (f"                    {_UNSTAGE}\n", "")),
+    _sqlite(
+        "an abort on a participant leaves the staged records",
+        (
+            _METHODS,
+            "    def discard(self, transaction: Transaction) -> None:\n"
+            "        with self._connection() as connection:\n"
+            '            connection.execute("DELETE FROM transactions WHERE name = ?", (transaction.id.exact,))\n\n'
+            + _METHODS,
+        ),
+    ),
+    _sqlite(
+        "a commit removes what is staged in a second step, which no repetition makes good",
+        (f"                    {_UNSTAGE}\n", ""),
+        (
+            "SET state = 'committed' WHERE name = ?\", (name,))\n",
+            (
+                "SET state = 'committed' WHERE name = ?\", (name,))\n"
+                "                    connection.commit()\n"
+                f"                    {_UNSTAGE}\n"
+            ),
+        ),
+    ),
+    # No answer.
+    _sqlite("no answer is taken for a loss", ("raise Retriable(f", "raise TransactionLost(f")),
+    _sqlite(
+        "a commit without an answer is a success",
+        *_taken_for("commit", "return"),
+    ),
+    _sqlite(
+        "an abort without an answer is a success",
+        *_taken_for("abort", "return"),
+    ),
+    _sqlite(
+        "recover finds nothing open where nobody answers",
+        *_taken_for("recover", "return []"),
+    ),
 )
 
 MEMORY = (
+    _memory(
+        "a write goes to every attempt of its partition",
+        (
+            "            self.target.open[transaction.id.exact].extend(batch.to_pylist())",
+            (
+                "            for name, records in self.target.open.items():\n"
+                f"                if name{_PARTITION} == transaction.id.exact{_PARTITION}:\n"
+                "                    records.extend(batch.to_pylist())"
+            ),
+        ),
+    ),
+    _memory(
+        "an abort rolls back every attempt of its partition",
+        (
+            "            self.target.open.pop(committable.transaction_id, None)",
+            (
+                f"            partition = committable.transaction_id{_PARTITION}\n"
+                f"            for name in [name for name in self.target.open if name{_PARTITION} == partition]:\n"
+                "                self.target.open.pop(name)"
+            ),
+        ),
+    ),
     _memory("only the last write of a transaction is kept", (".extend(batch.to_pylist())", "[:] = batch.to_pylist()")),
     _memory(
         "a vote publishes",

@@ -8,7 +8,7 @@ import shutil
 import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,14 @@ class Sqlite(Bench):
     def visible(self) -> list[str]:
         return [record["value"] for record in self.visible_records()]
 
+    def leftovers(self) -> list[str]:
+        with closing(sqlite3.connect(self.folder / "records.db")) as connection:
+            return [document for (document,) in connection.execute("SELECT document FROM staged")]
+
+    @contextmanager
+    def silent_sink(self) -> Iterator[TwoPhaseCommitSink[Any]]:
+        yield _module("twopc_sqlite").SqliteSink({"path": str(self.folder)})  # a folder is no database
+
     def sample(self) -> pa.RecordBatch:
         return plain()
 
@@ -67,6 +75,9 @@ class Memory(Bench):
     def visible(self) -> list[str]:
         return [record["value"] for record in self.target.visible]
 
+    def leftovers(self) -> list[str]:
+        return list(self.target.open)
+
     def sample(self) -> pa.RecordBatch:
         return typed()
 
@@ -75,6 +86,8 @@ class Memory(Bench):
 
 
 class Files(Bench):
+    shows_whole_transactions = False  # one file after the other
+
     def make_sink(self) -> TwoPhaseCommitSink[Any]:
         options = {"path": str(self.folder / "orders"), "format": "json", "partition_by": "half"}
         sink: TwoPhaseCommitSink[Any] = _module("twopc_files.sink").FileSink(options)
@@ -86,6 +99,9 @@ class Files(Bench):
     def visible(self) -> list[str]:
         files = (self.folder / "orders").rglob("part-*")
         return [json.loads(line)["value"] for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+    def leftovers(self) -> list[str]:
+        return [file.name for file in (self.folder / "orders").rglob("*.staged")]
 
 
 class Kafka(Bench):

@@ -39,6 +39,7 @@ class TestAppend(SinkContract):
 @pytest.mark.long  # partitions have tests of their own
 class TestPartitioned(TestAppend):
     partition_by = ("value", "day")
+    large = 100  # each record has a file of its own
 
     def with_bad_records(self) -> pa.RecordBatch:
         return self.record_batch(["a", "", "b", "__HIVE_DEFAULT_PARTITION__", "c"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -62,6 +63,10 @@ class TestAppend(SinkContract):
 
     def visible(self) -> list[str]:
         return self.place.values()
+
+    def leftovers(self) -> list[str]:
+        known = {Path(task.file.file_path).name for task in self.place.table().scan().plan_files()}
+        return [name for name in self.place.files() if name.endswith(".parquet") and Path(name).name not in known]
 
     def sample(self) -> pa.RecordBatch:
         return typed()

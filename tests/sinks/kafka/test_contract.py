@@ -99,7 +99,7 @@ class TestKafkaSinkWithBatchMarkers(TestKafkaSink):
         return records
 
 
-PARTITIONS = 64
+PARTITIONS = 256
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,7 @@ class TestKafkaProgressSink(SinkContract):
     """A value stands for a partition, whose offset is committed."""
 
     kills = 12
+    large = 200
 
     @pytest.fixture(autouse=True)
     def _group(self, topic_of_many_partitions: Topic, prefix: str, wait: Any) -> None:
@@ -129,6 +130,9 @@ class TestKafkaProgressSink(SinkContract):
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         return self._offsets([(_partition(value) % PARTITIONS, 7) for value in values])
+
+    def long_texts(self) -> list[str]:
+        return []
 
     def sample(self) -> pa.RecordBatch:
         return self._offsets([(0, 0), (1, 2**31), (PARTITIONS - 1, 2**63 - 1)])

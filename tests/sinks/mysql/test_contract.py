@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from datetime import timezone
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import pytest
 
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
+from twopc_mysql import MysqlSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.sinks.mysql.conftest import Place
-    from twopc_mysql import MysqlSink
 
 
 COLUMNS = {
@@ -41,6 +44,15 @@ class TestAppend(SinkContract):
 
     def visible(self) -> list[str]:
         return self.place.values()
+
+    def leftovers(self) -> list[str]:
+        return self.place.prepared()
+
+    @contextmanager
+    def silent_sink(self) -> Iterator[MysqlSink]:
+        sink = MysqlSink({"url": "mysql://root@127.0.0.1:1/none", "table": "orders"})
+        sink.prefix = self.place.prefix
+        yield sink
 
     def sample(self) -> pa.RecordBatch:
         return typed().drop_columns(["tags"])  # there is no type for a list

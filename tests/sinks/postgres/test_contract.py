@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -9,10 +10,12 @@ import pytest
 
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
+from twopc_postgres import PostgresSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.sinks.postgres.conftest import Place
-    from twopc_postgres import PostgresSink
 
 
 COLUMNS = {
@@ -41,6 +44,15 @@ class TestAppend(SinkContract):
 
     def visible(self) -> list[str]:
         return self.place.values()
+
+    def leftovers(self) -> list[str]:
+        return self.place.prepared()
+
+    @contextmanager
+    def silent_sink(self) -> Iterator[PostgresSink]:
+        sink = PostgresSink({"conninfo": "host=127.0.0.1 port=1", "table": self.place.table})
+        sink.prefix = self.place.prefix
+        yield sink
 
     def sample(self) -> pa.RecordBatch:
         return typed()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,10 +12,12 @@ import sqlalchemy as sa
 from tests.sinks.sql.conftest import databases_but_long
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
+from twopc_sql import SqlSink
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.sinks.sql.conftest import Place
-    from twopc_sql import SqlSink
 
 COLUMNS = {
     "value": "{key}",
@@ -48,6 +51,16 @@ class TestAppend(SinkContract):
 
     def visible(self) -> list[str]:
         return self.place.values()
+
+    def leftovers(self) -> list[str]:
+        return ["a staged record"] * self.place.staged()
+
+    @contextmanager
+    def silent_sink(self) -> Iterator[SqlSink]:
+        url = self.place.url
+        is_file = url.database is not None and "/" in url.database
+        away = url.set(database="/") if is_file else url.set(host="127.0.0.1", port=1, query={})
+        yield SqlSink({"url": away, "table": self.place.table})
 
     def sample(self) -> pa.RecordBatch:
         return typed().select(list(COLUMNS))

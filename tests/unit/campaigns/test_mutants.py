@@ -25,9 +25,11 @@ if TYPE_CHECKING:
 
 Verdicts: TypeAlias = "dict[str, dict[str, Any]]"
 
-CHEAP = [mutant for mutant in MUTANTS if mutant.subject != "kafka" and not mutant.equivalent]
+CAUGHT = [mutant for mutant in MUTANTS if mutant.subject != "kafka" and not mutant.equivalent]
 """``make mutants`` also tries the others. A mutant that no test can catch runs the whole contract."""
 
+CHEAP = [mutant for mutant in CAUGHT if mutant.subject == "memory"]  # no process is killed for them
+DEAR = [mutant for mutant in CAUGHT if mutant.subject != "memory"]
 OF_KAFKA = KAFKA[:2]
 
 
@@ -49,6 +51,11 @@ def of_cheap_ones(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
 
 
 @pytest.fixture(scope="module")
+def of_dear_ones(tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
+    return verdicts(DEAR, tmp_path_factory.mktemp("dear"))
+
+
+@pytest.fixture(scope="module")
 def of_kafka(tmp_path_factory: pytest.TempPathFactory, kafka_broker: KafkaBroker) -> Verdicts:
     return verdicts(OF_KAFKA, tmp_path_factory.mktemp("kafka"), kafka_broker.bootstrap_servers)
 
@@ -58,6 +65,13 @@ def test_a_defect_in_a_sink_is_caught(mutant: Mutant, of_cheap_ones: Verdicts) -
     assert of_cheap_ones[mutant.name]["caught_by"]
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("mutant", DEAR, ids=lambda mutant: mutant.name)
+def test_a_defect_in_a_sink_of_another_system_is_caught(mutant: Mutant, of_dear_ones: Verdicts) -> None:
+    assert of_dear_ones[mutant.name]["caught_by"]
+
+
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.parametrize("mutant", OF_KAFKA, ids=lambda mutant: mutant.name)
 def test_a_defect_in_the_kafka_sink_is_caught(mutant: Mutant, of_kafka: Verdicts) -> None:

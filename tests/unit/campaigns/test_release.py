@@ -19,6 +19,8 @@ from tests.campaigns.release.surface import faults as surface_faults
 from tests.support.distributions import PACKAGES, SOURCES, CommandFailed, build, call, wheel_of
 from tests.support.environments import uv
 
+NEEDS_GIT = pytest.mark.skipif(not shutil.which("git"), reason="install git, which a release is checked by")
+
 # Licenses. --------------------------------------------------------------------------------------------------------
 
 
@@ -122,6 +124,7 @@ def test_a_version_before_the_last_tag_is_wrong() -> None:
     assert [*surface_faults(NOTHING, "v1.2.3", "1.2.2")] == ["the version is 1.2.2, and 1.2.3 is released already"]
 
 
+@NEEDS_GIT
 def test_a_clone_that_may_lack_tags_is_wrong(tmp_path: Path) -> None:
     whole, shallow = tmp_path / "whole", tmp_path / "shallow"
     call("git", "init", "--quiet", whole)
@@ -218,6 +221,7 @@ def test_metadata_for_other_versions_of_python_is_described(built: Path, tmp_pat
     assert "twopc_sql: the metadata asks for Python None, not >=3.10" in found
 
 
+@NEEDS_GIT
 def test_a_file_that_no_commit_has_is_described() -> None:
     package = SOURCES["twopc_core"] / PACKAGES["twopc_core"]
     with tempfile.NamedTemporaryFile(dir=package, prefix="scratch_", suffix=".py") as scratch:

@@ -28,7 +28,7 @@ def test_an_append_to_a_full_disk_is_in_doubt_and_leaves_the_log_as_it_was(
     program = [
         sys.executable,
         "-m",
-        "tests.campaigns.storm.test_full_disks",
+        "tests.unit.campaigns.test_full_disks",
         str(tmp_path / "disk"),
         lack,
         str(names_left),

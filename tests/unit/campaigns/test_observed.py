@@ -117,11 +117,11 @@ def test_what_a_query_does_is_a_behavior_of_the_specification(query: Query, tmp_
     ("defect", "step"),
     [
         ("the decision comes before the seal", "decide"),
-        ("a commit comes before the decision", "ask to commit"),
-        ("phase two is left out", "listed"),
-        ("recovery commits nothing", "ask to commit"),
-        ("the sweep after a batch is forgotten", "ran"),
-        ("open carries nothing forward", "open"),
+        pytest.param("a commit comes before the decision", "ask to commit", marks=pytest.mark.long),
+        pytest.param("phase two is left out", "listed", marks=pytest.mark.long),
+        pytest.param("recovery commits nothing", "ask to commit", marks=pytest.mark.long),
+        pytest.param("the sweep after a batch is forgotten", "ran", marks=pytest.mark.long),
+        pytest.param("open carries nothing forward", "open", marks=pytest.mark.long),
     ],
 )
 def test_what_it_does_with_a_defect_is_not(query: Query, tmp_path: Path, defect: str, step: str) -> None:

@@ -1,4 +1,4 @@
-"""A part of ``make prove-stores``."""
+"""A part of ``make prove-stores`` and of ``make prove-tables``."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from typing import Any
 import pytest
 
 from tests.campaigns.stores.go_servers import PROGRAMS
+from tests.campaigns.tables.contents import COUNTED
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 RUN_TIMEOUT_S = 300
 """A run takes half a minute on an idle machine."""
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> dict[str, Any]:
-    """Run a campaign in its own process, because it forks and must have no thread. Return its report."""
-    command = [sys.executable, "-m", "tests.campaigns", "stores", "--folder", str(folder), *arguments]
+    """Run the campaign that ``folder`` is named for in its own process, because it forks and must have no thread.
+    Return its report."""
+    command = [sys.executable, "-m", "tests.campaigns", folder.name, "--folder", str(folder), *arguments]
     ended = subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
     )
@@ -64,3 +66,11 @@ def test_hdfs_is_skipped_where_there_is_no_java_with_what_to_install(tmp_path: P
     report = run(tmp_path / "stores", "--stores", "hdfs", PATH="", JAVA_HOME="", XDG_CACHE_HOME=str(tmp_path))
     assert "no Java runtime of version 17 or later was found" in report["hdfs"]["skipped"]
     assert "Install one" in report["hdfs"]["skipped"]
+
+
+def test_a_killed_query_loses_nothing_doubles_nothing_and_leaves_nothing_in_two_tables(tmp_path: Path) -> None:
+    report = run(tmp_path / "tables", "--tables", "both", "delta", "--steps-stride", "450", "--kills", "1")
+    assert report["both"]["kills"] > 1
+    assert report["both, amid commits"]["writer_kills"] == 1
+    assert report["delta, amid commits"]["writer_kills"] == 1
+    assert not any(found[kind] for found in report.values() for kind in COUNTED)
