@@ -75,6 +75,7 @@ def _commit_number() -> int:
         return 0
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in its own
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Say which tests need a server, and which of them one worker runs. Put those first that take longest."""
     part, parts = map(int, config.getoption("part").split("/"))
