@@ -23,7 +23,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, groupby
 from operator import attrgetter
 from types import TracebackType
@@ -31,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from twopc._bound_sink import CommitCall
 from twopc._joint_commits import commit_calls
+from twopc._threads import acquire, on_threads
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -89,6 +89,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 Work: TypeAlias = "Mapping[str, Sequence[Committable]]"
 """Sink's name → transactions of one batch."""
@@ -380,13 +381,18 @@ class Coordinator:
     def _alone(self, what: str, waits: bool, batch_id: int | None = None) -> Iterator[None]:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
         within = self._running_in == threading.get_ident()
-        if within or not self._one_at_a_time.acquire(blocking=waits):
+        if not within and waits:
+            acquire(self._one_at_a_time)
+        elif within or not self._one_at_a_time.acquire(blocking=False):
             raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
         self._running_in = threading.get_ident()
-        self._waits.given_up.clear()
+        self._waits = Waits(self._owner)
         try:
-            with self._batch_or_rest:
+            acquire(self._batch_or_rest)
+            try:
                 yield
+            finally:
+                self._batch_or_rest.release()
         except BaseException as error:
             self._fail(error, batch_id)
             raise
@@ -535,15 +541,13 @@ class Coordinator:
 
         def failed_in(calls: Sequence[CommitCall]) -> list[tuple[CommitCall, Exception]]:
             left = self._commit_many(calls, batch_id, recovered)
-            with self._threads(len(left), self._commits_at_once) as map_:
-                outcomes = list(map_(attempt, left))
+            outcomes = self._each(attempt, left, self._commits_at_once)
             return [(call, error) for call, error in zip(left, outcomes, strict=True) if error]
 
         calls = commit_calls(batch_id, [(self._sinks[name], due) for name, due in work.items()])
         of_sinks = [[*of_sink] for _, of_sink in groupby(calls, key=attrgetter("sink"))]
         # Each sink has threads of its own: one whose target system is away must not keep the others waiting.
-        with self._threads(len(of_sinks), len(of_sinks)) as map_:
-            failed = list(chain.from_iterable(map_(failed_in, of_sinks)))
+        failed = list(chain.from_iterable(self._each(failed_in, of_sinks, len(of_sinks))))
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since
             self._until_answered("look at the log", self._log.verify)
         lost: dict[str, list[Committable]] = {}  # what target systems rolled back and copies can replace
@@ -591,23 +595,13 @@ class Coordinator:
         for committable in call.committables:
             self._tell(TransactionCommitted(call.sink, batch_id, committable, recovered, self._owner))
 
-    @contextlib.contextmanager
-    def _threads(self, calls: int, at_once: int) -> Iterator[Callable[..., Iterable[Any]]]:
-        """Yield a ``map`` for that many calls. It runs them on this thread, or on a pool of ``at_once`` threads."""
-        if self._commits_at_once == 1 or calls <= 1:
-            yield map
-            return
-        with ThreadPoolExecutor(at_once, thread_name_prefix="twopc-commit") as pool:
-            try:
-                pool.submit(int)
-            except RuntimeError:  # an interpreter that is shutting down starts no threads
-                yield map
-                return
-            try:
-                yield pool.map
-            except BaseException:  # such as Ctrl-C: else the pool would wait for as long as target systems are away
-                self._waits.given_up.set()
-                raise
+    def _each(
+        self, call: Callable[[ArgumentT], ResultT], arguments: Sequence[ArgumentT], at_once: int
+    ) -> list[ResultT]:
+        """Return the result of ``call`` for each argument, from this thread or from up to ``at_once`` others."""
+        if self._commits_at_once == 1 or len(arguments) <= 1:
+            return [call(each) for each in arguments]
+        return on_threads(call, arguments, at_once, self._waits.given_up.set)
 
     def _replay(self, batch_id: int, lost: Work) -> Work:
         """Write again what target systems rolled back after the decision, amend the decision to name the new

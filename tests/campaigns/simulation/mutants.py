@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -168,15 +168,13 @@ def _swept_once(_: Any, sink: Any, log: CommitLog, *__: Any) -> None:
         sink.abort(transaction)
 
 
-@contextlib.contextmanager
-def _first_failure_raised(*_: Any) -> Iterator[Callable[..., Any]]:
-    def each(attempt: Any, work: Sequence[Any]) -> list[None]:
-        for one in work:
-            if error := attempt(one):
-                raise error
-        return [None] * len(work)
-
-    yield each
+def _first_failure_raised(_: Any, __: Coordinator, call: Any, arguments: Sequence[Any], *___: Any) -> list[Any]:
+    results = []
+    for each in arguments:
+        results.append(call(each))
+        if isinstance(results[-1], Exception):
+            raise results[-1]
+    return results
 
 
 def _loss_passed_over(real: Any, *arguments: Any, **named: Any) -> None:
@@ -577,7 +575,7 @@ MUTANTS = (
     ),
     Mutant(
         "one commit that fails leaves the others undone",
-        (Seam(f"{COORDINATOR}._threads", _first_failure_raised),),
+        (Seam(f"{COORDINATOR}._each", _first_failure_raised),),
         (Scenario(sinks="kf", partitions=(2,)),),
     ),
     Mutant(
