@@ -38,36 +38,34 @@ def on_threads(
     """
     results: dict[int, ResultT] = {}
     errors: list[BaseException] = []
-    left = deque(enumerate(arguments))
+    left, lock = deque(enumerate(arguments)), threading.Lock()
 
     def work() -> None:
-        while not errors:
+        for index, argument in iter(take, None):
             try:
-                index, argument = left.popleft()
-            except IndexError:
-                return
-            results[index] = call(argument)
+                results[index] = call(argument)
+            except BaseException as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+                give_up()
 
-    def on_thread() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  # raised below
-            errors.append(error)
-            give_up()
+    def take() -> tuple[int, ArgumentT] | None:
+        with lock:
+            return left.popleft() if left and not errors else None
 
-    started: list[threading.Thread] = []
+    threads = [
+        threading.Thread(target=work, name="twopc-commit", daemon=True) for _ in range(min(at_once, len(arguments)))
+    ]
     try:
         try:
-            for _ in range(min(at_once, len(arguments))):
-                thread = threading.Thread(target=on_thread, name="twopc-commit", daemon=True)
+            for thread in threads:
                 thread.start()
-                started.append(thread)
         except RuntimeError:  # an interpreter that is shutting down, or a full machine, starts no threads
             work()
-        _join(started)
+        _join(threads)
     except BaseException:
+        left.clear()
         give_up()
-        _join(started)
+        _join(threads)
         raise
     if errors:
         raise errors[0]
@@ -75,6 +73,7 @@ def on_threads(
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
+    """Wait until those that were started have ended."""
     for thread in threads:
         while thread.is_alive():
             thread.join(LOOK_AGAIN_S)

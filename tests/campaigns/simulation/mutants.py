@@ -168,13 +168,14 @@ def _swept_once(_: Any, sink: Any, log: CommitLog, *__: Any) -> None:
         sink.abort(transaction)
 
 
-def _first_failure_raised(_: Any, __: Coordinator, call: Any, arguments: Sequence[Any], *___: Any) -> list[Any]:
-    results = []
-    for each in arguments:
-        results.append(call(each))
-        if isinstance(results[-1], Exception):
-            raise results[-1]
-    return results
+def _first_failure_raised(*_: Any) -> Callable[..., Any]:
+    def each(call: Any, arguments: Sequence[Any]) -> Any:
+        for argument in arguments:
+            if isinstance(result := call(argument), Exception):
+                raise result
+            yield result
+
+    return each
 
 
 def _loss_passed_over(real: Any, *arguments: Any, **named: Any) -> None:
@@ -575,7 +576,7 @@ MUTANTS = (
     ),
     Mutant(
         "one commit that fails leaves the others undone",
-        (Seam(f"{COORDINATOR}._each", _first_failure_raised),),
+        (Seam(f"{COORDINATOR}._map", _first_failure_raised),),
         (Scenario(sinks="kf", partitions=(2,)),),
     ),
     Mutant(
