@@ -23,7 +23,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
 from types import TracebackType
@@ -31,9 +31,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 from twopc._bound_sink import CommitCall
 from twopc._joint_commits import commit_calls
+from twopc._threads import acquire, on_threads
 from twopc.errors import (
     ConfigurationError,
     Fenced,
+    InDoubt,
     OperatorRequired,
     Refused,
     Retriable,
@@ -52,7 +54,7 @@ from twopc.events import (
     TransactionCommitted,
     TransactionReplayed,
 )
-from twopc.failures import located, verdict, worst_of
+from twopc.failures import located, sentence, verdict, worst_of
 from twopc.log.batch_identity import recognize
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision, Entry
@@ -162,6 +164,7 @@ class Coordinator:
         self._first_failed_rest_s = 0.0  # by time.monotonic
         self._notices = Notices(self._store)
         self._log: CommitLog
+        self._is_open = False  # whether the log is that of this incarnation
         self._recompute: Recompute | None = None  # of the batch that runs
         self._computations = 0  # of decided batches
         self._loss: RecomputableLoss | None = None  # waits for its batch; the log must not call that complete
@@ -251,6 +254,7 @@ class Coordinator:
             try:
                 votes = self._pre_commit(round, phase_one, started)
                 committables = self._seal(round, votes, started)
+                rest = left_out()
             except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
                 self._roll_back(round, error)
             self._decide(Decision(round, committables), reads)
@@ -258,12 +262,13 @@ class Coordinator:
             self._recompute = recompute
             self._commit_through(batch_id, recovered=False)
             self._enter(Phase.SWEEPING, batch_id)
-            self._until_answered(f"sweep after batch {batch_id}", self._sweep, False)
+            with _decided(batch_id):
+                self._until_answered(f"sweep after batch {batch_id}", self._sweep, False)
             self._enter(Phase.IDLE, batch_id)
             self._failed_rests = 0  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
-            return self._finished(batch_id, False, committables, left_out())
+            return self._finished(batch_id, False, committables, rest)
 
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
@@ -289,6 +294,7 @@ class Coordinator:
         """
         with self._alone("resume", waits=True):
             self._enter(Phase.RECOVERING)
+            self._is_open = False
             self._attach(CommitLog.resume(self._store, log_id, incarnation))
             self._require_no_loss()
             self._enter(Phase.IDLE)
@@ -332,6 +338,8 @@ class Coordinator:
         except Fenced:
             raise
         except BaseException as error:
+            if isinstance(meant := self._meant(error), Fenced):
+                raise meant from error
             self._fail(error)
             raise
         finally:
@@ -380,19 +388,49 @@ class Coordinator:
     def _alone(self, what: str, waits: bool, batch_id: int | None = None) -> Iterator[None]:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
         within = self._running_in == threading.get_ident()
-        if within or not self._one_at_a_time.acquire(blocking=waits):
+        if not within and waits:
+            acquire(self._one_at_a_time)
+        elif within or not self._one_at_a_time.acquire(blocking=False):
             raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
         self._running_in = threading.get_ident()
-        self._waits.given_up.clear()
+        self._waits = Waits(self._owner)
         try:
-            with self._batch_or_rest:
+            acquire(self._batch_or_rest)
+            try:
                 yield
+            finally:
+                self._batch_or_rest.release()
         except BaseException as error:
-            self._fail(error, batch_id)
+            meant: BaseException = error
+            try:
+                meant = self._meant(error)
+            finally:
+                self._fail(meant, batch_id)
+            if meant is not error:
+                raise meant from error
             raise
         finally:
             self._running_in = None
             self._one_at_a_time.release()
+
+    def _meant(self, error: BaseException) -> BaseException:
+        """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator,
+        and asks for no repetition. A newer one may have settled what this one failed at.
+
+        Where the answer ends the query, the look is repeated until the log is read; where it does not, the next start
+        looks.
+        """
+        is_open = self._is_open and self._phase is not Phase.CLOSED
+        if not is_open or not isinstance(error, Exception) or isinstance(error, Fenced | InDoubt):
+            return error
+        starts_again = isinstance(error, Retriable | RoundAborted)
+        try:
+            self._until_answered("look at the log", self._log.verify, patience_s=0.0 if starts_again else None)
+        except Fenced as fenced:
+            return fenced
+        except Exception as unread:  # noqa: BLE001  # the first error is raised
+            logger.warning("the log could not be read after an error: %s", unread)
+        return error
 
     def __enter__(self) -> Self:
         return self
@@ -425,7 +463,6 @@ class Coordinator:
         """Abort the round, which no entry of the log has decided, and raise what its failure means."""
         try:
             self._sweep(recovered=False)
-            self._log.verify()  # a fenced coordinator must not ask its caller to run the batch again
         except Fenced as fenced:
             raise fenced from error
         except Exception as failure:  # noqa: BLE001  # a sink may raise anything; the first error is raised
@@ -459,11 +496,12 @@ class Coordinator:
         pending = {due for sink in self._sinks.values() for due in sink.pending.through(batch_id)}
         for due in sorted(pending):
             committed = self._committed(due, recovered)
-            for last in (False, True):
-                # Sinks that have completed the batch wait with it here for one that commits last and has lost it.
-                sinks = [s for s in self._sinks.values() if s.commits_last is last and due in s.pending]
-                self._commit_batch(due, sinks, recovered)
-            self._announce(due)
+            with _decided(due):
+                for last in (False, True):
+                    # Sinks that have completed the batch wait with it here for one that commits last and has lost it.
+                    sinks = [s for s in self._sinks.values() if s.commits_last is last and due in s.pending]
+                    self._commit_batch(due, sinks, recovered)
+                self._announce(due)
             self._tell(committed)
 
     def _announce(self, batch_id: int) -> None:
@@ -535,15 +573,13 @@ class Coordinator:
 
         def failed_in(calls: Sequence[CommitCall]) -> list[tuple[CommitCall, Exception]]:
             left = self._commit_many(calls, batch_id, recovered)
-            with self._threads(len(left), self._commits_at_once) as map_:
-                outcomes = list(map_(attempt, left))
+            outcomes = list(self._map(len(left), self._commits_at_once)(attempt, left))
             return [(call, error) for call, error in zip(left, outcomes, strict=True) if error]
 
         calls = commit_calls(batch_id, [(self._sinks[name], due) for name, due in work.items()])
         of_sinks = [[*of_sink] for _, of_sink in groupby(calls, key=attrgetter("sink"))]
         # Each sink has threads of its own: one whose target system is away must not keep the others waiting.
-        with self._threads(len(of_sinks), len(of_sinks)) as map_:
-            failed = list(chain.from_iterable(map_(failed_in, of_sinks)))
+        failed = list(chain.from_iterable(self._map(len(of_sinks), len(of_sinks))(failed_in, of_sinks)))
         if failed:  # a newer coordinator may have settled them, and their names may have been used again since
             self._until_answered("look at the log", self._log.verify)
         lost: dict[str, list[Committable]] = {}  # what target systems rolled back and copies can replace
@@ -591,23 +627,11 @@ class Coordinator:
         for committable in call.committables:
             self._tell(TransactionCommitted(call.sink, batch_id, committable, recovered, self._owner))
 
-    @contextlib.contextmanager
-    def _threads(self, calls: int, at_once: int) -> Iterator[Callable[..., Iterable[Any]]]:
-        """Yield a ``map`` for that many calls. It runs them on this thread, or on a pool of ``at_once`` threads."""
+    def _map(self, calls: int, at_once: int) -> Callable[..., Iterable[Any]]:
+        """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` others."""
         if self._commits_at_once == 1 or calls <= 1:
-            yield map
-            return
-        with ThreadPoolExecutor(at_once, thread_name_prefix="twopc-commit") as pool:
-            try:
-                pool.submit(int)
-            except RuntimeError:  # an interpreter that is shutting down starts no threads
-                yield map
-                return
-            try:
-                yield pool.map
-            except BaseException:  # such as Ctrl-C: else the pool would wait for as long as target systems are away
-                self._waits.given_up.set()
-                raise
+            return map
+        return partial(on_threads, at_once=at_once, give_up=self._waits.given_up.set)
 
     def _replay(self, batch_id: int, lost: Work) -> Work:
         """Write again what target systems rolled back after the decision, amend the decision to name the new
@@ -716,6 +740,7 @@ class Coordinator:
     def _open(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest."""
         self._enter(Phase.RECOVERING)
+        self._is_open = False
         prefixes = {name: sink.prefix for name, sink in self._sinks.items()}
         self._attach(CommitLog.open(self._store, self._owner, prefixes))
         self._until_started("sweep at recovery", self._sweep, True)
@@ -723,7 +748,7 @@ class Coordinator:
 
     def _attach(self, log: CommitLog) -> None:
         """Tie the sinks to the log, and commit what it has decided."""
-        self._log = log
+        self._log, self._is_open = log, True
         self._recompute, self._loss = None, None  # an earlier batch's frames may be no longer there
         for name, sink in self._sinks.items():
             sink.bind(name, self._log.tail.log_id, self._replay_copies if sink.may_time_out else None)
@@ -856,6 +881,21 @@ class Coordinator:
         logger.info("%s", batch)
         self._tell(batch)
         return batch
+
+
+@contextlib.contextmanager
+def _decided(batch_id: int) -> Iterator[None]:
+    """Upholds: no error after the decision means that the batch is not decided."""
+    try:
+        yield
+    except (Refused, RoundAborted) as error:
+        raise OperatorRequired(
+            f"batch {batch_id} is decided, and can't be finished now: {sentence(error)} Correct that and start again:"
+            " the next start goes on with it.",
+            sink=error.sink,
+            batch_id=batch_id,
+            transaction_id=error.transaction_id,
+        ) from error
 
 
 def _newest_entry(store: LogStore) -> Entry | None:

@@ -150,10 +150,10 @@ def test_a_sink_is_committed_while_the_target_system_of_another_is_away() -> Non
 
 
 def test_an_interpreter_that_ends_and_starts_no_threads_commits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def submit(*_: object) -> None:
-        raise RuntimeError("cannot schedule new futures after interpreter shutdown")
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr("twopc.coordinator.ThreadPoolExecutor.submit", submit)
+    monkeypatch.setattr(threading.Thread, "start", start)
     one, other = Sink(lambda due: due), Sink(lambda _: ())
     run(a=one, b=other)
     assert values(one) == values(other) == ["0", "1", "2", "3"]

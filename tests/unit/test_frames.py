@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -15,7 +16,7 @@ from twopc.testing import MemorySink, MemoryTarget
 
 PACKAGE = str(Path(twopc.__file__).parent)
 
-FRAMES_AT_MOST = 6
+FRAMES_AT_MOST = 7
 
 
 class Deep(MemorySink):
@@ -57,18 +58,18 @@ def test_few_frames_lie_between_run_and_commit(tmp_path: Path) -> None:
 
 def test_few_frames_lie_between_run_and_a_commit_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitting: list[list[str]] = []
+    real = twopc.coordinator.on_threads
 
-    class Pool(twopc.coordinator.ThreadPoolExecutor):  # type: ignore[name-defined,misc]
-        def map(self, *arguments: object) -> object:
-            ours = [frame.function for frame in inspect.stack()[1:] if frame.filename.startswith(PACKAGE)]
-            submitting.append(ours[::-1])
-            return super().map(*arguments)
+    def on_threads(*arguments: Any, **options: Any) -> Any:
+        ours = [frame.function for frame in inspect.stack()[1:] if frame.filename.startswith(PACKAGE)]
+        submitting.append(ours[::-1])
+        return real(*arguments, **options)
 
-    monkeypatch.setattr("twopc.coordinator.ThreadPoolExecutor", Pool)
-    on_threads = committed(tmp_path, commits_at_once=2)
+    monkeypatch.setattr("twopc.coordinator.on_threads", on_threads)
+    commits = committed(tmp_path, commits_at_once=2)
     [stack] = submitting
     between = stack[stack.index("run") + 1 :]
-    assert len(on_threads) == 2
-    for on_thread in on_threads:
+    assert len(commits) == 2
+    for on_thread in commits:
         assert "run" not in on_thread
         assert len(between) + len(on_thread) <= FRAMES_AT_MOST, between + on_thread

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -168,15 +168,14 @@ def _swept_once(_: Any, sink: Any, log: CommitLog, *__: Any) -> None:
         sink.abort(transaction)
 
 
-@contextlib.contextmanager
-def _first_failure_raised(*_: Any) -> Iterator[Callable[..., Any]]:
-    def each(attempt: Any, work: Sequence[Any]) -> list[None]:
-        for one in work:
-            if error := attempt(one):
-                raise error
-        return [None] * len(work)
+def _first_failure_raised(*_: Any) -> Callable[..., Any]:
+    def each(call: Any, arguments: Sequence[Any]) -> Any:
+        for argument in arguments:
+            if isinstance(result := call(argument), Exception):
+                raise result
+            yield result
 
-    yield each
+    return each
 
 
 def _loss_passed_over(real: Any, *arguments: Any, **named: Any) -> None:
@@ -577,7 +576,7 @@ MUTANTS = (
     ),
     Mutant(
         "one commit that fails leaves the others undone",
-        (Seam(f"{COORDINATOR}._threads", _first_failure_raised),),
+        (Seam(f"{COORDINATOR}._map", _first_failure_raised),),
         (Scenario(sinks="kf", partitions=(2,)),),
     ),
     Mutant(
