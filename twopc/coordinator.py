@@ -589,11 +589,12 @@ class Coordinator:
             error = verdict(raised, call.committables, has_copies, recovered)
             if isinstance(error, TwoPhaseCommitError):
                 error.fill_in(sink=call.sink, batch_id=batch_id, transaction_id=call.transaction_id)
-            logger.error("batch %d, sink %r: %s", batch_id, call.sink, error)
             if isinstance(error, TransactionLost) and has_copies and all(c.replay_copy for c in call.committables):
                 lost.setdefault(call.sink, []).extend(call.committables)
+                _warn_of_loss(call, batch_id, "are written again from their replay copy")
             else:
                 errors.append((call, error))
+                self._log_failure(call, batch_id, error)
         if errors:
             # Of the decided batches, only the newest comes again.
             loss = loss_of(errors) if batch_id == self._log.tail.decided else None
@@ -603,6 +604,14 @@ class Coordinator:
             again = self._compute_again(loss, batch_id)
             return {name: (*again.get(name, ()), *lost.get(name, ())) for name in again.keys() | lost.keys()}
         return self._replay(batch_id, lost) if lost else {}
+
+    def _log_failure(self, call: CommitCall, batch_id: int, error: Exception) -> None:
+        """Log a commit that failed. A loss that can be computed again is no error yet: its advice, to write the records
+        by other means, would double them."""
+        if is_recomputable(call, error) and batch_id == self._log.tail.decided:
+            _warn_of_loss(call, batch_id, "can be computed again")
+        else:
+            logger.error("batch %d, sink %r: %s", batch_id, call.sink, error)
 
     def _commit_many(self, calls: Sequence[CommitCall], batch_id: int, recovered: bool) -> Sequence[CommitCall]:
         """Have a sink commit several transactions at once, if it can. Return the calls that are left to make."""
@@ -896,6 +905,17 @@ def _decided(batch_id: int) -> Iterator[None]:
             batch_id=batch_id,
             transaction_id=error.transaction_id,
         ) from error
+
+
+def _warn_of_loss(call: CommitCall, batch_id: int, rest: str) -> None:
+    logger.warning(
+        "batch %d, sink %r: the target system has rolled back %s after the decision; the %d records %s",
+        batch_id,
+        call.sink,
+        call.transaction_id or f"{len(call.committables)} transactions",
+        sum(each.records or 0 for each in call.committables),
+        rest,
+    )
 
 
 def _newest_entry(store: LogStore) -> Entry | None:

@@ -585,6 +585,36 @@ def test_a_driver_whose_log_was_removed_begins_it_again_with_its_next_entry(stor
     assert CommitLog.open(store, "query").tail.decided == 2
 
 
+@pytest.mark.parametrize("recorded", [CommitLog.complete, CommitLog.close])
+def test_a_log_that_was_removed_does_not_come_back_for_a_rest_or_a_stop(
+    store: LogStore, recorded: Callable[[CommitLog], None]
+) -> None:
+    """The next query there would be refused, as the log belongs to another."""
+    log = CommitLog.open(store, "query")
+    log.decide(decision(0))
+    for slot in store.slots():
+        store.delete(slot)
+    with pytest.raises(Fenced, match="has removed entries"):
+        recorded(log)
+    assert store.slots() == []
+
+
+def test_a_log_that_is_removed_while_a_rest_is_recorded_does_not_come_back(
+    store: LogStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CommitLog.open(store, "query")
+    log.decide(decision(0))
+
+    def removed() -> None:
+        for slot in store.slots():
+            store.delete(slot)
+
+    monkeypatch.setattr(log, "verify", removed)
+    with pytest.raises(Fenced, match="has removed entries"):
+        log.complete()
+    assert store.slots() == []
+
+
 def test_a_log_that_was_removed_and_begun_again_keeps_no_entry_of_the_driver_before(store: LogStore) -> None:
     zombie = CommitLog.open(store, "query")
     for batch in range(5):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -139,6 +140,15 @@ def test_what_the_target_rolls_back_after_the_decision_is_computed_again(world: 
     assert not world.run().already_decided
     assert world.visible("a") == world.visible("b") == world.visible("last") == RECORDS
     assert world.wanted == [{"a": {0, 1}}]
+
+
+def test_what_can_be_computed_again_is_reported_without_a_call_for_an_operator(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    test_what_the_target_rolls_back_after_the_decision_is_computed_again(world)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told
+    assert all("rolled back" in line and "can be computed again" in line for line in told)
 
 
 def test_after_a_crash_it_is_computed_again_when_spark_repeats_the_batch(world: World) -> None:

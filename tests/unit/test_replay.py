@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -91,6 +92,17 @@ def test_what_the_target_rolled_back_after_the_decision_is_written_again(world: 
     world.at[Phase.COMMITTING] = world.roll_back
     world.run(0)
     assert world.visible("a") == world.visible("b") == BOTH
+
+
+def test_what_is_written_again_from_its_copy_is_reported_without_a_call_for_an_operator(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who writes the records by other means doubles them."""
+    test_what_the_target_rolled_back_after_the_decision_is_written_again(world)
+    told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert told
+    assert all("rolled back" in line and "are written again from their replay copy" in line for line in told)
+    assert {record.levelname for record in caplog.records} <= {"DEBUG", "INFO", "WARNING"}
 
 
 def test_what_was_written_again_is_announced_in_place_of_what_was_lost(world: World) -> None:

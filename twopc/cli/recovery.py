@@ -13,7 +13,7 @@ import twopc
 from twopc import Coordinator
 from twopc._bound_sink import CommitCall
 from twopc.cli.verdicts import Judged, Verdict, judge
-from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, TransactionLost
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Refused, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import check_prefixes, opened
@@ -188,8 +188,9 @@ class Recovery:
         return min((batch_id for sink in self._sinks.values() for batch_id in sink.pending), default=None)
 
     def lost(self, batch_id: int, even_if_repairable: bool) -> list[Lost]:
-        """Return the transactions of a batch that can't be committed, after ``run`` failed. All others are then
-        committed, or will be written again: from their replay copies, or by a query that computes them again.
+        """Return the transactions of a batch that can't be committed, after ``run`` failed. All others that were due
+        with them are then committed, or will be written again: from their replay copies, or by a query that computes
+        them again.
 
         Args:
             batch_id: the batch at which ``run`` failed.
@@ -198,15 +199,19 @@ class Recovery:
 
         Raises:
             OperatorRequired: such a cause, without ``even_if_repairable``. All transactions were tried.
+            Fenced: a newer coordinator has opened the log.
             TwoPhaseCommitError: any other reason for which a transaction can't be committed now.
         """
         assert self.log is not None
+        # Upholds: a sink that commits last is never ahead of the others. While one of these has not completed the
+        # batch, the former wait; they are committed after what is lost was given up.
+        due = [sink for sink in self._sinks.values() if batch_id in sink.pending]
+        due = [sink for sink in due if not sink.commits_last] or due
         found: list[Lost] = []
-        for decision in self.log.tail.unresolved:
-            if decision.batch_id == batch_id:
-                for name, committables in decision.committables.items():
-                    for call in self._sinks[name].commit_calls(batch_id, committables):
-                        found += self._commit(call, even_if_repairable)
+        for sink in due:
+            for call in sink.commit_calls(batch_id, sink.pending[batch_id]):
+                found += self._commit(call, even_if_repairable)
+        until_answered("look at the log", self.log.verify)  # a newer driver may have settled what is lost here
         repairable = [lost.error for lost in found if not isinstance(lost.error, (TransactionLost, OutcomeUnknown))]
         if repairable and not even_if_repairable:
             raise repairable[0]
@@ -216,6 +221,9 @@ class Recovery:
         sink = self._sinks[call.sink]
         try:
             until_answered(str(call), call.commit)
+        except Refused as error:  # the batch is decided, whatever it says
+            refused = OperatorRequired(error.message, sink=call.sink, transaction_id=call.transaction_id)
+            return [Lost(call.sink, committable, refused) for committable in call.committables]
         except OperatorRequired as error:
             copies = sink.replay_copies
             if isinstance(error, TransactionLost) and copies and all(map(copies.can_replace, call.committables)):

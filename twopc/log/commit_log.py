@@ -190,11 +190,14 @@ class CommitLog:
         self._append(abandoned(self.tail, batch_id, given_up, by))
 
     def complete(self) -> None:
-        """Record that everything decided is committed. Raises like ``decide``."""
+        """Record that everything decided is committed. A log that its owner has removed does not come back for that.
+        Raises like ``decide`` and ``verify``."""
+        self.verify()
         self._append(completed(self.tail))
 
     def close(self) -> None:
-        """Record a clean stop. Raises like ``decide``."""
+        """Record a clean stop. Like ``complete``."""
+        self.verify()
         self._append(closed(self.tail))
 
     def verify(self) -> None:
@@ -227,8 +230,10 @@ def _append(store: LogStore, slot: int, entry: Entry, after: Entry | None) -> En
     entry = _put(store, slot, entry)
     # Entries are pruned oldest first, so while the entry before is there, this slot was never written before. Its id
     # is compared because another zombie may have filled the pruned slot before this one. An entry that is alone is the
-    # log: its first one, or the first after somebody removed the log under its driver.
-    if not ((after and _at(store, slot - 1, after)) or _is_alone(store, slot)):
+    # log: its first one, or the first after somebody removed the log under its driver. One that only records a rest or
+    # a stop is not: no query goes on there.
+    may_be_first = entry.kind not in ("complete", "close")
+    if not ((after and _at(store, slot - 1, after)) or (may_be_first and _is_alone(store, slot))):
         raise _cut_short(store, slot, entry) if _withdraw(store, slot) else _fenced(store, slot, entry)
     return entry
 

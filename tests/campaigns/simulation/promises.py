@@ -22,6 +22,7 @@ class Promise(Enum):
     RESOLVED_AT_REST = "the log of a query at rest records every batch as committed"
     COMPLETE_WHEN_COMMITTED = "each sink is informed of complete batches in order, after every sink has committed them"
     ANNOUNCED_WHEN_COMPLETE = "a batch is announced with what is committed, when it is complete in every sink"
+    FENCED_STOPS = "a fenced coordinator stops as one that is fenced, and calls no operator"
     FENCED_BY_ANOTHER = "a coordinator is fenced only by a newer one"
     STOPS_WITH_REASON = "a query stops only for a loss, an unknown outcome or a damaged checkpoint"
     STOPS_FOR_GOOD = "a query that has stopped for an operator stops again when it is started again"

@@ -251,7 +251,7 @@ class Driver:
                 ) from fenced
             self._rest()
         except OperatorRequired as stop:
-            # If this driver is fenced without knowing it, the query is not lost: the newer driver goes on.
+            self._require_unfenced(stop)
             if not self._spark.is_fenced(self._coordinator):
                 self._spark.stop(stop)
             self._rest()
@@ -261,6 +261,7 @@ class Driver:
         except Refused as refused:
             # A driver that is behind is refused, too: its checkpoint has moved on, or its pending files were swept.
             is_behind = self._batch_id < self._checkpoint.noted or self._repairs_seen < self._checkpoint.repairs
+            self._require_unfenced(refused)
             if not is_behind and not self._spark.is_fenced(self._coordinator):
                 if self._has_begun:
                     raise Violation(
@@ -277,6 +278,11 @@ class Driver:
         except Exception as error:
             raise Violation(Promise.STOPS_WITH_REASON, f"unexpected {type(error).__name__}: {error}") from error
         return False
+
+    def _require_unfenced(self, error: Exception) -> None:
+        """A fenced coordinator stops as one that is fenced: the newer one may have settled what this one fails at."""
+        if self._coordinator._is_open and self._spark.is_fenced(self._coordinator):
+            raise Violation(Promise.FENCED_STOPS, f"a fenced driver stops with {type(error).__name__}: {error}")
 
     def _query(self) -> None:
         self._has_begun = False
