@@ -201,6 +201,9 @@ class File:
     def _write(self, data: bytes) -> None:
         self._inode.content += data
 
+    def tell(self) -> int:
+        return len(self._inode.content)
+
     def flush(self) -> None:
         """Do nothing: nothing is buffered."""
 

@@ -353,6 +353,12 @@ class ModelControl(Control):
     def largest_timeout_ms(self) -> int | None:
         return self._step(ASK, lambda: TIMEOUT_MS)
 
+    def require_transactions(self, transactional_id: str) -> None:
+        """The model has every API."""
+
+    def can_prove(self, scope: str) -> bool:
+        return True
+
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         return self._step(DESCRIBE, self._describe, transactional_ids)
 
