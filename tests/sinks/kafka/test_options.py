@@ -390,4 +390,4 @@ def test_a_sink_that_serves_two_queries_shares_nothing_that_one_of_them_has_seen
     sink = KafkaSink({"bootstrap.servers": "x:1", "topic": "orders"})
     one, other = sink.unbound(), sink.unbound()
     shared = {name for name, value in vars(one).items() if value is vars(other)[name]}
-    assert shared == {"_options", "prefix", "_visible"}  # values that never change
+    assert shared == {"_options", "prefix", "_visible", "_refusal"}  # values that never change

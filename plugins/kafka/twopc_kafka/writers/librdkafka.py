@@ -112,6 +112,7 @@ class Writer:
         self._transactional = options.delivery == EXACTLY_ONCE
         self._transactional_id = transactional_id
         self._has_ended = False
+        self.is_closed = False
         self.topic_ids: dict[str, str] = {}
         self._looked_up: set[str] = set()
         try:
@@ -304,7 +305,7 @@ class Writer:
         Never close any other: ``close`` would roll back a transaction that has voted, and wait for the answer."""
         self._producer.purge()
         _apart(_close, self._producer)
-        self._has_ended = True
+        self._has_ended = self.is_closed = True
 
     def _identity(self) -> ProducerIdentity:
         deadline = time.monotonic() + IDENTITY_TIMEOUT_S
@@ -395,8 +396,9 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
 
 
 def _poll_on(writer: weakref.ref[Writer]) -> None:
-    """Poll a writer's producer until nobody refers to the writer any more."""
-    while (polled := writer()) is not None:
+    """Poll a writer's producer until it is closed, or nobody refers to the writer any more. An error that
+    confluent-kafka leaks may refer to it for as long as the process lives."""
+    while (polled := writer()) is not None and not polled.is_closed:
         with contextlib.suppress(Exception):  # it has been closed, or a handler of log records raised
             polled.poll()
         del polled

@@ -175,11 +175,11 @@ def test_where_it_is_off_transactions_have_their_time_out(topic: Any, make_arrow
         sink.seal([vote], age_s=10 * TIMEOUT_MS)
 
 
-def test_offsets_have_no_time_out_either(topic: Any, prefix: str) -> None:
+def test_offsets_have_no_time_out_either(topic: Any, prefix: str, wait: Any) -> None:
     options = {"bootstrap.servers": topic.servers, "group.id": topic.name, "transactional.id.prefix": prefix}
     sink = KafkaProgressSink(options)
     sink.bind("progress", "log")
-    sink.open()
+    wait.repeated(sink.open)  # until the group has a coordinator
     offsets = pa.record_batch(
         {"topic": [topic.name], "partition": pa.array([0], pa.int32()), "offset": pa.array([1], pa.int64())}
     )
