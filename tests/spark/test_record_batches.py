@@ -121,7 +121,7 @@ def test_a_query_without_state_and_python_has_the_limit_of_rows_alone(
 @pytest.mark.long
 def test_outputs_of_other_columns_have_it_too(pipeline: Pipeline, watched: Watched) -> None:
     other = FileSink({"path": str(pipeline.folder / "other"), "format": "json"})
-    outputs = {"names": Output(watched.sink, ["name"], where="id >= 0"), "all": other}
+    outputs: Any = {"names": Output(watched.sink, ["name"], where="id >= 0"), "all": other}
     pipeline.run(foreach_batch(outputs, log=str(pipeline.log)))
     assert watched.limits("sink") == [NO_LIMIT] * 2
 
