@@ -105,16 +105,17 @@ def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
             decision.
         Retriable: no answer.
     """
-    for is_last in (False, True):  # the log may have been cleaned up or restored while it was read
+    is_again = False
+    while True:
         try:
             return DeltaTable(storage.url, storage_options=storage.delta_options())
         except outcomes.FAILURES as error:
             failure = outcomes.Failure.of(error, storage)
-        if is_last or not failure.is_of_content:
-            break
-    if failure.is_of_content and (found := _damage(storage, what, is_decided)) is not None:
-        raise found
-    raise outcomes.look_failed(failure, what, is_decided)
+        if not failure.is_of_content:
+            raise outcomes.look_failed(failure, what, is_decided)
+        if is_again:
+            raise _damage(storage, what, is_decided) or outcomes.look_failed(failure, what, is_decided)
+        is_again = True  # the log may have been cleaned up or restored while it was read
 
 
 def _damage(storage: Storage, what: str, is_decided: bool) -> TwoPhaseCommitError | None:

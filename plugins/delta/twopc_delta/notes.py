@@ -100,6 +100,10 @@ class Notes:
         self._storage = storage
         self._folder = storage.notes()
 
+    def place(self, transaction_id: str) -> str:
+        """Return where the note of a transaction is."""
+        return f"{self._storage.url}/{NOTES}/{transaction_id}{_ENDING}"
+
     def write(self, transaction_id: str, note: Note) -> bytes:
         """Create or replace the note of a transaction, durably, and return its content."""
         data = note.to_bytes()

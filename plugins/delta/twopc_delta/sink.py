@@ -247,7 +247,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
                 paths = Note.from_bytes(data).paths  # there are none once it is pre-committed
             except ValueError as error:  # nothing is decided by it, so the transaction is ended all the same
                 paths = []
-                logger.warning("%s, and its note is damaged (%s): VACUUM removes its files", what, error)
+                logger.warning("%s, and %s is damaged (%s): VACUUM removes its files", what, notes.place(name), error)
             for path in paths:
                 self._storage.remove(path)
             notes.remove(name)

@@ -159,7 +159,7 @@ class TableView:
                 " TBLPROPERTIES ('delta.columnMapping.mode' = 'none')"
             )
         if self.configuration.get("delta.enableRowTracking") == "true" and "rowTracking" not in self.features:
-            yield "it tracks rows (rowTracking). End that: ALTER TABLE … UNSET TBLPROPERTIES ('delta.enableRowTracking')"
+            yield "it tracks rows (rowTracking). End it: ALTER TABLE … UNSET TBLPROPERTIES ('delta.enableRowTracking')"
         if (given := self.configuration.get(RETENTION_OF_MARKS)) is not None:
             yield (
                 f"its property {RETENTION_OF_MARKS} is {given!r}: it forgets which batches are committed. Remove the"

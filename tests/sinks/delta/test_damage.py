@@ -22,7 +22,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.fixture(params=DAMAGE.values(), ids=DAMAGE)
+@pytest.fixture(params=DAMAGE.values(), ids=[*DAMAGE])
 def damage(request: pytest.FixtureRequest) -> Callable[[Path], object]:
     found: Callable[[Path], object] = request.param
     return found
@@ -93,7 +93,7 @@ def test_an_undecided_transaction_with_a_damaged_note_is_ended(
     [found] = place.sink().recover()
     place.sink().abort(found)
     assert (place.notes(), list(place.sink().recover())) == ([], [])
-    assert vote.transaction_id in caplog.text
+    assert f"{place.path}/_twopc/{vote.transaction_id}.json is damaged" in caplog.text
     assert "VACUUM" in caplog.text
 
 
