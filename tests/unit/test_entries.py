@@ -270,9 +270,14 @@ def test_what_is_no_format_is_refused(wrong: object) -> None:
     refused(json.dumps(VALUE | {"format": wrong}).encode())
 
 
-@pytest.mark.parametrize("field", [name for name in VALUE if name != "committed_through"])
+@pytest.mark.parametrize("field", [name for name in VALUE if name not in ("committed_through", "newest")])
 def test_a_missing_field_is_refused(field: str) -> None:
     refused(json.dumps({name: value for name, value in VALUE.items() if name != field}).encode())
+
+
+@pytest.mark.parametrize("wrong", [None, [], 1, "a", {"a": None}, {"a": True}, {"a": -1}, {"a": [0]}])
+def test_newest_batches_of_wrong_types_are_refused(wrong: object) -> None:
+    refused(json.dumps(VALUE | {"newest": wrong}).encode())
 
 
 @pytest.mark.parametrize("field", ["incarnation", "decided"])

@@ -157,10 +157,11 @@ def reading(location: str | None) -> Iterator[None]:
 
 _REFUSED_BY_STORE = re.compile(
     r"AWS Error (ACCESS_DENIED|INVALID_ACCESS_KEY_ID|INVALID_CLIENT_TOKEN_ID|INVALID_SIGNATURE|SIGNATURE_DOES_NOT_MATCH"
-    r"|REQUEST_TIME_TOO_SKEWED|UNKNOWN \(HTTP status 40[13]\)) "
+    r"|REQUEST_TIME_TOO_SKEWED|UNKNOWN \(HTTP status 40[013]\)) "
     r"|: Unable to parse ExceptionName: (ExpiredToken|XAdminUserNotFound) "
 )
-"""pyarrow reports these by text alone. XAdminUserNotFound: versitygw knows no such key."""
+"""pyarrow reports these by text alone. XAdminUserNotFound: versitygw knows no such key. To HEAD,
+AWS answers 400 without a word where a token has expired."""
 
 _MISSING_TABLES = ("no such table", "iceberg_tables")
 

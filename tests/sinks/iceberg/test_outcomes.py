@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 
-import psycopg2
 import pyarrow as pa
 import pytest
 import requests
@@ -16,8 +15,8 @@ from twopc_iceberg.outcomes import CatalogAnswer, Damaged, answer, asked_in_vain
 
 
 def of_postgres(message: str, state: str | None = None) -> OperationalError:
-    class Refusal(psycopg2.OperationalError):
-        pgcode = state
+    class Refusal(Exception):
+        pgcode = state  # as psycopg2's errors have it
 
     return OperationalError("SELECT 1", {}, Refusal(message))
 

@@ -184,7 +184,7 @@ def fits(name: str, value: Any, spec: str) -> bool:
         return True
     sign, digits, _ = value.as_tuple()
     unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
-    return unscaled // 16 * 16 > -(10**kind.precision)
+    return bool(unscaled // 16 * 16 > -(10**kind.precision))
 
 
 @st.composite
@@ -241,7 +241,7 @@ class PyIceberg:
             wanted = IsNaN(term=column)
         else:
             literal = value.isoformat() if isinstance(value, dt.date | dt.time) else value
-            wanted = EqualTo(term=column, value=literal)
+            wanted = EqualTo(name, literal)  # type: ignore[call-arg, arg-type]
         found: list[int] = self.table.scan(wanted, selected_fields=("n",)).to_arrow()["n"].to_pylist()
         return found
 
