@@ -108,20 +108,29 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
 
     def write(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
         connection = transaction.connection
+        self._require_columns(transaction, batch.schema)
         try:
             with self._writing(transaction.id, batch.schema.names):
-                if batch.schema != transaction.schema:  # the table may have been changed since it was validated
-                    self._table.try_insert(connection, batch.schema.names)  # from here on, ALTER TABLE waits
-                    transaction.columns = self._table.columns(connection)
-                    check_columns(batch.schema, transaction.columns, str(self._options))
-                    [(transaction.most_bytes,)] = ask(connection, "SELECT @@max_allowed_packet")
-                    transaction.schema = batch.schema
                 self._table.insert(connection, batch, transaction.columns, transaction.most_bytes)
         except BaseException:
             transaction.is_partial = True
             raise
 
+    def _require_columns(self, transaction: MysqlTransaction, schema: pa.Schema) -> None:
+        """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
+        transaction ends."""
+        if schema == transaction.schema:
+            return
+        connection = transaction.connection
+        with self._writing(transaction.id):
+            self._table.try_insert(connection, schema.names)  # from here on, ALTER TABLE waits
+            columns = self._table.columns(connection)
+            [(transaction.most_bytes,)] = ask(connection, "SELECT @@max_allowed_packet")
+        check_columns(schema, columns, str(self._options))
+        transaction.schema, transaction.columns = schema, columns
+
     def write_valid(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        self._require_columns(transaction, batch.schema)  # a savepoint would give the table's lock back
         return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
 
     def _write_or_undo(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:

@@ -56,6 +56,7 @@ class PostgresTransaction(Transaction):
         schema: the records' columns; empty before the first write.
         columns: the table's columns, by name. They keep their types until the transaction ends.
         ordinal: the number of the next record.
+        is_partial: whether a write has failed, so that the transaction may have only a part of its records.
     """
 
     def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
@@ -65,6 +66,7 @@ class PostgresTransaction(Transaction):
         self.schema = pa.schema([])
         self.columns: dict[str, Column] = {}
         self.ordinal = 0
+        self.is_partial = False
 
 
 class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
@@ -102,17 +104,27 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         return transaction
 
     def write(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
-        connection = transaction.connection
+        self._require_columns(transaction, batch.schema)
+        transaction.is_partial = True
+        upsert_table = transaction.upsert_table
         with self._writing(transaction.id):
-            if batch.schema != transaction.schema:  # the table may have been changed since the schema was validated
-                self._table.keep(connection)
-                columns = self._table.columns(connection)
-                check_columns(batch.schema, columns, str(self._options))
-                transaction.schema, transaction.columns = batch.schema, {column.name: column for column in columns}
-            self._table.copy(connection, batch, transaction.columns, transaction.upsert_table, transaction.ordinal)
+            self._table.copy(transaction.connection, batch, transaction.columns, upsert_table, transaction.ordinal)
         transaction.ordinal += batch.num_rows
+        transaction.is_partial = False
+
+    def _require_columns(self, transaction: PostgresTransaction, schema: pa.Schema) -> None:
+        """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
+        transaction ends."""
+        if schema == transaction.schema:
+            return
+        with self._writing(transaction.id):
+            self._table.keep(transaction.connection)
+            columns = self._table.columns(transaction.connection)
+        check_columns(schema, columns, str(self._options))
+        transaction.schema, transaction.columns = schema, {column.name: column for column in columns}
 
     def write_valid(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        self._require_columns(transaction, batch.schema)  # a savepoint would give the lock back
         return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
 
     def _write_or_undo(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
@@ -121,16 +133,24 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
                 transaction.connection.execute(statement.encode())
 
         first = transaction.ordinal
-        with undone_if_refused(execute):
-            self.write(transaction, batch)
-            if transaction.upsert_table is not None:  # which has none of the table's rules
-                execute("SAVEPOINT twopc_tried")
-                with self._writing(transaction.id):
-                    self._table.merge(transaction.connection, transaction.upsert_table, batch.schema.names, first)
-                execute("ROLLBACK TO SAVEPOINT twopc_tried")
+        try:
+            with undone_if_refused(execute):
+                self.write(transaction, batch)
+                if transaction.upsert_table is not None:  # which has none of the table's rules
+                    execute("SAVEPOINT twopc_tried")
+                    with self._writing(transaction.id):
+                        self._table.merge(transaction.connection, transaction.upsert_table, batch.schema.names, first)
+                    execute("ROLLBACK TO SAVEPOINT twopc_tried")
+        except RecordRefused:
+            transaction.is_partial = False
+            raise
 
     def pre_commit(self, transaction: PostgresTransaction) -> Committable:
         connection = transaction.connection
+        if transaction.is_partial:  # the transaction may be as good as any to the server
+            raise RoundAborted(
+                f"transaction {transaction.id.exact} to {self._options} lacks the records of a failed write"
+            )
         with self._writing(transaction.id):
             if transaction.upsert_table is not None:
                 if transaction.schema.names:

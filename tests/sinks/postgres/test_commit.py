@@ -120,7 +120,7 @@ def test_a_transaction_in_which_a_write_has_failed_can_not_be_prepared(place: Pl
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     with pytest.raises(RecordRefused, match="InvalidTextRepresentation"):
         sink.write(transaction, pa.record_batch({"value": ["no uuid"]}))
-    with pytest.raises(RoundAborted, match="current transaction is aborted"):
+    with pytest.raises(RoundAborted, match="lacks the records of a failed write"):
         sink.pre_commit(transaction)
     sink.discard(transaction)
     assert place.prepared() == []

@@ -61,6 +61,16 @@ def test_a_type_stays_as_it_is_until_its_records_are_committed(place: Place) -> 
     assert place.values() == ["a"]
 
 
+def test_a_type_stays_as_it_is_although_a_bad_record_was_left_out(place: Place) -> None:
+    """What a transaction has locked after a savepoint is given back with it."""
+    sink = place.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    assert [each.record for each in sink.write_valid(transaction, pa.record_batch({"value": ["a\0"]}))] == [0]
+    with pytest.raises(psycopg.errors.LockNotAvailable):
+        place.ask("SET lock_timeout = 50; ALTER TABLE {} ALTER value TYPE name")
+    sink.discard(transaction)
+
+
 @pytest.mark.parametrize("upsert_by", ["", "value"])
 def test_a_record_that_a_trigger_leaves_out_is_refused_and_not_lost(upsert_by: str, place: Place) -> None:
     place.create("value text PRIMARY KEY")
