@@ -136,6 +136,8 @@ def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterato
     for of_process in (control._controls, cluster._clusters):
         while of_process._kept:
             of_process._kept.popitem()[1].close()
+    if not hasattr(pytestconfig, "workerinput"):
+        return  # this process has the servers of the run, too
     of_the_run = pytestconfig.stash[OF_THE_RUN]
     if leftovers := left(before | of_the_run):
         pytest.fail("not ended by the tests of this module:\n" + "\n".join(sorted(leftovers)), pytrace=False)

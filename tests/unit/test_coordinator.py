@@ -1246,7 +1246,7 @@ def test_a_coordinator_that_is_fenced_while_it_writes_lost_records_again_calls_n
     older, newer = (world.coordinator("a", replay_copies=tmp_path) for _ in range(2))
     for each in (older, newer):
         sink(each, "a").may_time_out = True
-    begin = sink(older, "a").begin
+    begin: Callable[[TransactionId], Transaction] = sink(older, "a").begin
 
     def lose() -> None:
         world.targets["a"].open.clear()
