@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import math
+import os
 import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,8 @@ def test_two_drivers_that_write_the_manifest_at_once_leave_it_whole(
     class Killed(BaseException):
         pass
 
-    def kill(*_: object) -> None:
+    def kill(descriptor: int, _: str) -> None:
+        os.close(descriptor)
         raise Killed
 
     batch, killed, sink = place.decided(*TASKS), place.sink(), place.sink()
