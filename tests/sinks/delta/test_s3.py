@@ -148,7 +148,7 @@ def test_a_store_that_replaces_an_object_that_is_to_be_created_is_refused(
             sink(through(proxy, options))
 
 
-@pytest.mark.parametrize("lost", list(Lost))
+@pytest.mark.parametrize("lost", [Lost.REPLY, pytest.param(Lost.REQUEST, marks=pytest.mark.long)])
 def test_a_lost_request_or_reply_of_the_entry_does_not_lose_or_double_the_batch(
     options: dict[str, Any], server: S3Server, lost: Lost
 ) -> None:
@@ -252,7 +252,7 @@ def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: di
     assert len(values(options)) == 33
 
 
-@pytest.mark.parametrize("step", ["the removal of many", "a listing"])
+@pytest.mark.parametrize("step", ["the removal of many", pytest.param("a listing", marks=pytest.mark.long)])
 def test_a_server_without_a_request_for_many_objects_gets_one_for_each(
     options: dict[str, Any], server: S3Server, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -295,6 +295,7 @@ def test_partitions_of_any_name_are_read_back_from_the_store(options: dict[str, 
     assert sorted(str(row["day"]) for row in pa.table(found).to_pylist()) == sorted(map(str, days))
 
 
+@pytest.mark.long
 def test_the_root_of_a_bucket_is_a_table(options: dict[str, Any], server: S3Server) -> None:
     url = "s3://whole"
     fs = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
@@ -327,7 +328,7 @@ def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[s
         assert proxy.sent("POST", "uploads") == []
 
 
-@pytest.mark.parametrize("is_made_again", [False, True])
+@pytest.mark.parametrize("is_made_again", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_table_that_is_dropped_between_look_and_commit_leaves_no_entry_behind(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_made_again: bool
 ) -> None:
@@ -350,6 +351,7 @@ def test_a_table_that_is_dropped_between_look_and_commit_leaves_no_entry_behind(
     assert left == (["00000000000000000000.json"] if is_made_again else [])
 
 
+@pytest.mark.long
 def test_the_store_is_tried_in_the_log_and_among_the_notes_alone(options: dict[str, Any], server: S3Server) -> None:
     """A trial that is killed leaves an object, which is removed where it is looked for."""
     with HttpProxy(server.endpoint_url) as proxy:

@@ -150,6 +150,7 @@ def pre_commit(sink: DeltaSink, value: str) -> Committable:
 
 
 @pytest.mark.crash
+@pytest.mark.long
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(bucket: Bucket) -> None:
     committable = killed_writer("delta", bucket.options)
     assert committable is not None
