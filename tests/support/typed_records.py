@@ -83,7 +83,7 @@ def integers(type_: pa.DataType) -> SearchStrategy[int]:
 def decimals(precision: int, scale: int) -> SearchStrategy[Decimal]:
     most = 10**precision - 1
     unscaled = st.one_of(st.sampled_from([-most, 0, most]), st.integers(-most, most))
-    return unscaled.map(lambda number: Decimal(number).scaleb(-scale))
+    return unscaled.map(lambda number: Decimal(f"{number}E-{scale}"))  # without rounding
 
 
 def moments(type_: pa.DataType, first: datetime = datetime.min) -> SearchStrategy[datetime]:  # noqa: DTZ901

@@ -159,7 +159,7 @@ def write_failed(error: pymysql.MySQLError, what: str, columns: Collection[str] 
     if refused := rule_broken(number(error), str(error), columns):
         return refused
     failed = f"{what} could not be written: {_told(error)}."
-    if may_repeat(error) or number(error) in OF_ANOTHER_ROW:
+    if may_repeat(error) or number(error) in OF_ANOTHER_ROW or number(error) in GONE:  # such as after a deadlock
         return RoundAborted(f"{failed} {WRITE_ADVICE.get(number(error), 'The batch can be run again.')}")
     if advice := CONFIGURATION.get(number(error)):
         return ConfigurationError(f"{failed} {advice}")

@@ -206,12 +206,12 @@ def _has_room(type: pa.Decimal128Type, column: Column) -> bool:
 
 
 def _advice(type: pa.DataType, column: Column) -> str:
-    if not column.type:
-        return "Make it a column of text, or write it as text with the backend 'sql'."
+    if column.type not in _MADE_UP:
+        return "Make it a column of text, or use the backend 'sql', which tries each value."
     if pa.types.is_nested(type) and not column.is_array:
         return "Convert lists, structs and maps with to_json, for a column of json, jsonb or text."
     if _is_text(type):
-        return f"Cast the column to the type of a {column.element} in the query, or make the table's column text."
+        return "Cast the column to the type of the table's in the query, or make the table's column text."
     return "Cast the column in the query, or make the table's column wider. The backend 'sql' tries each value."
 
 

@@ -41,7 +41,8 @@ _SETTINGS = {
 _SET_UP = """
     SELECT pg_catalog.set_config(name, CASE WHEN name = 'synchronous_commit' AND setting = 'remote_apply' THEN setting
                                             ELSE wanted END, true)
-    FROM pg_catalog.pg_settings JOIN unnest(%s::text[], %s::text[]) AS given (name, wanted) USING (name)
+    FROM pg_catalog.pg_settings s
+    JOIN unnest(%s::text[], %s::text[]) AS given (lower_name, wanted) ON lower_name = pg_catalog.lower(s.name)
 """
 
 _WAITS = """

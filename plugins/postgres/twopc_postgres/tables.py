@@ -195,7 +195,7 @@ class Table:
         """Return a column's values. Raises RecordRefused for one that PostgreSQL would change."""
         checks = [*refusals(column, column.name in self._upsert_by)]
         if column.is_proven:
-            why = f"a {column.element} would give it back as another text"
+            why = f"the column's type, {column.element}, would give it back as another text"
             checks.append((lambda part: _are_kept(connection, part, column.element), why))
         for are_fine, why in checks:
             if (record := first_bad(given, are_fine)) is not None:

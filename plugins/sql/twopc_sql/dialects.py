@@ -108,7 +108,7 @@ DIALECTS: Mapping[str, Dialect] = {
             "SET SESSION default_storage_engine = InnoDB",
             "SET SESSION innodb_lock_wait_timeout = {timeout_s}, lock_wait_timeout = {timeout_s}",
         ),
-        "READ COMMITTED",  # otherwise a DELETE locks the gaps between rows, where other tasks write
+        isolation="READ COMMITTED",  # otherwise a DELETE locks the gaps between rows, where other tasks write
         faults=_faults_in_mysql,
     ),
     "sqlite": Dialect(

@@ -66,8 +66,8 @@ def typed_table(place: Place) -> Place:
     return place
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[*HealthCheck])
-@given(rows=st.lists(ROW, min_size=1, max_size=5))
+@settings(max_examples=8, deadline=None, suppress_health_check=[*HealthCheck])
+@given(rows=st.lists(ROW, min_size=1, max_size=3))
 def test_what_a_column_takes_is_read_back_as_it_was(rows: list[tuple[Any, ...]], typed_table: Place) -> None:
     ahead = [rows[-1], *rows]  # a slice of arrays, as Spark's batches may be
     columns = [pa.array(column, type_) for column, type_ in zip(zip(*ahead, strict=True), SCHEMA.types, strict=True)]

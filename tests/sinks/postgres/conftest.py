@@ -92,8 +92,9 @@ def place(postgres_server: PostgresServer) -> Iterator[Place]:
         yield place
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server_to_kill() -> Iterator[PostgresServer]:
+    """Its processes are others after each kill, so it ends with the module."""
     with PostgresServer(max_prepared_transactions=10) as server:
         yield server
 

@@ -77,8 +77,8 @@ def typed_table(place: Place) -> Place:
     return place
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[*HealthCheck])
-@given(rows=st.lists(ROW, min_size=1, max_size=5))
+@settings(max_examples=8, deadline=None, suppress_health_check=[*HealthCheck])
+@given(rows=st.lists(ROW, min_size=1, max_size=3))
 def test_what_a_column_takes_is_read_back_as_it_was(rows: list[tuple[Any, ...]], typed_table: Place) -> None:
     ahead = [rows[-1], *rows]  # a slice of arrays, as Spark's batches may be
     columns = [pa.array(column, type_) for column, type_ in zip(zip(*ahead, strict=True), SCHEMA.types, strict=True)]
@@ -86,8 +86,10 @@ def test_what_a_column_takes_is_read_back_as_it_was(rows: list[tuple[Any, ...]],
     typed_table.ask("TRUNCATE {}")
     typed_table.sink().validate(SCHEMA)
     typed_table.sink().commit(typed_table.vote(batch, Round(1, next(rounds))))
-    found = typed_table.ask("SELECT * FROM {} ORDER BY n")
-    for given_row, (_, *kept) in zip(rows, found, strict=True):
+    # psycopg does not know arrays of a domain.
+    read = (f"c{n}::numeric[]" if column == "price[]" else f"c{n}" for n, (column, _) in enumerate(KEPT))
+    found = typed_table.ask(f"SELECT {', '.join(read)} FROM {{}} ORDER BY n")  # noqa: S608
+    for given_row, kept in zip(rows, found, strict=True):
         for (column, type_), before, after in zip(KEPT, given_row, kept, strict=True):
             if isinstance(after, int) and pa.types.is_decimal(type_):
                 after = type(before)(after)  # noqa: PLW2901  # an integer column

@@ -70,9 +70,21 @@ def database(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(scope="session")
+def server_of_mysql(databases: Databases) -> None:
+    databases.url("mysql", Path())
+
+
+@pytest.fixture(scope="session")
+def server_of_postgresql(databases: Databases) -> None:
+    databases.url("postgresql", Path())
+
+
 @pytest.fixture
-def place(database: str, databases: Databases, tmp_path: Path) -> Place:
+def place(database: str, databases: Databases, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     """A table of one column, ``value``."""
+    if database in ("mysql", "postgresql"):
+        request.getfixturevalue(f"server_of_{database}")  # it outlives the module
     place = Place(databases.url(database, tmp_path))
     place.create("value {text}")
     return place
