@@ -87,6 +87,7 @@ def test_is_gone_after_its_parent_is_killed_with_sigkill(tmp_path: Path) -> None
     wait_until(lambda: not is_running(broker_pid), timeout_s=5)
 
 
+@pytest.mark.long
 def test_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
     broker = KafkaBroker(tmp_path)
     try:
@@ -129,6 +130,7 @@ def test_the_port_that_clients_know_is_not_exchanged_when_another_process_took_i
             KafkaBroker(tmp_path).start()
 
 
+@pytest.mark.long
 def test_a_new_broker_whose_port_was_taken_meanwhile_tries_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def built(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_an_index_has_nothing_against_any_of_them(built: Path) -> None:
     assert [*contents.of_index(built)] == []
 
@@ -78,6 +79,7 @@ def test_what_pages_install_comes_from_our_wheels_and_brings_no_foreign_twopc(
     assert {line.partition("=")[0].replace("-", "_") for line in ours} <= set(SOURCES)
 
 
+@pytest.mark.long
 def test_pip_finds_what_make_wheels_builds_in_a_folder_with_a_blank(uv: str, tmp_path: Path) -> None:
     clone = tmp_path / "my projects" / "twopc"
     for folder in ("twopc", "plugins"):
@@ -128,6 +130,7 @@ def test_every_backend_loads_with_what_its_wheel_asks_for(environment: Environme
     assert sorted(loaded) == sorted({*(found.name for found in entry_points(group="twopc")), "sqlite"})
 
 
+@pytest.mark.long
 def test_sinks_from_wheels_keep_the_contract(environment: Environment) -> None:
     """Those that need no server; ``make prove-plugin`` has them all."""
     suites = ("guide/test_contract.py", "tests/unit/test_memory_sink.py", "tests/sinks/files/test_contract.py")
