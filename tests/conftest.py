@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.support.hdfs_server import HdfsServer, why_not
-from tests.support.leftovers import left, running
+from tests.support.leftovers import OfTheRun, left, running
 from tests.support.once_per_run import ADDRESS, once_per_run
 from tests.support.pages import ROOT
 from tests.support.shared_servers import SharedServers
@@ -46,9 +46,6 @@ take longest, so they begin first."""
 SERVERS = SHARED | {*OWNED, "server"}
 """A test with none of these fixtures, and without the mark of this name, is one of ``make unit``."""
 
-OF_THE_RUN = pytest.StashKey["set[str]"]()
-"""What the fixtures of a whole run have started, which outlives a module."""
-
 KILLS_IN_THE_CONTRACT = SinkContract.test_a_process_killed_at_any_step_neither_loses_nor_doubles_a_record.__name__
 
 
@@ -58,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Offer the servers of this run, unless this process is a worker of a run that has them."""
-    config.stash[OF_THE_RUN] = set()
+    config.pluginmanager.register(OfTheRun(), OfTheRun.__name__)
     os.environ.setdefault(FEW, f"3@{_commit_number()}")
     if ADDRESS not in os.environ:
         servers = SharedServers()
@@ -112,18 +109,6 @@ def _place(item: pytest.Item) -> int:
     return min(places, default=len(OWNED))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_fixture_setup(
-    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
-) -> Generator[None, object, object]:
-    if fixturedef.scope != "session":
-        return (yield)
-    before, of_the_run = running(), request.config.stash[OF_THE_RUN]
-    result = yield
-    of_the_run |= running() - before
-    return result
-
-
 @pytest.fixture(scope="module", autouse=True)
 def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterator[None]:
     """Coordinators that a test has not closed would rest, and connections look for brokers that are gone, with more and
@@ -138,8 +123,9 @@ def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterato
             of_process._kept.popitem()[1].close()
     if not hasattr(pytestconfig, "workerinput"):
         return  # this process has the servers of the run, too
-    of_the_run = pytestconfig.stash[OF_THE_RUN]
-    if leftovers := left(before | of_the_run):
+    of_the_run = pytestconfig.pluginmanager.get_plugin(OfTheRun.__name__)
+    assert isinstance(of_the_run, OfTheRun)
+    if leftovers := left(before | of_the_run.started):
         pytest.fail("not ended by the tests of this module:\n" + "\n".join(sorted(leftovers)), pytrace=False)
 
 

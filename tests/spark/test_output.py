@@ -29,7 +29,6 @@ PLAIN = ["id", "name AS text"]
 NOT_PLAIN = [
     pytest.param(["id AS `a.b`"], {"a.b": 1}, id="with a dot, by which Spark looks into structs"),
     pytest.param(["id AS `a``b`", "id AS `a b`"], {"a`b": 1, "a b": 1}, id="that must be quoted"),
-    pytest.param(["id", "name AS ID"], {"id": 1, "ID": "one"}, id="that are the same to Spark"),
     pytest.param(["named_struct('x', id) AS sink"], {"sink": {"x": 1}}, id="of the sink, and a struct"),
 ]
 

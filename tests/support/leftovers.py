@@ -7,9 +7,11 @@ import gc
 import tempfile
 import threading
 import time
+from collections.abc import Generator
 from pathlib import Path
 
 import psutil
+import pytest
 
 ENDS_WITHIN_S = 10.0
 """How long a thread or a process may take to end, on a busy machine, after it was told to."""
@@ -19,6 +21,25 @@ OURS = ("twopc", "kafka-broker")
 
 OF_THE_CONTRACT = "from twopc.testing.kills import"
 """In the command of the process from which the contract forks those that it kills. It lives as long as this one."""
+
+
+class OfTheRun:
+    """A plugin that knows what the fixtures of a whole run have started, which outlives a module.
+
+    It is no hook of a conftest.py: pytest does not call such a one for these fixtures.
+    """
+
+    def __init__(self) -> None:
+        self.started: set[str] = set()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[object]) -> Generator[None, object, object]:
+        if fixturedef.scope != "session":
+            return (yield)
+        before = running()
+        result = yield
+        self.started |= running() - before
+        return result
 
 
 def running() -> set[str]:
