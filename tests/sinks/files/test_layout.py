@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,11 @@ class Staging:
 
 
 @pytest.fixture
-def staging(tmp_path: Path) -> Staging:
-    return Staging(tmp_path)
+def staging(tmp_path: Path) -> Iterator[Staging]:
+    staging = Staging(tmp_path)
+    yield staging
+    for file in staging.files:
+        file._file.close()
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
