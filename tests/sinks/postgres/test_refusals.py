@@ -203,7 +203,7 @@ def test_a_name_with_a_percent_sign_is_a_name(place: Place) -> None:
         for _ in range(2):
             sink.commit(vote)
         sink.complete(batch_id, [vote])
-    assert sink.recover() == []
+    assert place.sink(table=f"{odd}.orders").recover() == []
     assert place.ask(f'TABLE "{odd}".orders'.replace("%", "%%")) == [("0",), ("1",)]
     place.ask(f'DROP SCHEMA "{odd}" CASCADE'.replace("%", "%%"))
 
