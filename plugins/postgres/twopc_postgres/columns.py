@@ -47,7 +47,7 @@ hold. ``_fits`` handles parameters, lists and ``PROVEN``."""
 
 PROVEN = (
     *("varchar", "bpchar", "uuid", "inet", "cidr", "macaddr", "macaddr8"),
-    *("bit", "varbit", "time", "timetz", "interval", "xml"),
+    *("bit", "varbit", "time", "timetz", "interval"),
 )
 """Column types that take text, and may change it: cut it, pad it, round it or spell it in another way. The server is
 asked about each text before it is written, and one that would be changed is refused."""

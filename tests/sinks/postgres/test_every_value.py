@@ -126,7 +126,8 @@ MODIFIED += ["timestamp(0)", "timestamp(3)", "timestamptz(0)", "numeric(5,-2)", 
 def kinds(place: Place) -> list[str]:
     """Every type of the server's catalog that a column can have, and some with modifiers."""
     found = place.ask(
-        "SELECT t.oid::regtype::text FROM pg_type t WHERE t.typtype IN ('b', 'r', 'm') AND t.typisdefined"
+        "SELECT t.oid::regtype::text FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem"
+        " WHERE t.typtype IN ('b', 'r', 'm') AND t.typisdefined AND coalesce(e.typtype, 'b') NOT IN ('c', 'p')"
         " AND t.typnamespace = 'pg_catalog'::regnamespace ORDER BY 1"
     )
     return [*(name for (name,) in found), *MODIFIED]
