@@ -63,7 +63,8 @@ def on_threads(
             work()
         _join(threads)
     except BaseException:
-        left.clear()
+        with lock:
+            left.clear()
         give_up()
         _join(threads)
         raise

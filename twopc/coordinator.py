@@ -34,6 +34,7 @@ from twopc._joint_commits import commit_calls
 from twopc._threads import acquire, on_threads
 from twopc.errors import (
     ConfigurationError,
+    CorruptLog,
     Fenced,
     InDoubt,
     OperatorRequired,
@@ -338,7 +339,7 @@ class Coordinator:
         except Fenced:
             raise
         except BaseException as error:
-            if isinstance(meant := self._meant(error), Fenced):
+            if isinstance(meant := self._meant(error, waits=False), Fenced):
                 raise meant from error
             self._fail(error)
             raise
@@ -393,37 +394,39 @@ class Coordinator:
         elif within or not self._one_at_a_time.acquire(blocking=False):
             raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
         self._running_in = threading.get_ident()
-        self._waits = Waits(self._owner)
         try:
             acquire(self._batch_or_rest)
             try:
+                self._waits = Waits(self._owner)  # not before: a rest waits by those that it began with
+                if self._phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
+                    self._phase = Phase.CLOSED
                 yield
+            except BaseException as error:
+                meant: BaseException = error
+                try:
+                    meant = self._meant(error)  # while no rest can write to the log
+                finally:
+                    self._fail(meant, batch_id)
+                if meant is not error:
+                    raise meant from error
+                raise
             finally:
                 self._batch_or_rest.release()
-        except BaseException as error:
-            meant: BaseException = error
-            try:
-                meant = self._meant(error)
-            finally:
-                self._fail(meant, batch_id)
-            if meant is not error:
-                raise meant from error
-            raise
         finally:
             self._running_in = None
             self._one_at_a_time.release()
 
-    def _meant(self, error: BaseException) -> BaseException:
+    def _meant(self, error: BaseException, *, waits: bool = True) -> BaseException:
         """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator,
         and asks for no repetition. A newer one may have settled what this one failed at.
 
-        Where the answer ends the query, the look is repeated until the log is read; where it does not, the next start
-        looks.
+        Where the answer ends the query, the look is repeated until the log is read; where it does not, and where the
+        caller must not wait, the next start looks.
         """
         is_open = self._is_open and self._phase is not Phase.CLOSED
-        if not is_open or not isinstance(error, Exception) or isinstance(error, Fenced | InDoubt):
+        if not is_open or not isinstance(error, Exception) or isinstance(error, Fenced | InDoubt | CorruptLog):
             return error
-        starts_again = isinstance(error, Retriable | RoundAborted)
+        starts_again = isinstance(error, Retriable | RoundAborted) or not waits
         try:
             self._until_answered("look at the log", self._log.verify, patience_s=0.0 if starts_again else None)
         except Fenced as fenced:
@@ -793,7 +796,7 @@ class Coordinator:
         oldest = min(pending)
         here = [sink for sink in self._sinks.values() if sink not in away and not sink.commits_last]
         work: Work = {_name(sink): sink.pending[oldest] for sink in here if oldest in sink.pending}
-        with contextlib.suppress(RecomputableLoss):  # it is found again when all sinks are there
+        with contextlib.suppress(RecomputableLoss), _decided(oldest):  # a loss is found again when all sinks are there
             while work:
                 work = self._attempt_commits(work, oldest, recovered=True)
 
@@ -807,7 +810,7 @@ class Coordinator:
             with located(sink=_name(sink)):
                 self._until_started(f"look at the target of sink {_name(sink)!r}", sink.open)
         except Refused as error:
-            if not (due := [*sink.pending]):
+            if not (due := [batch_id for batch_id in sink.pending if sink.pending[batch_id]]):
                 raise
             raise OperatorRequired(
                 f"batch {due[0]} is decided, and can't be committed to sink {_name(sink)!r} now: {error.message}"

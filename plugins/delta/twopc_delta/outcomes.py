@@ -20,6 +20,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.store_errors import TEMPORARY
 from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
@@ -49,6 +50,9 @@ _NO_ANSWER = re.compile(
     re.IGNORECASE,
 )
 """What delta-rs and S3's client report of a store that does not answer, or is busy."""
+
+_NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
+"""The same in an error of delta-rs that it does not report as one of the store: it may also be about the content."""
 
 _TEMPORARY = frozenset(
     (
@@ -89,10 +93,17 @@ class Failure:
     @property
     def is_temporary(self) -> bool:
         """Whether the store has not answered, and may answer the next time. What is in no table is not temporary."""
-        if self.is_refusal or not isinstance(self.error, OSError):
+        if self.is_refusal or isinstance(self.error, TableNotFoundError):
             return False
-        code = getattr(self.error.__cause__, "response", None)  # s3fs gives the errno of a disk to S3's unknown codes
-        return _NO_ANSWER.search(self.words) is not None or (code is None and self.error.errno in _TEMPORARY)
+        if not isinstance(self.error, OSError):
+            return _NO_CONNECTION.search(self.words) is not None
+        if _NO_ANSWER.search(self.words) is not None:
+            return True
+        if getattr(self.error.__cause__, "response", None) is None:
+            return self.error.errno in _TEMPORARY
+        from twopc.s3 import translated  # needs S3's client, which raised this
+
+        return translated(self.error).errno in TEMPORARY  # s3fs gives the errno of a disk to S3's unknown codes
 
     @property
     def is_of_content(self) -> bool:

@@ -273,10 +273,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         Raises:
             Retriable: the table does not have that batch. LogMismatch: that does not change.
         """
-        last = self.last_batch_id
-        if last is not None and last not in self.pending:
-            self._committed = max(last, self._committed or 0)
         found = self._mark().found(metadata)
+        last = self.last_batch_id
+        # Without a mark, it may be another table than that of the log's batches: the log knows the sink's name alone.
+        if found is not None and last is not None and last not in self.pending:
+            self._committed = max(last, self._committed or 0)
         if self._committed is not None and (found is None or found < self._committed):
             raise self._fell_back(self._committed, found)
         self._behind_since_s = None

@@ -132,7 +132,8 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
             " password file or a service file"
         )
     sqlstate = error.sqlstate or ""
-    if sqlstate != _TAKEN and (sqlstate[:2] in _LOG_REFUSALS or not is_temporary(error)):
+    proven = sqlstate[:2] in _LOG_REFUSALS if sqlstate else _is_login(error)
+    if proven and sqlstate != _TAKEN:
         return ConfigurationError(
             f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing."
             f" {LOG_ADVICE.get(sqlstate, _OF_ANOTHER_TABLE)}"
@@ -144,9 +145,9 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
     )
 
 
-_LOG_REFUSALS = ("23", "42")
-"""Classes of refusals by what has the table's name: a constraint, a missing column, an object of another kind. What a
-row of the sink's table breaks may go away, but not these."""
+_LOG_REFUSALS = ("0A", "22", "23", "28", "3D", "3F", "42", "44")
+"""Classes with which the server itself refuses a login or a statement, which then has done nothing. Any other, such as
+one that a pooler makes up, may follow a commit whose answer was lost: the entry is looked for."""
 
 _TAKEN = "23505"
 """unique_violation. While the log's index is rebuilt (REINDEX CONCURRENTLY), ON CONFLICT may raise it, too, so it is no

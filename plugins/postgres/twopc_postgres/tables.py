@@ -156,7 +156,7 @@ class Table:
 
     def keep(self, connection: Connection) -> None:
         """Keep the types of the columns as they are until the transaction ends: ALTER TABLE waits for it."""
-        connection.ask("LOCK TABLE {table} IN ROW EXCLUSIVE MODE", table=self._table)
+        connection.ask("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE", table=self._table)
 
     def make_upsert_table(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:
         """Create the upsert table: this transaction's own table for records that replace rows.
