@@ -92,7 +92,8 @@ class Place(SinkPlace[MysqlSink]):
                 self.ask(f"KILL {left}")
         for name in self.prepared():
             self.end("ROLLBACK", xid(name))
-        self.ask(f"SET STATEMENT lock_wait_timeout = {END_TIMEOUT_S} FOR DROP DATABASE {self.database}")
+        bounds = f"lock_wait_timeout = {END_TIMEOUT_S}, innodb_lock_wait_timeout = {END_TIMEOUT_S}"
+        self.ask(f"SET STATEMENT {bounds} FOR DROP DATABASE {self.database}")
 
 
 def new_place(server: MariaDbServer) -> Place:

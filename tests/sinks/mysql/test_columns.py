@@ -316,6 +316,8 @@ def test_a_type_stays_as_it_is_until_its_records_are_committed(place: Place) -> 
     place.create("value DATETIME(6)")
     vote = place.pre_commit({"value": pa.array([LOCAL], pa.timestamp("us"))})
     with pytest.raises(pymysql.OperationalError, match="Lock wait timeout"):
-        place.ask("SET STATEMENT lock_wait_timeout = 1 FOR ALTER TABLE {} MODIFY value DATETIME")
+        place.ask(
+            "SET STATEMENT lock_wait_timeout = 1, innodb_lock_wait_timeout = 1 FOR ALTER TABLE {} MODIFY value DATETIME"
+        )
     place.sink().commit(vote)
     assert place.ask("SELECT value FROM {}") == [(LOCAL,)]

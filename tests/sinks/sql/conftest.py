@@ -54,8 +54,9 @@ class Place(SinkPlace[SqlSink]):
         return sql_databases.staged(self.url)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def databases() -> Iterator[Databases]:
+    """Servers that a module starts when it first needs them, and may kill."""
     with Databases() as databases:
         yield databases
 
@@ -70,21 +71,9 @@ def database(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session")
-def server_of_mysql(databases: Databases) -> None:
-    databases.url("mysql", Path())
-
-
-@pytest.fixture(scope="session")
-def server_of_postgresql(databases: Databases) -> None:
-    databases.url("postgresql", Path())
-
-
 @pytest.fixture
-def place(database: str, databases: Databases, tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+def place(database: str, databases: Databases, tmp_path: Path) -> Place:
     """A table of one column, ``value``."""
-    if database in ("mysql", "postgresql"):
-        request.getfixturevalue(f"server_of_{database}")  # it outlives the module
     place = Place(databases.url(database, tmp_path))
     place.create("value {text}")
     return place
