@@ -20,9 +20,10 @@ from twopc.errors import ConfigurationError, Fenced, LogMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.store import open_store
-from twopc.observers.json_lines import EventReader
+from twopc.observers.json_lines import EventReader, JsonLinesObserver
 from twopc.spark.arrow_types import arrow_schema
 from twopc.spark.data_source import round as data_source_round
+from twopc.spark.data_source import spool
 from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
 from twopc.spark.data_source.source import StreamWriter, record_batches
 from twopc.transaction import JsonValue
@@ -30,6 +31,22 @@ from twopc_files.sink import FileSink
 
 SCHEMA = pa.schema({"id": pa.int64()})
 RECORDS = pa.record_batch({"id": [1]})
+
+
+@pytest.fixture(autouse=True)
+def _observers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of event files live as long as a process of Spark's, which this one is not."""
+    made: dict[str, JsonLinesObserver] = {}
+
+    def observer(path: str) -> JsonLinesObserver:
+        if path not in made:
+            made[path] = JsonLinesObserver(path)
+        return made[path]
+
+    monkeypatch.setattr(spool, "_observer", observer)
+    yield
+    for each in made.values():
+        each.close()
 
 
 @pytest.fixture

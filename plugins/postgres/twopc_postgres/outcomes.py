@@ -132,8 +132,8 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
             " password file or a service file"
         )
     sqlstate = error.sqlstate or ""
-    proven = sqlstate[:2] in _LOG_REFUSALS if sqlstate else _is_login(error)
-    if proven and sqlstate != _TAKEN:
+    is_refused = {sqlstate, sqlstate[:2]} & _LOG_REFUSALS if sqlstate else _is_login(error)
+    if is_refused and sqlstate != _TAKEN:
         return ConfigurationError(
             f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing."
             f" {LOG_ADVICE.get(sqlstate, _OF_ANOTHER_TABLE)}"
@@ -145,8 +145,8 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
     )
 
 
-_LOG_REFUSALS = ("0A", "22", "23", "28", "3D", "3F", "42", "44")
-"""Classes with which the server itself refuses a login or a statement, which then has done nothing. Any other, such as
+_LOG_REFUSALS = frozenset(("0A", "22", "23", "28", "3D", "3F", "42", "44", BUSY, "P0"))
+"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has done nothing. Any other, such as
 one that a pooler makes up, may follow a commit whose answer was lost: the entry is looked for."""
 
 _TAKEN = "23505"

@@ -222,15 +222,24 @@ def test_a_restored_table_goes_on_when_its_mark_is_set_as_the_message_says(resto
 
 def test_a_catalog_that_shows_an_older_table_at_the_start_is_asked_again(place: Place) -> None:
     """As one that reads from a replica."""
-    old = place.table().metadata_location
     place.sink().commit_batch(0, place.decided(["a"]))
+    old = place.table().metadata_location
+    place.sink().commit_batch(1, place.decided(["b"], round=Round(1, 1)))
     new, sink = place.table().metadata_location, place.unbound()
     sink.bind("orders", "log")
-    sink.last_batch_id = 0
+    sink.last_batch_id = 1
     place.point_to(old)
     with pytest.raises(Retriable, match="old copy"):
         sink.open()
     place.point_to(new)
+    sink.open()
+
+
+def test_a_table_that_has_no_batch_of_the_query_is_not_taken_for_one_that_lost_them(place: Place) -> None:
+    """A sink of this name may have written elsewhere before: the log knows the name alone."""
+    sink = place.unbound()
+    sink.bind("orders", "log")
+    sink.last_batch_id = 100
     sink.open()
 
 
