@@ -146,8 +146,8 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
 
 
 _LOG_REFUSALS = frozenset(("0A", "22", "23", "28", "3D", "3F", "42", "44", BUSY, "P0"))
-"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has done nothing. Any other, such as
-one that a pooler makes up, may follow a commit whose answer was lost: the entry is looked for."""
+"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has done nothing. Any
+other, such as one that a pooler makes up, may follow a commit whose answer was lost: the entry is looked for."""
 
 _TAKEN = "23505"
 """unique_violation. While the log's index is rebuilt (REINDEX CONCURRENTLY), ON CONFLICT may raise it, too, so it is no
