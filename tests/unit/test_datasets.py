@@ -15,7 +15,14 @@ SECRET = "hunter2"  # noqa: S105  # planted
 SINKS: list[tuple[str, dict[str, Any], Dataset]] = [
     (
         "kafka",
-        {"bootstrap.servers": "b1.example:9093,b2.example", "topic": "orders", "sasl.password": SECRET},
+        {
+            "bootstrap.servers": "b1.example:9093,b2.example",
+            "topic": "orders",
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "writer",
+            "sasl.password": SECRET,
+        },
         Dataset("kafka://b1.example:9093", "orders"),
     ),
     ("files", {"path": "/data/orders/"}, Dataset("file", "/data/orders")),

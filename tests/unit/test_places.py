@@ -38,7 +38,7 @@ def test_another_spelling_and_a_link_hide_no_output(output: str, tmp_path: Path)
 
 def test_a_relative_path_is_one_below_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match="the commit log is at out/log, inside"):
+    with pytest.raises(ConfigurationError, match=r"the commit log is at .*/out/log, inside"):
         Coordinator(sinks(f"{tmp_path}/out"), "out/log", owner=OWNER)
 
 
