@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from tests.support.hdfs_server import HdfsServer, why_not
 from tests.support.leftovers import OfTheRun, left, running
@@ -56,6 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Offer the servers of this run, unless this process is a worker of a run that has them."""
     config.pluginmanager.register(OfTheRun(), OfTheRun.__name__)
+    # The gate draws the same values in every run. Other ones are for `make test-all`, which clears the variable.
+    settings.register_profile("gate", derandomize=bool(os.environ.get(FEW, "gate")))
+    settings.load_profile("gate")
     os.environ.setdefault(FEW, f"3@{_commit_number()}")
     if ADDRESS not in os.environ:
         servers = SharedServers()

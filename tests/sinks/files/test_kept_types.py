@@ -217,7 +217,9 @@ def by_pyarrow(format: str, path: str, schema: pa.Schema) -> pa.Table:
 
 
 @pytest.mark.parametrize("examples", [20, pytest.param(500, marks=pytest.mark.long)])
-@pytest.mark.parametrize("format", ["parquet", "json", "csv", "orc"])
+@pytest.mark.parametrize(
+    "format", ["parquet", *(pytest.param(name, marks=pytest.mark.long) for name in ("json", "csv", "orc"))]
+)
 def test_what_is_written_is_read_back_equal(format: str, examples: int, tmp_path: Path) -> None:
     @settings(max_examples=examples, suppress_health_check=[HealthCheck.too_slow], deadline=None)
     @given(records(format))
