@@ -73,15 +73,15 @@ wheels: $(UV)/done ## build a wheel of each distribution into build/wheels
 PYTEST = $(WITH_JAVA) $(BIN)/pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: unit
-unit: $(TEST) ## run the tests that need no server; a minute on two cores
+unit: $(TEST) ## run the tests that need no server
 	$(PYTEST) -m "not long and not server" $(ARGS)
 
 .PHONY: test
-test: $(TEST) ## run what gates a change, in eight minutes on two cores; CHANGED=1: what a change touches; ARGS="-k name"
+test: $(TEST) ## run what gates a change; CHANGED=1: what a change touches; ARGS="-k name"
 	$(PYTEST) -m "not long" $(if $(CHANGED),$$($(BIN)/python -m tests.support.touched $(CHANGED))) $(ARGS)
 
 .PHONY: test-all
-test-all: $(CAMPAIGNS) ## run every test, in an hour on two cores; PART=1/4 runs a quarter
+test-all: $(CAMPAIGNS) ## run every test; PART=1/4 runs a quarter
 	TWOPC_KILLS= $(PYTEST) $(if $(PART),--part $(PART)) $(ARGS)
 
 .PHONY: lint
