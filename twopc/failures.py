@@ -1,4 +1,4 @@
-"""Errors on their way through the core: it fills in what it knows, and decides what a failed commit means."""
+"""Errors on their way through the core, which fills in what it knows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost, TwoPhaseCommitError
-from twopc.transaction import Committable
+from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
 
 
 @contextlib.contextmanager
@@ -25,31 +24,21 @@ def worst_of(errors: Sequence[Exception]) -> Exception:
     return max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))
 
 
-def verdict(error: Exception, committables: Sequence[Committable], has_copies: bool, recovered: bool) -> Exception:
-    """Return what the error of a commit means, after the log was seen to have no newer coordinator.
-
-    Args:
-        error: what the commit raised.
-        committables: the transactions that one call had to commit: one, or all of the sink's in a batch.
-        has_copies: whether the query runs with replay copies for this sink.
-        recovered: whether an earlier incarnation decided the batch, and may have asked for its commit.
-    """
-    meant = error
-    if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
-        # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
-        meant = TransactionLost(f"{sentence(error)} It was never committed, so another process has rolled it back.")
-    copies = [committable.replay_copy for committable in committables if committable.replay_copy]
-    if isinstance(meant, TransactionLost) and copies and not has_copies:
-        which = copies[0] if len(copies) == 1 else f"{copies[0]} and {len(copies) - 1} more"
-        meant = TransactionLost(
-            f"{sentence(meant)} There is a copy of its records, {which}: start the query again with"
-            " the 'replay_copies' that it had, and they are written again from it."
-        )
-    if meant is not error:
-        meant.__cause__ = error
-    return meant
-
-
 def sentence(error: TwoPhaseCommitError) -> str:
     """Return the message of an error with a full stop, so that another sentence can follow."""
     return f"{error.message.removesuffix('.')}."
+
+
+@contextlib.contextmanager
+def decided_batch(batch_id: int) -> Iterator[None]:
+    """Upholds: no error after the decision means that the batch is not decided."""
+    try:
+        yield
+    except (Refused, RoundAborted) as error:
+        raise OperatorRequired(
+            f"batch {batch_id} is decided, and can't be finished now: {sentence(error)} Correct that and start again:"
+            " the next start goes on with it.",
+            sink=error.sink,
+            batch_id=batch_id,
+            transaction_id=error.transaction_id,
+        ) from error

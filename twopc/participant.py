@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import one_too_many
 from twopc.errors import RecordRefused, Retriable, RoundAborted
@@ -16,7 +16,8 @@ from twopc.recompute import sum_of_hashes
 from twopc.replay import ReplayCopy
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.transaction import Committable, Fingerprint, Transaction
+from twopc.transaction import Fingerprint, Transaction
+from twopc.transaction import Vote as Vote  # noqa: PLC0414  # its users know it from here
 from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
 logger = logging.getLogger(__name__)
-
-Vote: TypeAlias = dict[str, Committable]
-"""The yes votes of one participant: sink name → what it pre-committed. Sinks that it wrote nothing to are absent."""
-
 
 VALIDATE_PATIENCE_S = 30.0
 """How long a target system may give no answer, such as while a broker learns that it coordinates a group."""

@@ -1,4 +1,4 @@
-"""The pending-transaction ordered map: transactions that are decided and not yet known to be committed."""
+"""The pending-transaction ordered map: what is decided and not known to be committed."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from twopc.transaction import Committable
 
 
-class PendingTransactions(Mapping[int, tuple[Committable, ...]]):
-    """Batch id → pre-committed transactions of one sink, oldest batch first.
+class PendingTransactions(Mapping[int, Mapping[str, tuple[Committable, ...]]]):
+    """Batch id → sink's name → pre-committed transactions, oldest batch first.
 
-    Phase two commits *through* a batch: every pending batch up to it, in order. A crash may have left older batches
-    decided and uncommitted. (Flink's ``TwoPhaseCommitSinkFunction`` keeps the same map.)
+    A process has no other record of them. It is loaded from the log's newest entry when an incarnation begins, and a
+    decision adds to it. A sink's part of a batch leaves when the sink has completed the batch, the batch when all have
+    announced it. (Flink's ``TwoPhaseCommitSinkFunction`` keeps such a map per sink.)
     """
 
     def __init__(self) -> None:
-        self._batches: dict[int, tuple[Committable, ...]] = {}
+        self._batches: dict[int, dict[str, tuple[Committable, ...]]] = {}
 
-    def add(self, batch_id: int, committables: Sequence[Committable]) -> None:
+    def add(self, batch_id: int, parts: Mapping[str, Sequence[Committable]]) -> None:
         """Remember a decided batch.
 
         Raises:
@@ -25,22 +26,27 @@ class PendingTransactions(Mapping[int, tuple[Committable, ...]]):
         """
         if self._batches and batch_id <= next(reversed(self._batches)):
             raise ValueError(f"batch {batch_id} is not newer than the pending {list(self._batches)}")
-        self._batches[batch_id] = tuple(committables)
+        self._batches[batch_id] = {sink: tuple(committables) for sink, committables in parts.items()}
 
-    def through(self, batch_id: int) -> tuple[int, ...]:
-        """Return the ids of the pending batches up to and including ``batch_id``, oldest first."""
-        return tuple(pending for pending in self._batches if pending <= batch_id)
+    def amend(self, batch_id: int, sink: str, committables: Sequence[Committable]) -> None:
+        """Replace a sink's transactions of a pending batch by those of the amended decision."""
+        assert sink in self._batches[batch_id]
+        self._batches[batch_id][sink] = tuple(committables)
 
-    def amend(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Replace the transactions of a pending batch by those of the amended decision."""
-        assert batch_id in self._batches
-        self._batches[batch_id] = tuple(committables)
+    def complete(self, batch_id: int, sink: str) -> None:
+        """Forget a sink's part of a batch, which the sink has completed."""
+        del self._batches[batch_id][sink]
 
     def settle(self, batch_id: int) -> None:
-        """Forget a batch whose every transaction is known to be committed. A batch that is not pending is ignored."""
-        self._batches.pop(batch_id, None)
+        """Forget a batch that every sink has completed and announced."""
+        assert not self._batches[batch_id]
+        del self._batches[batch_id]
 
-    def __getitem__(self, batch_id: int) -> tuple[Committable, ...]:
+    def of(self, sink: str) -> Mapping[int, tuple[Committable, ...]]:
+        """Return a sink's part, as a view: batch id → transactions, oldest batch first."""
+        return _Part(self._batches, sink)
+
+    def __getitem__(self, batch_id: int) -> Mapping[str, tuple[Committable, ...]]:
         return self._batches[batch_id]
 
     def __iter__(self) -> Iterator[int]:
@@ -48,3 +54,17 @@ class PendingTransactions(Mapping[int, tuple[Committable, ...]]):
 
     def __len__(self) -> int:
         return len(self._batches)
+
+
+class _Part(Mapping[int, tuple[Committable, ...]]):
+    def __init__(self, batches: Mapping[int, Mapping[str, tuple[Committable, ...]]], sink: str) -> None:
+        self._batches, self._sink = batches, sink
+
+    def __getitem__(self, batch_id: int) -> tuple[Committable, ...]:
+        return self._batches[batch_id][self._sink]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([batch_id for batch_id, parts in self._batches.items() if self._sink in parts])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)

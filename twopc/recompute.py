@@ -1,35 +1,17 @@
-"""A lost transaction that is computed again: its batch is run again, and its records are recognized.
-
-A target system that rolls back a decided transaction (Kafka, after a timeout) would lose the records. The batch can be
-computed again, as its decision has what it reads. But a plan may yield other records the second time: it calls
-``rand()`` or ``current_timestamp()``, or its source has changed. Then to write them would lose some and double others.
-So they count only if their number and the sum of their hashes are those of the lost transaction.
-"""
+"""Records that are computed again are recognized: by their number, and by the sum of their hashes."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from twopc.errors import (
-    OperatorRequired,
-    Refused,
-    Retriable,
-    RoundAborted,
-    TransactionLost,
-    TwoPhaseCommitError,
-)
-from twopc.failures import sentence
-from twopc.transaction import Committable
+from twopc.errors import TransactionLost
+from twopc.transaction import Committable, Vote
 from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from twopc._bound_sink import CommitCall
-    from twopc.participant import Vote
-    from twopc.sink import TwoPhaseCommitSink
 
 Wanted: TypeAlias = "Mapping[str, Collection[int]]"
 """Sink's name → the partitions of the batch that it has lost."""
@@ -40,57 +22,6 @@ Recompute: TypeAlias = "Callable[[Round, Wanted], Iterable[Vote]]"
 EVERY_PARTITION = range(2**31)
 
 _HASHES = 2**64
-
-
-class RecomputableLoss(TransactionLost):
-    """Target systems have lost transactions of a decided batch, and their records can be computed again.
-
-    Attributes:
-        lost: the transactions, by the sink's name. All others of the batch are committed, except in sinks that commit
-            last.
-    """
-
-    def __init__(self, lost: Mapping[str, Sequence[Committable]], message: str) -> None:
-        super().__init__(message)
-        self.lost = lost
-
-    @property
-    def wanted(self) -> Wanted:
-        return {name: frozenset(_partition(each) for each in of_sink) for name, of_sink in self.lost.items()}
-
-
-def is_recomputable(call: CommitCall, error: Exception) -> bool:
-    """Whether a commit failed because its transactions are lost, and their records can be computed again."""
-    return isinstance(error, TransactionLost) and all(each.fingerprint is not None for each in call.committables)
-
-
-def loss_of(failed: Sequence[tuple[CommitCall, Exception]]) -> RecomputableLoss | None:
-    """Return what the failed commits have lost; None if one of them failed otherwise, or can't be computed again."""
-    lost: dict[str, list[Committable]] = {}
-    errors = []
-    for call, error in failed:
-        if not isinstance(error, TransactionLost) or not is_recomputable(call, error):
-            return None
-        lost.setdefault(call.sink, []).extend(call.committables)
-        errors.append(error)
-    way_out = "Its records can be computed again: start the query with recompute=True before you do any of this."
-    loss = RecomputableLoss(lost, f"{sentence(errors[0])} {way_out}")
-    loss.__cause__ = errors[0]
-    return loss
-
-
-def refuse_changed_sinks(loss: RecomputableLoss, sinks: Mapping[str, TwoPhaseCommitSink[Any]], batch_id: int) -> None:
-    """Raise if a sink may not lose transactions any more, such as one that delivers at least once now. Upholds: nothing
-    becomes visible before its decision. Records of such a sink have no hashes, and may be visible when written."""
-    for name in loss.lost:
-        if not sinks[name].may_time_out:
-            raise OperatorRequired(
-                f"sink {name!r} has other options than when it lost transactions of batch {batch_id}, which is decided:"
-                " what is written to it now can't be recognized. Nothing was written again. Give it the options that"
-                " it had, such as 'delivery', and start again.",
-                sink=name,
-                batch_id=batch_id,
-            )
 
 
 def hashes_of(batch: pa.RecordBatch) -> pa.Int64Array:
@@ -114,13 +45,13 @@ def recognized(lost: Sequence[Committable], votes: Iterable[Committable]) -> lis
     Raises:
         TransactionLost: a partition has no vote, or one with other records.
     """
-    by_partition = {_partition(vote): vote for vote in votes if vote.fingerprint is not None}
-    return [_recognized(each, by_partition.get(_partition(each))) for each in lost]
+    by_partition = {partition_of(vote): vote for vote in votes if vote.fingerprint is not None}
+    return [_recognized(each, by_partition.get(partition_of(each))) for each in lost]
 
 
 def _recognized(lost: Committable, vote: Committable | None) -> Committable:
     what = f"transaction {lost.transaction_id} ({lost.records} records) was rolled back by its target system"
-    partition = _partition(lost)
+    partition = partition_of(lost)
     if vote is None:
         raise TransactionLost(
             f"{what}, and the batch that was computed again has no record for partition {partition}. {_OTHERS}"
@@ -149,17 +80,6 @@ def recognized_anywhere(lost: Sequence[Committable], votes: Iterable[Committable
     return found
 
 
-def not_computed_again(error: Exception, round: Round) -> Exception | None:
-    """Return what ``error`` means for a decided batch, or None if it means the same as anywhere else."""
-    what = f"{round} is decided. A part that its target system had rolled back could not be computed again"
-    match error:
-        case Refused():
-            return OperatorRequired(f"{what}: {error.message} Correct that and start again.")
-        case TwoPhaseCommitError() if not isinstance(error, RoundAborted):
-            return None
-    return Retriable(f"{what} ({type(error).__name__}: {error}). Start again.")
-
-
 _OTHERS = (
     "The query does not yield the same records twice: it calls something like rand() or current_timestamp(), or there"
     " was a change of its source, its number of tasks, its outputs, or what the target system takes. Nothing was"
@@ -168,7 +88,8 @@ _OTHERS = (
 )
 
 
-def _partition(committable: Committable) -> int:
+def partition_of(committable: Committable) -> int:
+    """Return the partition of the batch that a transaction with a fingerprint has."""
     assert committable.fingerprint is not None
     return committable.fingerprint.partition
 

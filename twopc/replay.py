@@ -12,26 +12,23 @@ import contextlib
 import hashlib
 import io
 import os
-import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.durable_files import make_folder, names_in, sync_folder
-from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
+from twopc.errors import ConfigurationError
 from twopc.places import canonical, file_system, parsed_place
 from twopc.store_errors import FRAMED
-from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import Round, TransactionId
+from twopc.transaction import Committable
+from twopc.transactional_ids import TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from twopc.log.commit_log import CommitLog
-    from twopc.sink import TwoPhaseCommitSink
 
 _SUFFIX = ".arrow"
 
@@ -209,74 +206,3 @@ class _Digested(io.RawIOBase):
         self._digest.update(data)
         self._file.write(data)
         return len(data)
-
-
-def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
-    """Write the records of the replay copy of ``lost`` in a new transaction, pre-commit it and seal it.
-
-    Raises:
-        Retriable: the records could not be written now. The batch is decided, so its caller must not run it again.
-        OperatorRequired: the records can't be written any more.
-    """
-    assert sink.replay_copies is not None
-    assert lost.replay_copy is not None
-    began_s = time.perf_counter()
-    transaction: Transaction | None = None
-    try:
-        transaction = sink.begin(sink.transactional_ids.reallocate(lost.transaction_id, round))
-        for batch in sink.replay_copies.read(lost.replay_copy):
-            sink.write(transaction, batch)
-            transaction.records += batch.num_rows
-        if transaction.records != lost.records:
-            raise DamagedCopy(f"it has {transaction.records} records")
-        vote = replace(sink.pre_commit(transaction), replay_copy=lost.replay_copy, bytes=lost.bytes)
-        [sealed] = sink.sealed([vote], began_s)
-        return sealed
-    except Exception as error:
-        if transaction is not None:
-            with contextlib.suppress(Exception):  # the sweep rolls back what stays open
-                sink.discard(transaction)
-        if failure := _failure(error, lost, round, sink.replay_copies.url):
-            raise failure from error
-        raise
-
-
-def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exception | None:
-    """Return what ``error`` means for a decided transaction, or None if it means the same as anywhere else."""
-    what = (
-        f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back by its"
-        " target system"
-    )
-    restore = "Restore the copy and start again, or write the records by other means."
-    match error:
-        case FileNotFoundError():
-            return TransactionLost(f"{what}, and its copy {lost.replay_copy} is no longer in {url}. {restore}")
-        case DamagedCopy():
-            return TransactionLost(f"{what}, and its copy {lost.replay_copy} in {url} is damaged: {error}. {restore}")
-        case RoundAborted():
-            return Retriable(f"{what}; writing it again failed: {error}")
-        case Refused():
-            return OperatorRequired(f"{what}, which now refuses its records: {error} Correct that and start again.")
-    return None
-
-
-def remove_copies(sinks: Collection[TwoPhaseCommitSink[Any]], log: CommitLog) -> None:
-    """Remove the copies of batches that are known to be complete, and of rounds that are not decided.
-
-    The order upholds that a zombie removes nothing of a newer coordinator: list, re-read the log, remove what was
-    listed.
-    """
-    listed = [
-        (sink.replay_copies, name)
-        for sink in sinks
-        if sink.replay_copies
-        for name, transaction_id in sink.replay_copies.names()
-        if sink.transactional_ids.owns_exact(transaction_id)
-    ]
-    if not listed:
-        return
-    log.verify()
-    needed = {c.replay_copy for sink in sinks for committables in sink.pending.values() for c in committables}
-    for replay_copies, name in listed:
-        if name not in needed:
-            replay_copies.remove(name)

@@ -115,26 +115,6 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
         many, one = (next(n for n, own in enumerate(order) if name in own) for name in ("commit_many", "commit"))
         return many <= one
 
-    def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Make all of this sink's transactions of a decided batch visible: the default commits one after the other.
-
-        A sink that overrides this method makes the whole batch visible at once, as one snapshot of a table
-        (``WholeBatchSink``). The coordinator then calls it once per batch that has transactions, in the order of the
-        batches, and never calls ``commit``. For every other sink the coordinator calls ``commit`` itself, for several
-        transactions at a time.
-
-        Idempotent: after a crash the call comes again with the same transactions, or with those of an amended decision
-        if the target system had lost some. An older coordinator may wake up in the middle of its call at any time.
-        Raises like ``commit``, about the whole batch: after ``TransactionLost`` nothing of it is visible.
-        """
-        for committable in committables:
-            self.commit(committable)
-
-    @property
-    def commits_whole_batches(self) -> bool:
-        """Whether the sink overrides ``commit_batch``."""
-        return type(self).commit_batch is not TwoPhaseCommitSink.commit_batch
-
     @abstractmethod
     def abort(self, committable: Committable) -> None:
         """Roll back the transaction that ``committable`` names: exactly that one, and never a later one of the same
@@ -262,7 +242,14 @@ class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
 
     @abstractmethod
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Part of the contract of ``TwoPhaseCommitSink``."""
+        """Make all of this sink's transactions of a decided batch visible at once, as one snapshot of a table.
+
+        Called once per batch that has transactions, in the order of the batches.
+
+        Idempotent: after a crash the call comes again with the same transactions, or with those of an amended decision
+        if the target system had lost some. An older coordinator may wake up in the middle of its call at any time.
+        Raises like ``commit``, about the whole batch: after ``TransactionLost`` nothing of it is visible.
+        """
 
     @property
     def commit_group(self) -> Hashable | None:

@@ -106,6 +106,10 @@ class Committable:
         return cls(transaction_id, handle, _count(records), replay_copy, _count(value.get("bytes")), fingerprint)
 
 
+Vote: TypeAlias = dict[str, Committable]
+"""The yes votes of one participant: sink name → what it pre-committed. Sinks that it wrote nothing to are absent."""
+
+
 def _count(value: JsonValue) -> int | None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
         raise TypeError(f"a committable's records and bytes must be counts or null, not {value!r}")

@@ -21,7 +21,7 @@ from tests.benchmarks.protocol import run_batches
 from tests.campaigns.every_step.steps import azure_operation
 from tests.campaigns.stores.kinds import KINDS
 from twopc import Coordinator, webhdfs
-from twopc.log.commit_log import ENTRIES_KEPT
+from twopc.log.steps import ENTRIES_KEPT
 from twopc.log.store import LogStore, open_store
 from twopc.places import file_system
 from twopc.testing import MemorySink, MemoryTarget

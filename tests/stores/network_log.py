@@ -16,8 +16,8 @@ from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
-from twopc.log.entries import Decision
-from twopc.log.store import LogStore, entry_name
+from twopc.log.entries import Decision, entry_name
+from twopc.log.store import LogStore
 from twopc.testing import LogStoreContract
 
 FIRST = Decision(Round(1, 0), {"sink": (Committable("t0", {}, 1),)})

@@ -23,7 +23,8 @@ from tests.support.http_proxy import Answer, Changed, azure_error
 from tests.support.racing_writers import race
 from twopc.errors import ConfigurationError, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
-from twopc.log.store import LogStore, entry_name
+from twopc.log.entries import entry_name
+from twopc.log.store import LogStore
 from twopc.places import file_system
 from twopc.replay import ReplayCopies
 

@@ -36,7 +36,8 @@ from tests.support.racing_writers import race
 from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
 from twopc.gcs import GcsClient
 from twopc.log.commit_log import CommitLog
-from twopc.log.store import LogStore, entry_name
+from twopc.log.entries import entry_name
+from twopc.log.store import LogStore
 from twopc.places import file_system
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)

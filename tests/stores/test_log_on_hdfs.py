@@ -22,8 +22,8 @@ from tests.support.racing_writers import race
 from twopc import Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
-from twopc.log.entries import Decision
-from twopc.log.store import LogStore, entry_name
+from twopc.log.entries import Decision, entry_name
+from twopc.log.store import LogStore
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)]  # a cluster takes seconds to start
 

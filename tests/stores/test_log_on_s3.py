@@ -17,7 +17,8 @@ from tests.support.racing_writers import race
 from tests.support.s3_server import without_credentials
 from twopc.errors import ConfigurationError, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import CommitLog, read_tail
-from twopc.log.store import LogStore, ObjectStore, entry_name
+from twopc.log.entries import entry_name
+from twopc.log.store import LogStore, ObjectStore
 
 
 def open_store(bucket: Bucket) -> LogStore:

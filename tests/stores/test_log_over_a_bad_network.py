@@ -126,7 +126,7 @@ def test_what_a_driver_reports_of_its_decision_is_what_the_log_has(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log: Log = request.getfixturevalue(name)
-    monkeypatch.setattr("twopc.log.commit_log.ENTRIES_KEPT", 10**6)
+    monkeypatch.setattr("twopc.log.steps.ENTRIES_KEPT", 10**6)
     with ThreadPoolExecutor(2) as pool:
         told = [each for found in pool.map(lambda driver: race(log, driver), range(2)) for each in found]
     decided = log.decided()

@@ -134,7 +134,7 @@ def test_a_module_without_io_imports_nothing_that_does_any(module: str) -> None:
     assert offenders((module,), (*IO, "kafka.net", "twopc_kafka.client.connection", "confluent_kafka")) == []
 
 
-COMMITTING = ("commit", "commit_many", "commit_batch", "commit_together", "commit_calls")
+COMMITTING = ("commit", "commit_many", "commit_batch", "commit_together")
 
 
 def committing_places() -> Iterator[str]:

@@ -10,7 +10,8 @@ import pytest
 from tests.unit.test_coordinator import World, never, write_all
 from twopc.errors import LogMismatch
 from twopc.log.batch_identity import differences, shown
-from twopc.log.commit_log import ENTRIES_KEPT, read_tail
+from twopc.log.commit_log import read_tail
+from twopc.log.steps import ENTRIES_KEPT
 from twopc.transaction import JsonValue
 
 AT_100: JsonValue = {"sources": [{"orders": {"0": 100, "1": 7}}], "watermark": 5}

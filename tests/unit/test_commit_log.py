@@ -16,8 +16,9 @@ from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch, Retriable
 from twopc.log import commit_log, entries
-from twopc.log.commit_log import ENTRIES_KEPT, STARTS_KEPT, CommitLog, read_decision, read_tail
+from twopc.log.commit_log import CommitLog, read_decision, read_tail
 from twopc.log.entries import Decision, opened, serialise
+from twopc.log.steps import ENTRIES_KEPT, STARTS_KEPT
 from twopc.log.store import LogStore, open_store
 
 
@@ -208,7 +209,7 @@ def test_of_many_that_open_at_once_each_has_its_own_incarnation_and_only_the_new
             with pytest.raises(Fenced):
                 log.decide(decision(0))
     newest.decide(decision(0))
-    assert read_tail(store) == (newest._slot, newest.tail)
+    assert read_tail(store) == (newest._view.slot, newest.tail)
 
 
 def test_who_loses_the_race_for_a_slot_opens_behind_the_winner(memory: LogStore) -> None:
@@ -388,7 +389,7 @@ def test_a_zombie_that_slept_on_slot_0_has_not_opened(memory: LogStore) -> None:
     assert zombie.calls.count("put 0") == 1
     assert log.incarnation == newer[0].incarnation + 1
     assert log.tail.log_id == newer[0].tail.log_id
-    assert read_tail(memory) == (log._slot, log.tail)
+    assert read_tail(memory) == (log._view.slot, log.tail)
 
 
 @pytest.mark.parametrize("operation", ["decide", "close"])
@@ -400,9 +401,9 @@ def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(memory: LogStore,
     newer = run_until_pruned(memory, slot)
     with pytest.raises(Fenced):
         zombie.decide(decision(slot - 1)) if operation == "decide" else zombie.close()
-    assert zombie._slot == slot - 1
+    assert zombie._view.slot == slot - 1
     newer.verify()
-    assert read_tail(memory) == (newer._slot, newer.tail)
+    assert read_tail(memory) == (newer._view.slot, newer.tail)
 
 
 def test_a_zombie_is_not_fooled_by_another_that_refilled_the_slot_before_it(memory: LogStore) -> None:
@@ -473,10 +474,10 @@ def test_pruning_keeps_the_tail_and_what_people_may_want_to_read_behind_it(store
     for batch in range(5 * ENTRIES_KEPT):
         log.decide(decision(batch))
         slots = store.slots()
-        assert slots[-1] == log._slot
-        assert log._slot - 1 in slots
+        assert slots[-1] == log._view.slot
+        assert log._view.slot - 1 in slots
         assert slots == list(range(slots[0], slots[-1] + 1))
-        assert min(log._slot + 1, ENTRIES_KEPT) <= len(slots) <= 2 * ENTRIES_KEPT
+        assert min(log._view.slot + 1, ENTRIES_KEPT) <= len(slots) <= 2 * ENTRIES_KEPT
 
 
 def test_pruning_goes_oldest_first_and_stops_at_the_first_that_fails(memory: LogStore) -> None:

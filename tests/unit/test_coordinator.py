@@ -19,8 +19,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pytest
 
+from tests.support.incarnations import log_of, swept_by
 from tests.support.observing import observing
 from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl
+from twopc.effects import LogView, Steps
 from twopc.errors import (
     ConfigurationError,
     Fenced,
@@ -42,7 +44,7 @@ from twopc.events import (
     TransactionAborted,
     TransactionCommitted,
 )
-from twopc.log import notices
+from twopc.log import notices, steps
 from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import serialise
 from twopc.log.notices import Notice
@@ -332,7 +334,7 @@ def test_a_sink_that_seals_changes_what_is_decided(world: World, monkeypatch: py
 
     monkeypatch.setattr(sink(coordinator, "a"), "seal", seal)
     run(coordinator, 0)
-    [decision] = coordinator._log.tail.unresolved
+    [decision] = log_of(coordinator).tail.unresolved
     assert [committable.handle for committable in decision.committables["a"]] == [{"sealed": True}] * 2
 
 
@@ -340,7 +342,7 @@ def test_a_batch_without_records_is_decided_too(world: World) -> None:
     coordinator = world.coordinator()
     assert coordinator.run(0, lambda _: []).records == {"a": 0, "b": 0}
     assert coordinator.run(1, lambda _: []).batch_id == 1
-    assert coordinator._log.tail.decided == 1
+    assert log_of(coordinator).tail.decided == 1
 
 
 def test_one_append_is_enough_for_a_batch(world: World) -> None:
@@ -370,7 +372,7 @@ def test_a_stopped_coordinator_runs_again_as_a_new_incarnation(world: World) -> 
     run(coordinator, 0)
     coordinator.close()
     run(coordinator, 1)
-    assert coordinator._log.incarnation == 2
+    assert log_of(coordinator).incarnation == 2
     assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
 
 
@@ -392,7 +394,7 @@ def test_a_stop_that_failed_leaves_the_rest_to_the_next_start(world: World) -> N
     assert coordinator.phase is Phase.CLOSED
     del sink(coordinator, "a").during["recover"]
     run(coordinator, 1)
-    assert coordinator._log.incarnation == 2
+    assert log_of(coordinator).incarnation == 2
 
 
 def test_a_coordinator_that_is_idle_recovers_as_a_new_incarnation(world: World) -> None:
@@ -440,7 +442,7 @@ def test_a_stop_whose_sweep_cannot_be_answered_waits_for_the_answer(world: World
 
     sink(coordinator, "a").during["recover"] = busy
     coordinator.close()
-    assert coordinator._log.tail.kind == "close"
+    assert log_of(coordinator).tail.kind == "close"
 
 
 @pytest.mark.parametrize("call", ["open", "recover"])
@@ -561,7 +563,7 @@ def test_a_veto_of_the_second_sink_rolls_back_the_first(world: World) -> None:
     with pytest.raises(RoundAborted, match="too old"):
         run(coordinator, 0)
     assert world.open() == []
-    assert coordinator._log.tail.decided is None
+    assert log_of(coordinator).tail.decided is None
 
 
 def test_a_seal_that_cannot_be_answered_is_repeated(world: World, events: list[Event]) -> None:
@@ -578,12 +580,12 @@ def test_a_seal_that_cannot_be_answered_is_repeated(world: World, events: list[E
 def test_a_seal_that_is_not_answered_for_long_rolls_the_round_back(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("twopc.coordinator.SEAL_PATIENCE_S", 0.05)
+    monkeypatch.setattr("twopc.performer.SEAL_PATIENCE_S", 0.05)
     coordinator = world.coordinator()
     sink(coordinator, "b").during["seal"] = raises(Retriable("no broker"))
     with pytest.raises(RoundAborted, match="no broker"):
         run(coordinator, 0)
-    assert (world.open(), coordinator._log.tail.decided) == ([], None)
+    assert (world.open(), log_of(coordinator).tail.decided) == ([], None)
 
 
 def test_an_operator_is_told_of_a_call_that_has_been_repeated_for_a_minute(
@@ -709,8 +711,8 @@ def test_a_notice_of_a_coordinator_that_was_killed_does_not_outlast_the_next_ent
     coordinator = world.coordinator()
     run(coordinator, 0)
     event = CallRetried("a commit", 9, 5.0, "away", waited_s=61)
-    notices.Notices(world.log).post(coordinator._log.tail, event)
-    assert notices.read(world.log, coordinator._log.tail)
+    notices.Notices(world.log).post(log_of(coordinator).tail, event)
+    assert notices.read(world.log, log_of(coordinator).tail)
     world.coordinator().recover()
     newest = read_tail(world.log)
     assert newest
@@ -789,7 +791,7 @@ def test_a_sink_whose_seal_returns_fewer_transactions_is_not_believed(world: Wor
     sink(coordinator, "a").seal = lambda committables, age_s: committables[:1]
     with pytest.raises((RoundAborted, Refused)):
         run(coordinator, 0)
-    assert coordinator._log.tail.decided is None
+    assert log_of(coordinator).tail.decided is None
     assert world.open() == []
 
 
@@ -855,9 +857,9 @@ def test_an_announcement_names_what_was_given_up_also_if_that_is_all_of_the_batc
     sink(coordinator, "a").during["commit"] = raises(OutcomeUnknown("its name was used again"))
     with pytest.raises(OutcomeUnknown):
         run(coordinator, 0)
-    [decision] = coordinator._log.tail.unresolved
+    [decision] = log_of(coordinator).tail.unresolved
     for committables in decision.committables["a"]:
-        coordinator._log.abandon(0, {"a": [committables]}, "ann@ops")
+        coordinator.abandon(0, {"a": [committables]}, "ann@ops")
     recovered = world.coordinator()
     recovered.recover()
     [(_, committed)] = sink(recovered, "b").announced
@@ -939,19 +941,19 @@ def test_a_restart_does_not_pass_over_a_lost_transaction(world: World, error: ty
         sink(coordinator, "a").during["commit 0"] = raises(error("batch 0 of a"))
         with pytest.raises(error):
             run(coordinator, 0)
-        assert coordinator._log.tail.decided == 0
+        assert log_of(coordinator).tail.decided == 0
 
 
 def test_a_log_that_cannot_be_read_hides_no_failed_commit(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = world.coordinator()
-    verify, answers = CommitLog.verify, [Retriable("the store is slow")]
+    verify, answers = steps.verify, [Retriable("the store is slow")]
 
-    def slow(log: CommitLog) -> None:
+    def slow(log: LogView) -> Steps[None]:
         if coordinator.phase is Phase.COMMITTING and answers:
             raise answers.pop()
-        verify(log)
+        yield from verify(log)
 
-    monkeypatch.setattr(CommitLog, "verify", slow)
+    monkeypatch.setattr(steps, "verify", slow)
     sink(coordinator, "a").during["commit 0"] = raises(TransactionLost("rolled back"))
     with pytest.raises(TransactionLost, match="rolled back"):
         run(coordinator, 0)
@@ -1019,7 +1021,7 @@ def test_an_error_of_a_commit_that_says_nothing_is_finished_by_the_next_incarnat
     assert len(world.open()) == 2
     sink(coordinator, "b").during.clear()
     assert coordinator.run(0, never).already_decided
-    assert coordinator._log.incarnation == 2
+    assert log_of(coordinator).incarnation == 2
     assert world.visible("b") == ["0-0", "0-1"]
 
 
@@ -1086,7 +1088,7 @@ def test_of_two_sinks_that_cannot_be_swept_the_one_that_stays_so_is_raised_and_l
     sink(coordinator, "a").during["recover"] = raises(Retriable("no broker answers"))
     sink(coordinator, "b").during["recover"] = raises(OSError("its disk is gone"))
     with pytest.raises(OSError, match="its disk is gone"):
-        coordinator._sweep(recovered=False)
+        swept_by(coordinator)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert told == ["sweep of sink 'b': its disk is gone"]
 
@@ -1094,9 +1096,9 @@ def test_of_two_sinks_that_cannot_be_swept_the_one_that_stays_so_is_raised_and_l
 def test_a_sweep_leaves_what_is_decided_alone_though_it_is_open(world: World) -> None:
     coordinator = world.coordinator()
     run(coordinator, 0)
-    name = coordinator._log.tail.unresolved[0].committables["a"][0].transaction_id
+    name = log_of(coordinator).tail.unresolved[0].committables["a"][0].transaction_id
     world.targets["a"].open[name] = [{"value": "still shown as open by a slow target"}]
-    coordinator._sweep(recovered=False)
+    swept_by(coordinator)
     assert world.open() == [name]
 
 
@@ -1109,12 +1111,12 @@ def test_a_sweep_aborts_an_undecided_transaction_though_a_decided_one_had_its_na
         of_sink, "seal", lambda voted, age_s: [Committable(c.transaction_id, {"epoch": 3}, c.records) for c in voted]
     )
     run(coordinator, 0)
-    [decided, _] = coordinator._log.tail.unresolved[0].committables["a"]
+    [decided, _] = log_of(coordinator).tail.unresolved[0].committables["a"]
     aborted: list[Committable] = []
     listed = [Committable(decided.transaction_id, {"epoch": epoch}) for epoch in (3, 4)]
     monkeypatch.setattr(of_sink, "recover", lambda: listed)
     monkeypatch.setattr(of_sink, "abort", aborted.append)
-    coordinator._sweep(recovered=False)
+    swept_by(coordinator)
     assert aborted == listed[1:]
 
 
@@ -1127,7 +1129,7 @@ def test_a_sweep_looks_again_until_it_finds_nothing_new(world: World, monkeypatc
     aborted: list[Committable] = []
     monkeypatch.setattr(sink(coordinator, "a"), "recover", lambda: next(looks))
     monkeypatch.setattr(sink(coordinator, "a"), "abort", aborted.append)
-    coordinator._sweep(recovered=False)
+    swept_by(coordinator)
     assert aborted == [whole, part]
 
 
@@ -1319,8 +1321,8 @@ def test_an_older_coordinator_that_wakes_in_its_sweep_aborts_nothing_of_the_newe
 
     def wake() -> None:  # in the listing of the first sink, so that the second lists what the newer one began
         sink(older, "a").during.clear()
-        newer._open()
-        write_all(newer)(Round(newer._log.incarnation, 1))
+        newer.recover()
+        write_all(newer)(Round(log_of(newer).incarnation, 1))
         open_before.append(world.open())
 
     if at == "recovery":
@@ -1357,7 +1359,7 @@ def test_a_sweep_lists_then_reads_the_log_again_then_aborts(world: World) -> Non
         sink(coordinator, name).during["abort"] = lambda name=name: order.append(f"abort {name}")
     store.during["read"] = lambda: order.append("read the log")
     write_all(coordinator)(Round(1, 1))
-    coordinator._sweep(recovered=False)
+    swept_by(coordinator)
     assert order == [
         *("list a", "read the log", "abort a", "abort a", "list a"),
         *("list b", "read the log", "abort b", "abort b", "list b"),
@@ -1402,7 +1404,7 @@ def test_after_an_error_the_next_run_opens_a_new_incarnation_and_recovers_first(
         coordinator.run(0, raises(OSError("lost")))
     events.clear()
     run(coordinator, 0)
-    assert coordinator._log.incarnation == 2
+    assert log_of(coordinator).incarnation == 2
     assert events[0] == PhaseEntered(Phase.RECOVERING, None, "query")
 
 
@@ -1537,7 +1539,7 @@ def test_nothing_of_the_records_stays_with_the_coordinator(world: World) -> None
         del records, phase_one
         gc.collect()
         assert written() is None
-        sizes.append(len(json.dumps(json.loads(serialise(coordinator._log.tail)))))  # without line breaks
+        sizes.append(len(json.dumps(json.loads(serialise(log_of(coordinator).tail)))))  # without line breaks
     assert sizes[1] - sizes[0] <= 2 * len("100000")  # its records and bytes
 
 
@@ -1546,7 +1548,7 @@ def test_what_is_committed_is_not_pending_any_more(world: World) -> None:
     for batch_id in range(5):
         run(coordinator, batch_id)
     assert [len(sink(coordinator, name).pending) for name in "ab"] == [0, 0]
-    assert len(coordinator._log.tail.unresolved) == 1
+    assert len(log_of(coordinator).tail.unresolved) == 1
 
 
 # A round whose steps run in different processes. -----------------------------------------------------------------

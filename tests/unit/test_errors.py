@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 
+from tests.support.incarnations import log_of
 from tests.unit.test_coordinator import World, raises, run, sink
 from twopc import Committable, errors
 from twopc.errors import (
@@ -105,7 +106,7 @@ def test_an_error_of_a_commit_names_sink_batch_transaction_and_phase(monkeypatch
         run(coordinator, 1)
     error = raised.value
     assert (error.sink, error.batch_id, error.phase) == ("b", 1, Phase.COMMITTING)
-    [first, _] = coordinator._log.tail.unresolved[-1].committables["b"]
+    [first, _] = log_of(coordinator).tail.unresolved[-1].committables["b"]
     assert error.transaction_id == first.transaction_id
     with pytest.raises(TransactionLost) as raised:  # the batch that is not committed, and not the one that is run
         run(coordinator, 2)

@@ -65,7 +65,7 @@ def test_few_frames_lie_between_run_and_a_commit_on_a_thread(tmp_path: Path, mon
         submitting.append(ours[::-1])
         return real(*arguments, **options)
 
-    monkeypatch.setattr("twopc.coordinator.on_threads", on_threads)
+    monkeypatch.setattr("twopc.commits.on_threads", on_threads)
     commits = committed(tmp_path, commits_at_once=2)
     [stack] = submitting
     between = stack[stack.index("run") + 1 :]

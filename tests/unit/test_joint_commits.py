@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.observing import Killed
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
-from twopc._joint_commits import _Once
+from twopc.commits import _Once
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc.participant import Vote
 from twopc.testing import MemorySink, MemoryTableSink, MemoryTarget

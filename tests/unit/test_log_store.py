@@ -25,8 +25,8 @@ from twopc._exclusive_rename import rename_to_free_name
 from twopc.durable_files import make_folder
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import CommitLog, read_tail
-from twopc.log.entries import Decision
-from twopc.log.store import LocalStore, LogStore, entry_name, open_store
+from twopc.log.entries import Decision, entry_name
+from twopc.log.store import LocalStore, LogStore, open_store
 from twopc.testing import LogStoreContract
 from twopc.transactional_ids import Round
 

@@ -13,7 +13,7 @@ A, B, C = (Committable(name, {}) for name in "abc")
 def pending(*batch_ids: int) -> PendingTransactions:
     transactions = PendingTransactions()
     for batch_id in batch_ids:
-        transactions.add(batch_id, [Committable(f"t{batch_id}", {})])
+        transactions.add(batch_id, {"x": [Committable(f"t{batch_id}", {})], "y": []})
     return transactions
 
 
@@ -23,64 +23,54 @@ def test_batches_are_iterated_oldest_first() -> None:
 
 def test_a_batch_keeps_its_transactions_in_order() -> None:
     transactions = PendingTransactions()
-    transactions.add(3, [C, A, B])
-    transactions.add(4, [])
-    assert dict(transactions) == {3: (C, A, B), 4: ()}
+    transactions.add(3, {"x": [C, A, B], "y": []})
+    assert transactions[3] == {"x": (C, A, B), "y": ()}
 
 
 def test_what_is_remembered_does_not_change_with_the_callers_list() -> None:
     transactions, mine = PendingTransactions(), [A]
-    transactions.add(0, mine)
+    transactions.add(0, {"x": mine})
     mine.append(B)
-    assert transactions[0] == (A,)
+    assert transactions[0] == {"x": (A,)}
 
 
 @pytest.mark.parametrize("late", [2, 3, 4])
 def test_a_batch_that_is_not_newer_than_every_pending_one_is_refused_and_changes_nothing(late: int) -> None:
     transactions = pending(3, 4)
     with pytest.raises(ValueError, match=f"batch {late} is not newer"):
-        transactions.add(late, [B])
+        transactions.add(late, {"x": [B]})
     assert list(transactions) == [3, 4]
 
 
-def test_committing_through_a_batch_takes_every_batch_up_to_it() -> None:
-    transactions = pending(3, 4, 6)
-    assert transactions.through(2) == ()
-    assert transactions.through(4) == (3, 4)
-    assert transactions.through(5) == (3, 4)
-    assert transactions.through(9) == (3, 4, 6)
-
-
-def test_a_batch_that_was_passed_over_is_committed_with_the_next_one() -> None:
-    transactions = pending(3, 4, 5)
-    for batch_id in transactions.through(4):
-        transactions.settle(batch_id)
-    assert list(transactions) == [5]
-
-
-def test_settling_a_batch_late_or_again_changes_nothing() -> None:
+def test_a_sink_sees_its_own_part_of_each_batch_that_it_has_not_completed() -> None:
     transactions = pending(3, 4)
+    seen_by_x, seen_by_y = transactions.of("x"), transactions.of("y")
+    transactions.complete(3, "x")
+    assert dict(seen_by_x) == {4: (Committable("t4", {}),)}
+    assert dict(seen_by_y) == {3: (), 4: ()}
+    assert (3 in seen_by_x, len(seen_by_x)) == (False, 1)
+
+
+def test_a_batch_is_pending_until_every_sink_has_completed_it() -> None:
+    transactions = pending(3, 4)
+    transactions.complete(3, "x")
+    with pytest.raises(AssertionError):
+        transactions.settle(3)
+    transactions.complete(3, "y")
     transactions.settle(3)
-    transactions.settle(3)
-    transactions.settle(1)
-    assert transactions.through(3) == ()
     assert list(transactions) == [4]
 
 
 def test_batches_can_be_settled_while_they_are_iterated() -> None:
     transactions = pending(1, 2, 3)
     for batch_id in transactions:
+        transactions.complete(batch_id, "x")
+        transactions.complete(batch_id, "y")
         transactions.settle(batch_id)
     assert len(transactions) == 0
 
 
-def test_looking_through_does_not_forget() -> None:
-    transactions = pending(1, 2)
-    transactions.through(2)
-    assert len(transactions) == 2
-
-
 def test_an_amended_decision_takes_the_place_of_the_first() -> None:
     transactions = pending(1, 2)
-    transactions.amend(1, [B, C])
-    assert dict(transactions) == {1: (B, C), 2: (Committable("t2", {}),)}
+    transactions.amend(1, "x", [B, C])
+    assert dict(transactions.of("x")) == {1: (B, C), 2: (Committable("t2", {}),)}

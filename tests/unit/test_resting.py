@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.incarnations import log_of
 from tests.unit.test_coordinator import World, never, raises, run, sink
 from twopc import Participant, Round
 from twopc import resting as resting_module
@@ -41,7 +42,7 @@ def begin_late(coordinator: Any, batch_id: int) -> None:
     """An attempt that was lost, and begins after its batch is through."""
     import pyarrow as pa
 
-    Participant(coordinator._sinks, Round(coordinator._log.incarnation, batch_id), partition=0, serial=9).write(
+    Participant(coordinator._sinks, Round(log_of(coordinator).incarnation, batch_id), partition=0, serial=9).write(
         "a", pa.record_batch({"value": ["late"]})
     )
 
@@ -155,7 +156,7 @@ def test_a_batch_ends_a_row_of_rests_that_get_no_answer(world: World, monkeypatc
     clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
     monkeypatch.setattr("twopc.coordinator.time", clock)
     told: list[Event] = []
-    monkeypatch.setattr("twopc.coordinator.notify", told.append)
+    monkeypatch.setattr("twopc.performer.notify", told.append)
 
     def failing_rest() -> tuple[int, float, float]:
         sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
@@ -243,20 +244,16 @@ def test_a_rest_that_can_not_read_the_log_opens_it_no_more(world: World, monkeyp
     assert coordinator.phase is Phase.IDLE
 
 
-def test_a_rest_whose_entry_is_in_doubt_is_followed_by_a_recovery(world: World) -> None:
+def test_a_rest_whose_entry_is_in_doubt_is_followed_by_a_recovery(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     coordinator = world.coordinator()
     run(coordinator, 0)
 
-    class InDoubtLog:
-        def __getattr__(self, name: str) -> Any:
-            if name == "complete":
-                return raises(InDoubt("no answer"))
-            return getattr(log, name)
-
-    log = coordinator._log
-    coordinator._log = InDoubtLog()  # type: ignore[assignment]
-    with pytest.raises(InDoubt):
-        coordinator.rest()
+    with monkeypatch.context() as context:
+        context.setattr("twopc.log.steps.append", raises(InDoubt("no answer")))
+        with pytest.raises(InDoubt):
+            coordinator.rest()
     assert coordinator.phase is Phase.CLOSED
     run(coordinator, 1)
     assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]

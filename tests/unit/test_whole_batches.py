@@ -130,17 +130,3 @@ def test_a_loss_of_one_transaction_has_the_whole_batch_written_again_from_its_co
     assert world.asked == [(0, 2)] * 2
     assert world.visible("table") == ["0-0", "0-1"]
     assert world.targets["table"].open == {}
-
-
-def test_the_default_commits_one_transaction_after_the_other() -> None:
-    target = MemoryTarget()
-    sink = MemorySink(target)
-    sink.bind("rows", "log")
-    votes = []
-    for partition in range(2):
-        with Participant({"rows": sink}, Round(1, 0), partition=partition) as participant:
-            participant.write("rows", pa.record_batch({"value": [str(partition)]}))
-            votes.append(participant.pre_commit()["rows"])
-    assert not sink.commits_whole_batches
-    sink.commit_batch(0, votes)
-    assert [record["value"] for record in target.visible] == ["0", "1"]

@@ -1,7 +1,4 @@
-"""Recovery without an engine: the coordinator's own code, over the sinks that the operator describes.
-
-It reads one private name of the coordinator: the open log, in which an operator gives transactions up.
-"""
+"""Recovery without an engine: the coordinator's own code, over the sinks that the operator describes."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from typing import Any
 
 import twopc
 from twopc import Coordinator
-from twopc._bound_sink import CommitCall
 from twopc.cli.verdicts import Judged, Verdict, judge
+from twopc.effects import FailedCommit
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Refused, TransactionLost
 from twopc.events import Event, TransactionAborted, TransactionCommitted, TransactionReplayed
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import check_prefixes, opened
 from twopc.log.history import History
+from twopc.loss import is_recomputable
 from twopc.places import file_system
 from twopc.plugins import notify
-from twopc.recompute import is_recomputable
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
@@ -82,16 +79,11 @@ class Recovery:
         self._history = history
         self._sinks = sinks
         self._replay_copies = replay_copies
-        self._coordinator = self._start()
+        self._coordinator = Coordinator(sinks, history.store, owner=history.tail.owner, replay_copies=replay_copies)
 
     @property
     def _prefixes(self) -> dict[str, str]:
         return {name: sink.prefix for name, sink in self._sinks.items()}
-
-    def _start(self) -> Coordinator:
-        return Coordinator(
-            self._sinks, self._history.store, owner=self._history.tail.owner, replay_copies=self._replay_copies
-        )
 
     # Without changing anything. -------------------------------------------------------------------------------
 
@@ -155,9 +147,9 @@ class Recovery:
     # What changes the log and the target systems. ------------------------------------------------------------------
 
     @property
-    def log(self) -> CommitLog | None:
-        """The log, once it is open."""
-        return getattr(self._coordinator, "_log", None)
+    def incarnation(self) -> int | None:
+        """The incarnation that was opened; None before."""
+        return self._coordinator.incarnation
 
     def end_orphans(self) -> None:
         """Roll back every open transaction of a round that is over, and open no incarnation. Transactions that may
@@ -177,15 +169,13 @@ class Recovery:
 
     def run(self) -> None:
         """Open a new incarnation, commit what is decided, abort the rest, close. Raises like ``Coordinator.run``."""
-        if self.log is not None:
-            self._coordinator = self._start()
         with self._coordinator:
             self._coordinator.recover()
 
     @property
     def stuck(self) -> int | None:
         """The batch at which ``run`` failed: all older ones are committed. None if all batches are."""
-        return min((batch_id for sink in self._sinks.values() for batch_id in sink.pending), default=None)
+        return next(iter(self._coordinator.in_doubt), None)
 
     def lost(self, batch_id: int, even_if_repairable: bool) -> list[Lost]:
         """Return the transactions of a batch that can't be committed, after ``run`` failed. All others that were due
@@ -202,44 +192,31 @@ class Recovery:
             Fenced: a newer coordinator has opened the log.
             TwoPhaseCommitError: any other reason for which a transaction can't be committed now.
         """
-        assert self.log is not None
-        # Upholds: a sink that commits last is never ahead of the others. While one of these has not completed the
-        # batch, the former wait; they are committed after what is lost was given up.
-        due = [sink for sink in self._sinks.values() if batch_id in sink.pending]
-        due = [sink for sink in due if not sink.commits_last] or due
-        found: list[Lost] = []
-        for sink in due:
-            for call in sink.commit_calls(batch_id, sink.pending[batch_id]):
-                found += self._commit(call, even_if_repairable)
-        until_answered("look at the log", self.log.verify)  # a newer driver may have settled what is lost here
+        found = [each for failed in self._coordinator.lost(batch_id) for each in self._lost(failed, even_if_repairable)]
         repairable = [lost.error for lost in found if not isinstance(lost.error, (TransactionLost, OutcomeUnknown))]
         if repairable and not even_if_repairable:
             raise repairable[0]
         return found
 
-    def _commit(self, call: CommitCall, even_if_recomputable: bool) -> list[Lost]:
-        sink = self._sinks[call.sink]
-        try:
-            until_answered(str(call), call.commit)
-        except Refused as error:  # the batch is decided, whatever it says
-            refused = OperatorRequired(error.message, sink=call.sink, transaction_id=call.transaction_id)
-            return [Lost(call.sink, committable, refused) for committable in call.committables]
-        except OperatorRequired as error:
-            copies = sink.replay_copies
-            if isinstance(error, TransactionLost) and copies and all(map(copies.can_replace, call.committables)):
-                return []
-            if is_recomputable(call, error) and not even_if_recomputable:
-                return []
-            return [Lost(call.sink, committable, error) for committable in call.committables]
-        return []
+    def _lost(self, failed: FailedCommit, even_if_recomputable: bool) -> list[Lost]:
+        error = failed.error
+        if isinstance(error, Refused):  # the batch is decided, whatever it says
+            error = OperatorRequired(error.message, sink=failed.sink, transaction_id=failed.transaction_id)
+        if not isinstance(error, OperatorRequired):
+            raise error
+        copies = self._sinks[failed.sink].replay_copies
+        if isinstance(error, TransactionLost) and copies and all(map(copies.can_replace, failed.committables)):
+            return []
+        if is_recomputable(failed) and not even_if_recomputable:
+            return []
+        return [Lost(failed.sink, committable, error) for committable in failed.committables]
 
     def give_up(self, batch_id: int, lost: list[Lost], by: str) -> None:
         """Write into the log that ``lost`` is given up. From then on no coordinator commits it. Raises like ``run``."""
-        assert self.log is not None
         given_up: dict[str, list[Committable]] = {}
         for transaction in lost:
             given_up.setdefault(transaction.sink, []).append(transaction.committable)
-        self.log.abandon(batch_id, given_up, by)
+        self._coordinator.abandon(batch_id, given_up, by)
 
 
 def _is_folder(url: str) -> bool:

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from twopc.errors import LogMismatch
-from twopc.log.commit_log import read_decision
 from twopc.log.entries import Entry
-from twopc.log.store import LogStore
 from twopc.transaction import JsonValue
 
 logger = logging.getLogger(__name__)
@@ -26,28 +24,33 @@ _SHOWN = 10  # differences in one message
 
 
 def recognize(
-    batch_id: int, reads: JsonValue, tail: Entry, first_batch_id: int, store: LogStore, follows: JsonValue = None
+    batch_id: int,
+    reads: JsonValue,
+    tail: Entry,
+    first_batch_id: int,
+    log: str,
+    follows: JsonValue = None,
+    earlier: Entry | None = None,
 ) -> bool:
-    """Return whether the log in ``store``, with the newest entry ``tail``, has decided the batch that the query has
-    reached. Refuse a batch that is neither a decided one nor the next.
+    """Return whether the log at the URL ``log``, with the newest entry ``tail``, has decided the batch that the query
+    has reached. Refuse a batch that is neither a decided one nor the next.
 
-    A batch before the newest decided one is recognized by what it reads, as long as its entry is kept. So a query whose
-    checkpoint is several batches behind passes through them one by one, and its state ends where it would have been.
+    A batch before the newest decided one is recognized by what it reads, as long as its entry, ``earlier``, is kept. So
+    a query whose checkpoint is several batches behind passes through them one by one, and its state ends where it would
+    have been.
 
     Raises:
         LogMismatch: the batch can't come now, was decided with other ``reads``, or ``follows`` another batch than the
             decided one.
     """
-    if tail.decided is not None and batch_id < tail.decided and reads is not None:
-        earlier = read_decision(store, batch_id)
-        if earlier is not None and earlier.reads is not None:
-            _require_same_reads(batch_id, earlier.reads, reads, store.url)
-            return True
-    _require_in_order(batch_id, tail.decided, first_batch_id, store.url)
+    if earlier is not None and earlier.reads is not None:
+        _require_same_reads(batch_id, earlier.reads, reads, log)
+        return True
+    _require_in_order(batch_id, tail.decided, first_batch_id, log)
     if batch_id != tail.decided:
-        _require_same_end(batch_id, tail.reads, follows, store.url)
+        _require_same_end(batch_id, tail.reads, follows, log)
         return False
-    _require_same_reads(batch_id, tail.reads, reads, store.url)
+    _require_same_reads(batch_id, tail.reads, reads, log)
     return True
 
 

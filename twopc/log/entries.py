@@ -26,6 +26,8 @@ from twopc.transactional_ids import Round
 
 FORMAT = 1
 
+ENTRY_SUFFIX = ".json"
+
 LONGEST_DECISION = 32 * 1024 * 1024
 """In bytes: the decision of 70 000 files of as many tasks, or of twice as many files of a few. A longer one is not
 written."""
@@ -294,6 +296,11 @@ def _decision_to_json(decision: Decision) -> dict[str, JsonValue]:
             for sink, committables in decision.committables.items()
         },
     }
+
+
+def entry_name(slot: int) -> str:
+    """``00000000000000000042.json``: twenty digits, so that names sort as numbers do."""
+    return f"{slot:020d}{ENTRY_SUFFIX}"
 
 
 def parse(data: bytes, where: str) -> Entry:

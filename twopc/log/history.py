@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import notices
-from twopc.log.entries import Decision, Entry, parse
+from twopc.log.entries import Decision, Entry, entry_name, parse
 from twopc.log.notices import Notice
-from twopc.log.store import LogStore, entry_name, store_of
+from twopc.log.store import LogStore, store_of
 
 ATTEMPTS = 5
 """A running driver may append and prune between the listing and the reads. Then the log is read once more."""

@@ -14,6 +14,7 @@ from twopc import registry
 from twopc.checks import CheckResult
 from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc.log.entries import ENTRY_SUFFIX, entry_name
 from twopc.mounts import Mount, mount_of
 from twopc.options import did_you_mean
 from twopc.places import LOCAL, canonical, file_system, parsed_place
@@ -21,7 +22,6 @@ from twopc.store_errors import REFUSING, TEMPORARY, meaning
 
 logger = logging.getLogger(__name__)
 
-_SUFFIX = ".json"
 _NOTICE = "notice.json"
 
 
@@ -81,14 +81,9 @@ class ReplicatedLogStore(Protocol):
         """
 
 
-def entry_name(slot: int) -> str:
-    """``00000000000000000042.json``: twenty digits, so that names sort as numbers do."""
-    return f"{slot:020d}{_SUFFIX}"
-
-
 def _slot(name: str) -> int | None:
-    stem = name.removesuffix(_SUFFIX)
-    return int(stem) if name.endswith(_SUFFIX) and len(stem) == 20 and stem.isdecimal() else None
+    stem = name.removesuffix(ENTRY_SUFFIX)
+    return int(stem) if name.endswith(ENTRY_SUFFIX) and len(stem) == 20 and stem.isdecimal() else None
 
 
 def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:

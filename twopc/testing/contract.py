@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.checks import CheckStatus
+from twopc.commits import calls_of
 from twopc.errors import OperatorRequired, Refused, Retriable
 from twopc.leases import BATCH_SLOTS
 from twopc.participant import Participant
@@ -326,7 +327,7 @@ class SinkContract(ABC):
         """A coordinator that was replaced may still be committing. Only the newest one's errors count."""
         query = self.query()
         committables = self._pre_committed("abc")
-        calls = [call for sink in (query.sink(), query.sink()) for call in sink.commit_calls(0, committables)]
+        calls = [call for sink in (query.sink(), query.sink()) for call in calls_of(sink, 0, committables)]
         _all_at_once(lambda call: _error_of(query.answered, call.commit), calls)
         query.publish(*committables)
         self._require_visible([*"abc"])
@@ -656,7 +657,7 @@ class SinkContract(ABC):
             if sink is None:
                 raise unittest.SkipTest("the test can't silence the target system")
             sink.bind(SINK, LOG_ID)
-            [commit] = sink.commit_calls(0, [committable])
+            [commit] = calls_of(sink, 0, [committable])
             calls: dict[str, Callable[[], object]] = {
                 "a commit": commit.commit,
                 "an abort": lambda: sink.abort(other),
@@ -712,7 +713,7 @@ class SinkContract(ABC):
         batches = [self._pre_committed(value, Round(1, batch_id)) for batch_id, value in enumerate("ab")]
         sink = query.sink()
         for batch_id, committables in enumerate(batches):
-            for call in sink.commit_calls(batch_id, committables):
+            for call in calls_of(sink, batch_id, committables):
                 query.answered(call.commit)
             for _ in range(2):
                 sink.close()
@@ -758,7 +759,7 @@ class SinkContract(ABC):
         """Look as a reader between a kill and the next start. Some transactions may be visible, or the batch where the
         sink commits whole batches; no part of one."""
         seen = Counter(self.visible())
-        for values in [[*chain(*of_batch)]] if self.make_sink().commits_whole_batches else of_batch:
+        for values in [[*chain(*of_batch)]] if isinstance(self.make_sink(), WholeBatchSink) else of_batch:
             times = {seen[value] for value in values}
             assert times <= {0, 1}, f"a record is visible twice after a kill at {step}"
             if self.shows_whole_transactions:
@@ -814,11 +815,11 @@ class SinkContract(ABC):
         return attempt
 
     def _require_commits_of_transactions(self) -> None:
-        if self.make_sink().commits_whole_batches:
+        if isinstance(self.make_sink(), WholeBatchSink):
             raise unittest.SkipTest("the sink commits whole batches")
 
     def _require_commits_of_batches(self) -> None:
-        if not self.make_sink().commits_whole_batches:
+        if not isinstance(self.make_sink(), WholeBatchSink):
             raise unittest.SkipTest("the sink commits transaction by transaction")
 
     def _require_other_processes(self) -> None:

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from twopc.checks import CheckStatus
 from twopc.errors import Fenced
-from twopc.log.commit_log import ENTRIES_KEPT, CommitLog, read_tail
+from twopc.log.commit_log import CommitLog, read_tail
 from twopc.log.entries import Decision
+from twopc.log.steps import ENTRIES_KEPT
 from twopc.log.store import CheckedLogStore, LogStore
 from twopc.testing.query import answered
 from twopc.transaction import Committable

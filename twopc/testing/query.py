@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from twopc.commits import calls_of
 from twopc.events import Event
 from twopc.participant import Participant
 from twopc.retry import until_answered
@@ -97,7 +98,7 @@ class Query:
 
     def commit(self, *committables: Committable, batch_id: int = FIRST_ROUND.batch_id) -> None:
         """Commit transactions of one decided batch, as a coordinator does."""
-        for call in self.sink().commit_calls(batch_id, committables):
+        for call in calls_of(self.sink(), batch_id, committables):
             self.answered(call.commit)
 
     def complete(self, batch_id: int, *committables: Committable) -> None:

@@ -53,18 +53,17 @@ def _never(real: Any, *arguments: Any) -> bool:
 
 
 _RECORDS = "tests.campaigns.jepsen.workload:record_batches"
-_COORDINATOR = "twopc.coordinator:Coordinator"
 
 DEFECTS = {
     "a record is written twice": (Seam(_RECORDS, _first_record_twice),),
     "a record is not written": (Seam(_RECORDS, _last_record_lost),),
     "a task commits by itself": (Seam("twopc.participant:Participant.pre_commit", _sometimes_committed),),
-    "a decided batch is not recognized": (Seam("twopc.coordinator:recognize", _never),),
+    "a decided batch is not recognized": (Seam("twopc.log.batch_identity:recognize", _never),),
     "offsets do not wait for the output": (Seam("twopc.coordinator:_check", _committed_together),),
     "no answer of PostgreSQL counts as committed": (
         Seam("twopc_postgres.sink:PostgresSink.commit", _silence_is_committed),
     ),
-    "recovery commits nothing": (Seam(f"{_COORDINATOR}._remember", nothing, f"{_COORDINATOR}._attach"),),
+    "recovery commits nothing": (Seam("twopc.effects:Life.remember", nothing, "twopc.protocol:bound"),),
 }
 """Name → seams. The simulation's mutants come on top."""
 

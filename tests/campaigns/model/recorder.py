@@ -18,11 +18,12 @@ from tests.campaigns.simulation.records import share
 from tests.campaigns.simulation.schedule import Scenario
 from tests.campaigns.simulation.spark_model import Batch, SparkJob
 from tests.campaigns.simulation.world import Actor, Fault, World
+from tests.support.incarnations import log_of
 from twopc.coordinator import Coordinator
+from twopc.effects import LogView, Steps
 from twopc.errors import Fenced, LogMismatch, OutcomeUnknown, TransactionLost
 from twopc.leases import Lease
 from twopc.log import entries
-from twopc.log.commit_log import CommitLog
 from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionalIdPool
 from twopc_files.file_names import DECIDABLE, OPEN, open_files
@@ -143,8 +144,8 @@ class Recorder:
             Seam("twopc.coordinator:Coordinator.rest", self._rest),
             Seam("twopc.coordinator:Coordinator._rested", self._rested),
             Seam("twopc.coordinator:Coordinator.close", self._until_fenced),
-            Seam("twopc.log.commit_log:CommitLog.verify", self._verify),
-            Seam("twopc._bound_sink:BoundSink.sealed", self._sealed),
+            Seam("twopc.log.steps:verify", self._verify),
+            Seam("twopc.performer:sealed", self._sealed),
             Seam("twopc_kafka.sink:KafkaSink.recover", self._recover),
             Seam("twopc_files.sink:FileSink.recover", self._recover),
             Seam("twopc.participant:Participant.pre_commit", self._pre_commit),
@@ -170,7 +171,7 @@ class Recorder:
     def _life(self) -> int | None:
         """The life of the driver that acts."""
         coordinator = self._coordinators.get(self._actor) if self._actor else None
-        return coordinator._log.incarnation if coordinator and hasattr(coordinator, "_log") else None
+        return coordinator.incarnation if coordinator else None
 
     # The world. -----------------------------------------------------------------------------------------------------
 
@@ -298,18 +299,18 @@ class Recorder:
             self._received(coordinator, "refused")
             raise
         except (TransactionLost, OutcomeUnknown):
-            self._add("lost", life=coordinator._log.incarnation)
+            self._add("lost", life=coordinator.incarnation)
             raise
         if finished.already_decided:
             self._received(coordinator, "record")
-        self._add("ran", life=coordinator._log.incarnation)
+        self._add("ran", life=coordinator.incarnation)
         return finished
 
     def _received(self, coordinator: Coordinator, what: str) -> None:
         actor = self._actor
         assert actor
         batch = self._batches[actor]
-        life = coordinator._log.incarnation
+        life = coordinator.incarnation
         follows = batch.start if batch.follows else -1
         tasks = self._tasks_of(life, batch) if what == "write" else frozenset()
         reads = (batch.start, batch.end)
@@ -324,24 +325,24 @@ class Recorder:
         try:
             return real(coordinator, *arguments, **named)
         except Fenced:
-            if hasattr(coordinator, "_log"):
-                self._add("fenced", life=coordinator._log.incarnation)
+            if coordinator.incarnation:
+                self._add("fenced", life=coordinator.incarnation)
             raise
 
     def _rest(self, real: Any, coordinator: Coordinator) -> None:
         try:
             real(coordinator)
         except Fenced:
-            self._add("fenced at rest", life=coordinator._log.incarnation)
+            self._add("fenced at rest", life=coordinator.incarnation)
             raise
 
     def _rested(self, real: Any, coordinator: Coordinator) -> None:
         real(coordinator)
-        log = coordinator._log
+        log = log_of(coordinator)
         self._add("rested", life=log.incarnation, unresolved=len(log.tail.unresolved))
 
-    def _verify(self, real: Any, log: CommitLog) -> None:
-        real(log)
+    def _verify(self, real: Any, log: LogView) -> Steps[None]:
+        yield from real(log)
         self._add("read the log", life=log.incarnation)
 
     def _recover(self, real: Any, sink: Any) -> list[Committable]:

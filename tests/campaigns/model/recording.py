@@ -19,12 +19,12 @@ from typing import Any
 
 from tests.campaigns.seams import Seam, patched
 from twopc.coordinator import Coordinator
+from twopc.effects import Life, LogView, Steps, Write
 from twopc.errors import Fenced, LogMismatch, OutcomeUnknown, TransactionLost
-from twopc.log.commit_log import CommitLog
 from twopc.log.entries import Decision, Entry
 from twopc.participant import Participant, Vote
+from twopc.performer import Performer
 from twopc.transaction import Committable
-from twopc.transactional_ids import Round
 
 SINKS = {
     "twopc_kafka.sink": "KafkaSink",
@@ -61,20 +61,20 @@ class _Recorder:
         self._after: dict[int, str | None] = {}  # slot → the entry that an append there follows
 
     def seams(self) -> tuple[Seam, ...]:
-        coordinator, log = "twopc.coordinator:Coordinator", "twopc.log.commit_log"
+        coordinator, log = "twopc.coordinator:Coordinator", "twopc.log.steps"
         return (
-            Seam(f"{coordinator}._attach", self._attach),
-            Seam(f"{coordinator}._pre_commit", self._pre_commit),
+            Seam("twopc.performer:Performer._bind", self._bind),
+            Seam("twopc.performer:Performer._write", self._write),
             Seam(f"{coordinator}.run", self._run),
             Seam(f"{coordinator}.recover", self._until_ended),
             Seam(f"{coordinator}.close", self._until_ended),
             Seam(f"{coordinator}.rest", self._rest),
             Seam(f"{coordinator}._rested", self._rested),
-            Seam("twopc.coordinator:recognize", self._recognize),
-            Seam(f"{log}:_append", self._append),
+            Seam("twopc.log.batch_identity:recognize", self._recognize),
+            Seam(f"{log}:_appended", self._appended),
             Seam(f"{log}:_put_once", self._put_once),
-            Seam(f"{log}:CommitLog.verify", self._verify),
-            Seam("twopc._bound_sink:BoundSink.sealed", self._sealed),
+            Seam(f"{log}:verify", self._verify),
+            Seam("twopc.performer:sealed", self._sealed),
             Seam("twopc.participant:Participant.pre_commit", self._pre_commit_of_task),
             *(seam for module, sink in SINKS.items() for seam in self._of(module, sink)),
         )
@@ -103,14 +103,14 @@ class _Recorder:
 
     # The coordinator. -----------------------------------------------------------------------------------------------
 
-    def _attach(self, real: Any, coordinator: Coordinator, log: CommitLog) -> None:
-        self._lives.update({id(sink): log.incarnation for sink in coordinator._sinks.values()})
-        sinks = {name: type(sink).__name__ for name, sink in coordinator._sinks.items()}
-        self._add("attach", life=log.incarnation, sinks=sinks)
-        real(coordinator, log)
+    def _bind(self, real: Any, performer: Performer, life: Life) -> Any:
+        self._lives.update({id(sink): life.log.incarnation for sink in performer.sinks.values()})
+        sinks = {name: type(sink).__name__ for name, sink in performer.sinks.items()}
+        self._add("attach", life=life.log.incarnation, sinks=sinks)
+        return real(performer, life)
 
     def _recognize(self, real: Any, batch_id: int, reads: Any, tail: Entry, *others: Any) -> Any:
-        given = {"life": tail.incarnation, "batch": batch_id, "reads": reads, "follows": others[-1]}
+        given = {"life": tail.incarnation, "batch": batch_id, "reads": reads, "follows": others[-2]}
         try:
             is_decided = real(batch_id, reads, tail, *others)
         except LogMismatch:
@@ -119,14 +119,16 @@ class _Recorder:
         self._add("run", what="record" if is_decided else "write", **given)
         return is_decided
 
-    def _pre_commit(self, real: Any, coordinator: Coordinator, round: Round, *arguments: Any) -> Any:
-        votes = real(coordinator, round, *arguments)
+    def _write(self, real: Any, performer: Performer, effect: Write) -> Any:
+        votes, round = real(performer, effect), effect.round
+        if effect.wanted is not None:
+            return votes
         given = [{sink: _key(committable) for sink, committable in vote.items()} for vote in votes if vote]
         may_end = {
             name
             for vote in votes
             for name, committable in vote.items()
-            if coordinator._sinks[name].may_time_out and committable.handle.get("has_timeout", True)
+            if performer.sinks[name].may_time_out and committable.handle.get("has_timeout", True)
         }
         life = {"life": round.incarnation, "batch": round.batch_id}
         self._add("votes", **life, votes=given, may_time_out=sorted(may_end))
@@ -162,21 +164,21 @@ class _Recorder:
 
     # The log. -------------------------------------------------------------------------------------------------------
 
-    def _append(self, real: Any, store: Any, slot: int, entry: Entry, after: Entry | None) -> Entry:
+    def _appended(self, real: Any, url: str, slot: int, entry: Entry, after: Entry | None) -> Steps[Entry]:
         self._after[slot] = None if after is None else after.entry_id
-        appended: Entry = real(store, slot, entry, after)
+        appended: Entry = yield from real(url, slot, entry, after)
         self._add("appended", id=appended.entry_id)
         return appended
 
-    def _put_once(self, real: Any, store: Any, slot: int, entry: Entry) -> Any:
+    def _put_once(self, real: Any, slot: int, entry: Entry) -> Any:
         unresolved = [{"batch": decision.batch_id, "sinks": _keys(decision)} for decision in entry.unresolved]
         what = {"entry": entry.kind, "by": entry.incarnation, "decided": entry.decided, "reads": entry.reads}
         self._add("put", slot=slot, id=entry.entry_id, after=self._after.get(slot), unresolved=unresolved, **what)
-        return real(store, slot, entry)
+        return real(slot, entry)
 
-    def _verify(self, real: Any, log: CommitLog) -> None:
+    def _verify(self, real: Any, log: LogView) -> Steps[None]:
         began = time.monotonic()
-        real(log)
+        yield from real(log)
         self._add("read the log", began, life=log.incarnation)
 
     # The sinks. -----------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ class _Recorder:
 
 def _life(coordinator: Coordinator) -> int:
     """Return the incarnation of a coordinator; 0 if it has none, as it could not open the log."""
-    return coordinator._log.incarnation if hasattr(coordinator, "_log") else 0
+    return coordinator.incarnation or 0
 
 
 def _keys(decision: Decision) -> dict[str, list[str]]:

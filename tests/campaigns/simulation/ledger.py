@@ -14,7 +14,7 @@ from tests.campaigns.simulation.table_model import Table, Version
 from tests.campaigns.simulation.world import Actor
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log import entries
-from twopc.log.store import entry_name
+from twopc.log.entries import entry_name
 from twopc.transaction import Committable
 from twopc_files.file_names import decidable_files
 

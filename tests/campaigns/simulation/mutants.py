@@ -18,16 +18,16 @@ from tests.campaigns.simulation.exploration import SMALL
 from tests.campaigns.simulation.schedule import Scenario
 from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
-from twopc import leases, sweep
-from twopc._bound_sink import CommitCall
-from twopc._joint_commits import _Once
+from twopc import effects, leases, protocol, sweep
+from twopc.commits import CommitCall, _Once
 from twopc.coordinator import Coordinator
 from twopc.durable_files import sync_folder
+from twopc.effects import Life, LogView, Steps
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc.leases import Use
-from twopc.log import commit_log, entries
-from twopc.log.commit_log import CommitLog
+from twopc.log import steps
 from twopc.log.entries import Decision, Entry
+from twopc.pending import PendingTransactions
 from twopc.phases import Phase
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -61,8 +61,8 @@ class Mutant:
 
 
 COORDINATOR = "twopc.coordinator:Coordinator"
-COMMIT_LOG = "twopc.log.commit_log:CommitLog"
-LOG = "twopc.log.commit_log"
+PROTOCOL = "twopc.protocol"
+LOG = "twopc.log.steps"
 LEASES = "twopc.leases"
 SWEEP = "twopc.sweep"
 KAFKA = "twopc_kafka.sink:KafkaSink"
@@ -70,7 +70,7 @@ HANGING = "twopc_kafka.hanging:Hanging"
 BROKER = "tests.campaigns.simulation.kafka_model:ModelControl"
 FILES = "twopc_files.stores.local:Local"
 SYSTEM = "tests.campaigns.simulation.disk:OperatingSystem"
-CALLS = "twopc._bound_sink:BoundSink.commit_calls"
+CALLS = "twopc.commits:calls_of"
 TABLE = "tests.campaigns.simulation.table_model:SimulatedTableSink"
 
 PRUNED = Scenario(sinks="k", batches=3, partitions=(1,), rows_a_batch=1, entries_kept=1)
@@ -92,80 +92,104 @@ PROGRESS = Scenario(sinks="pk", partitions=(1,), rows_a_batch=1, recompute=True)
 # Replacements, each with one defect. The first argument is the real function. -----------------------------------------
 
 
-def _sealed_unseen(_: Any, self: Coordinator, round: Round, votes: Sequence[Any], __: float) -> Any:
+def _sealed_unseen(_: Any, life: Life, __: Round, votes: Sequence[Any]) -> Steps[Any]:
     """Seal nothing."""
-    self._enter(Phase.SEALING, round.batch_id)
+    yield from nothing_done()
     unseen = {"end_txn_version": 5, "partitions": {}}
     return {
         name: tuple(replace(vote[name], handle={**vote[name].handle, **unseen}) for vote in votes if name in vote)
-        for name in self._sinks
+        for name in life.members
     }
 
 
-def _two_votes_sealed(real: Any, self: Coordinator, round: Round, votes: Sequence[Any], started: float) -> Any:
-    return real(self, round, votes[:2], started)
+def _two_votes_sealed(real: Any, life: Life, round: Round, votes: Sequence[Any]) -> Any:
+    return real(life, round, votes[:2])
 
 
-def _decided_then_sealed(real: Any, self: Coordinator, decision: Decision, reads: Any) -> None:
-    real(self, decision, reads)
-    for name, sink in self._sinks.items():
-        sink.seal(decision.committables[name], 0.0)
+def _decided_then_sealed(real: Any, life: Life, decision: Decision, offer: Any) -> Steps[None]:
+    yield from real(life, decision, offer)
+    for name, committables in decision.committables.items():
+        yield effects.Seal("seal", name, committables)
 
 
-def _committed_then_decided(real: Any, self: Coordinator, decision: Decision, reads: Any) -> None:
-    for name, sink in self._sinks.items():
-        for committable in decision.committables[name]:
-            sink.commit(committable)
-    real(self, decision, reads)
+def _committed_then_decided(real: Any, life: Life, decision: Decision, offer: Any) -> Steps[None]:
+    yield effects.Commit(decision.batch_id, decision.committables, False, "query")
+    yield from real(life, decision, offer)
 
 
-def _decided_or_aborted(real: Any, self: Coordinator, decision: Decision, reads: Any) -> None:
+def _decided_or_aborted(real: Any, life: Life, decision: Decision, offer: Any) -> Steps[None]:
     try:
-        real(self, decision, reads)
+        yield from real(life, decision, offer)
     except Fenced:
         raise
     except Exception as error:  # noqa: BLE001  # the defect
-        self._roll_back(decision.round, error)
+        yield from protocol.roll_back(life, decision.round, error)
 
 
-def _due(self: Coordinator, batch_id: int) -> list[int]:
-    return sorted({due for sink in self._sinks.values() for due in sink.pending.through(batch_id)})
+def _settled(life: Life, batch_id: int, wave: Sequence[str], recovered: bool, offer: Any) -> Steps[None]:
+    yield from protocol.commit(life, batch_id, wave, recovered, offer)
+    for name in wave:
+        yield effects.Complete(name, batch_id, life.pending[batch_id].get(name, ()))
 
 
-def _newest_first(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
-    for due in reversed(_due(self, batch_id)):
-        self._commit_batch(due, list(self._sinks.values()), recovered)
+def _newest_first(_: Any, life: Life, *, recovered: bool, offer: Any = None) -> Steps[None]:
+    for batch_id in reversed([*life.pending]):
+        yield from _settled(life, batch_id, [*life.pending[batch_id]], recovered, offer)
+        for name in life.members:
+            life.pending.complete(batch_id, name)
+        life.pending.settle(batch_id)
 
 
-def _beside_the_others(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
-    for due in _due(self, batch_id):
-        self._commit_batch(due, [sink for sink in self._sinks.values() if due in sink.pending], recovered)
+def _beside_the_others(_: Any, life: Life, *, recovered: bool, offer: Any = None) -> Steps[None]:
+    for batch_id in life.pending:
+        wave = [*life.pending[batch_id]]
+        yield from _settled(life, batch_id, wave, recovered, offer)
+        for name in wave:
+            life.pending.complete(batch_id, name)
+        life.pending.settle(batch_id)
 
 
-def _where_it_was_completed(_: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
-    for due in _due(self, batch_id):
-        for last in (False, True):
-            self._commit_batch(due, [sink for sink in self._sinks.values() if sink.commits_last is last], recovered)
+def _where_it_was_completed(real: Any, life: Life, *, recovered: bool, offer: Any = None) -> Steps[None]:
+    for batch_id in life.pending:
+        done = [name for name in life.members if name not in life.pending[batch_id]]
+        due = {name: life.decision(batch_id).committables.get(name, ()) for name in done}
+        yield effects.Commit(batch_id, due, recovered, "query")
+        for name in done:
+            yield effects.Complete(name, batch_id, due[name])
+    yield from real(life, recovered=recovered, offer=offer)
 
 
-def _not_while(*phases: Phase) -> Callable[..., Any]:
-    """Return a replacement that does nothing in these phases of the coordinator."""
-    return lambda real, self, *rest, **named: None if self.phase in phases else real(self, *rest, **named)
+def nothing_done(*_: Any, **__: Any) -> Steps[None]:
+    """Replace steps by none."""
+    yield from ()
 
 
-def _log_read_first(real: Any, sink: Any, log: CommitLog) -> Any:
-    log.verify()
-    return real(sink, log)
+def _forgotten(_: Any, life: Life, **__: Any) -> Steps[None]:
+    """Take what is pending for committed."""
+    yield from ()
+    life.pending = PendingTransactions()
 
 
-def _swept_first(real: Any, self: Coordinator, *rest: Any, **named: Any) -> None:
-    self._until_started("sweep at recovery", self._sweep, True)
-    real(self, *rest, **named)
+def _unless_empty(real: Any, self: PendingTransactions, batch_id: int, parts: Any) -> None:
+    if filled := {name: of_sink for name, of_sink in parts.items() if of_sink}:
+        real(self, batch_id, filled)
 
 
-def _swept_once(_: Any, sink: Any, log: CommitLog, *__: Any) -> None:
-    for transaction in sweep._undecided(sink, log):
-        sink.abort(transaction)
+def _log_read_first(_: Any, life: Life, name: str) -> Steps[list[Committable]]:
+    yield from steps.verify(life.log)
+    listed = yield effects.List(name)
+    spared = [c for d in life.tail.unresolved for of_sink in d.committables.values() for c in of_sink]
+    return [each for each in listed if not any(each.is_same_transaction(one) for one in spared)]
+
+
+def _swept_first(real: Any, life: Life, **named: Any) -> Steps[None]:
+    yield effects.Repeat("sweep at recovery", lambda: sweep.sweep(life, recovered=True))
+    yield from real(life, **named)
+
+
+def _swept_once(_: Any, life: Life, name: str, __: bool) -> Steps[None]:
+    for transaction in (yield from sweep.undecided(life, name)):
+        yield effects.Abort(name, transaction)
 
 
 def _first_failure_raised(*_: Any) -> Callable[..., Any]:
@@ -183,61 +207,69 @@ def _loss_passed_over(real: Any, *arguments: Any, **named: Any) -> None:
         real(*arguments, **named)
 
 
-def _whole_batch_again(real: Any, self: Coordinator, batch_id: int, lost: Sequence[Any]) -> list[Any]:
-    real(self, batch_id, lost)
-    return [(sink, committable) for sink in self._sinks.values() for committable in sink.pending[batch_id]]
+def _whole_batch_again(real: Any, life: Life, batch_id: int, replaced: Any) -> Steps[Any]:
+    yield from real(life, batch_id, replaced)
+    return life.pending[batch_id]
 
 
-def _completed_then_committed(real: Any, self: Coordinator, batch_id: int, *rest: Any) -> None:
-    for sink in self._sinks.values():
-        sink.complete(batch_id, ())
-    real(self, batch_id, *rest)
+def _completed_then_committed(real: Any, life: Life, batch_id: int, *rest: Any, **named: Any) -> Steps[None]:
+    for name in life.members:
+        yield effects.Complete(name, batch_id, ())
+    yield from real(life, batch_id, *rest, **named)
 
 
-def _announced_then_committed(real: Any, self: Coordinator, batch_id: int, recovered: bool) -> None:
-    for due in _due(self, batch_id):
-        self._announce(due)
-    real(self, batch_id, recovered=recovered)
+def _announced_then_committed(real: Any, life: Life, **named: Any) -> Steps[None]:
+    for batch_id in life.pending:
+        yield from protocol.announce(life, batch_id)
+    yield from real(life, **named)
 
 
-def _announced_as_decided(real: Any, self: Coordinator, batch_id: int, replaced: Any) -> Any:
-    [lost] = [each for each in self._log.tail.unresolved if each.batch_id == batch_id]
-
-    def announce(batch_id: int) -> None:
-        for sink in self._sinks.values():
-            sink.announce(batch_id, lost.committables, {})
-
-    self._announce = announce  # type: ignore[method-assign]
-    return real(self, batch_id, replaced)
+_LOST: dict[int, Any] = {}
+"""Batch → the committables of its decision, before one was amended."""
 
 
-def _all_copies_removed(_: Any, sinks: Any, __: CommitLog) -> None:
-    for sink in sinks:
-        for name, _written in sink.replay_copies.names() if sink.replay_copies else ():
-            sink.replay_copies.remove(name)
+def _forgetting_none(real: Any, life: Life, batch_id: int, replaced: Any) -> Any:
+    _LOST[batch_id] = life.decision(batch_id).committables
+    return real(life, batch_id, replaced)
 
 
-def _swept_blindly(_: Any, self: Coordinator, **__: bool) -> None:
-    for sink in self._sinks.values():
-        for transaction in sink.recover():
-            sink.abort(transaction)
+def _announced_as_decided(_: Any, life: Life, batch_id: int) -> Steps[None]:
+    for name in life.members:
+        committed = _LOST.pop(batch_id, None) or life.decision(batch_id).committables
+        yield effects.Announce(name, batch_id, committed, {})
+
+
+def _all_copies_removed(_: Any, life: Life) -> Steps[None]:
+    for name in [name for name, member in life.members.items() if member.has_copies]:
+        for copy in (yield effects.ListCopies(name)):
+            yield effects.RemoveCopy(name, copy)
+
+
+def _swept_blindly(_: Any, life: Life, **__: bool) -> Steps[None]:
+    for name in life.members:
+        for transaction in (yield effects.List(name)):
+            yield effects.Abort(name, transaction)
 
 
 def _rested_in_any_phase(real: Any, self: Coordinator) -> None:
-    phase = self._phase
-    self._phase = Phase.IDLE if hasattr(self, "_log") else phase
+    phase, pending = self.phase, None
+    if self.incarnation is not None:
+        self._performer.phase = Phase.IDLE
+        life = self._performer.life
+        pending, life.pending = life.pending, PendingTransactions()
     try:
         real(self)
     finally:
-        self._phase = phase
+        self._performer.phase = phase
+        if pending is not None:
+            life.pending = pending
 
 
-def _opened_alone(real: Any, log: type[CommitLog], store: Any, *rest: Any) -> CommitLog:
-    if newest := commit_log.read_tail(store):
+def _opened_alone(real: Any, url: str, owner: str, prefixes: Any) -> Steps[LogView]:
+    if newest := (yield from steps.read_tail()):
         slot, tail = newest
-        return log(store, slot, replace(tail, incarnation=tail.incarnation + 1))
-    opened: CommitLog = real(log, store, *rest)
-    return opened
+        return LogView(url, slot, replace(tail, incarnation=tail.incarnation + 1))
+    return (yield from real(url, owner, prefixes))  # type: ignore[no-any-return]  # the real function's result
 
 
 def _without(**fields: Any) -> Callable[..., Any]:
@@ -248,34 +280,41 @@ def _without(**fields: Any) -> Callable[..., Any]:
 def _put_although(error: type[Exception]) -> Callable[..., Any]:
     """Return a replacement that counts an entry as written if the append raised ``error``."""
 
-    def put(real: Any, store: Any, slot: int, entry: Entry) -> Any:
+    def put(real: Any, url: str, slot: int, entry: Entry) -> Steps[Entry]:
         try:
-            return real(store, slot, entry)
+            return (yield from real(url, slot, entry))  # type: ignore[no-any-return]  # the real function's result
         except error:
             return entry
 
     return put
 
 
-def _put_or_fenced(_: Any, store: Any, slot: int, entry: Entry) -> Entry:
+def _put_or_fenced(_: Any, url: str, slot: int, entry: Entry) -> Steps[Entry]:
     try:
-        return commit_log._put_once(store, slot, entry)
-    except (FileExistsError, commit_log._UnknownOutcome) as unknown:
-        raise commit_log._fenced(store, slot, entry) from unknown
+        return (yield from steps._put_once(slot, entry))
+    except (FileExistsError, steps._UnknownOutcome) as unknown:
+        raise steps._fenced(url, slot, entry) from unknown
 
 
-def _pruned_newest_first(_: Any, store: Any, tail: int, kept: int) -> None:
+def _pruned_newest_first(_: Any, __: str, tail: int, kept: int) -> Steps[None]:
     with contextlib.suppress(Exception):
-        for slot in reversed(store.slots()):
+        for slot in reversed((yield effects.Slots())):
             if slot < tail - kept:
-                store.delete(slot)
+                yield effects.DeleteSlot(slot)
 
 
-def _read_once(_: Any, store: Any) -> tuple[int, Entry] | None:
-    while slots := store.slots():
-        with contextlib.suppress(FileNotFoundError):
-            return slots[-1], entries.parse(store.read(slots[-1]), store.url)
+def _read_once(_: Any) -> Steps[tuple[int, Entry] | None]:
+    while slots := (yield effects.Slots()):
+        entry = yield effects.ReadSlot(slots[-1])
+        if entry is not None:
+            return slots[-1], entry
     return None
+
+
+def _found(*_: Any) -> Steps[bool]:
+    """Find whatever is looked for."""
+    yield from ()
+    return True
 
 
 class _WasThere(TwoPhaseCommitError):
@@ -361,23 +400,17 @@ def _one_by_one(_: Any, self: SimulatedTableSink, batch_id: int, committables: S
     return [CommitCall(name, (each,), partial(self.commit_batch, batch_id, [each])) for each in committables]
 
 
-def _first_left_out(real: Any, self: Coordinator, decision: Decision) -> None:
+def _first_left_out(real: Any, life: Life, decision: Decision) -> None:
     fewer = {name: of_sink[1:] for name, of_sink in decision.committables.items()}
-    real(self, Decision(decision.round, fewer))
-
-
-def _whole_batch_committed_then_decided(real: Any, self: Coordinator, decision: Decision, reads: Any) -> None:
-    for name, sink in self._sinks.items():
-        sink.commit_batch(decision.batch_id, decision.committables[name])
-    real(self, decision, reads)
+    real(life, Decision(decision.round, fewer))
 
 
 def _under_newest_number(real: Any, self: SimulatedTableSink, _: int, committables: Sequence[Committable]) -> Any:
     return real(self, max(self.pending), committables)
 
 
-def _first_lost_replayed(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
-    return real(self, batch_id, {name: of_sink[:1] for name, of_sink in lost.items()})
+def _first_lost_replayed(real: Any, life: Life, batch_id: int, lost: Any) -> Any:
+    return real(life, batch_id, {name: of_sink[:1] for name, of_sink in lost.items()})
 
 
 def _whatever_is_there(_: Any, lost: Committable, votes: Sequence[Committable]) -> Committable:
@@ -388,13 +421,14 @@ def _as_before_the_decision(real: Any, self: Any, round: Round, *arguments: Any)
     return real(self, replace(round, replay=0), *arguments)
 
 
-def _part_committed_after_replay(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
-    return {name: of_sink[:1] for name, of_sink in real(self, batch_id, lost).items()}
+def _part_committed_after_replay(real: Any, life: Life, batch_id: int, replaced: Any) -> Steps[Any]:
+    return {name: of_sink[:1] for name, of_sink in (yield from real(life, batch_id, replaced)).items()}
 
 
-def _amended_then_old(real: Any, self: Coordinator, batch_id: int, lost: Any) -> Any:
-    real(self, batch_id, lost)
-    return lost
+def _amended_then_old(real: Any, life: Life, batch_id: int, replaced: Any) -> Steps[Any]:
+    before = life.decision(batch_id).committables
+    yield from real(life, batch_id, replaced)
+    return {name: [each for each in before[name] if each.transaction_id in replaced[name]] for name in replaced}
 
 
 def _lost_race_repeated(real: Any, self: SimulatedTableSink, newest: Version, *batch: Any) -> None:
@@ -474,8 +508,8 @@ MUTANTS = (
     Mutant(
         "the decision comes before the seal",
         (
-            Seam(f"{COORDINATOR}._seal", _sealed_unseen),
-            Seam(f"{COORDINATOR}._decide", _decided_then_sealed),
+            Seam(f"{PROTOCOL}:seal", _sealed_unseen),
+            Seam(f"{PROTOCOL}:decide", _decided_then_sealed),
         ),
     ),
     Mutant(
@@ -484,74 +518,71 @@ MUTANTS = (
     ),
     Mutant(
         "a commit comes before the decision",
-        (Seam(f"{COORDINATOR}._decide", _committed_then_decided),),
+        (Seam(f"{PROTOCOL}:decide", _committed_then_decided),),
     ),
     Mutant(
         "batches are committed out of order",
-        (Seam(f"{COORDINATOR}._commit_through", _newest_first),),
+        (Seam(f"{PROTOCOL}:settle", _newest_first),),
         (BACKLOG,),
     ),
     Mutant(
         "a decided batch is written again",
-        (Seam("twopc.coordinator:recognize", lambda real, *arguments: real(*arguments) and False),),
+        (Seam("twopc.log.batch_identity:recognize", lambda real, *arguments: real(*arguments) and False),),
     ),
     Mutant(
         "progress is committed beside the data",
-        (Seam(f"{COORDINATOR}._commit_through", _beside_the_others),),
+        (Seam(f"{PROTOCOL}:settle", _beside_the_others),),
         (PROGRESS,),
     ),
     Mutant(
         "a batch whose progress was lost is committed again where it was completed",
-        (Seam(f"{COORDINATOR}._commit_through", _where_it_was_completed),),
+        (Seam(f"{PROTOCOL}:settle", _where_it_was_completed),),
         (PROGRESS,),
         in_pairs=(*DEAD, Fault.TIME_OUT),
     ),
     Mutant(
         "phase two is left out",
-        (Seam(f"{COORDINATOR}._commit_through", nothing, f"{COORDINATOR}.run"),),
+        (Seam(f"{PROTOCOL}:settle", _forgotten, f"{PROTOCOL}:batch"),),
     ),
     Mutant(
         "recovery commits nothing",
-        (Seam(f"{COORDINATOR}._commit_through", nothing, f"{COORDINATOR}._attach"),),
+        (Seam(f"{PROTOCOL}:settle", _forgotten, f"{PROTOCOL}:recover"),),
     ),
     Mutant(
         "the sweep after a batch is forgotten",
-        (Seam(f"{COORDINATOR}._sweep", _not_while(Phase.SWEEPING)),),
+        (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:batch"),),
     ),
     Mutant(
         "the sweep at recovery is forgotten",
-        (Seam(f"{COORDINATOR}._sweep", _not_while(Phase.RECOVERING)),),
+        (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:begin"),),
     ),
     Mutant(
         "the sweep at a clean stop is forgotten",
-        (Seam(f"{COORDINATOR}._until_started", nothing, f"{COORDINATOR}.close"),),
+        (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:close"),),
         (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "the sweep does not read the log's tail again",
-        (Seam(f"{COMMIT_LOG}.verify", nothing, f"{SWEEP}:_undecided"),),
+        (Seam(f"{LOG}:verify", nothing_done, f"{SWEEP}:undecided"),),
         (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "the sweep reads the log's tail before it lists",
-        (
-            Seam(f"{COMMIT_LOG}.verify", nothing, f"{SWEEP}:_undecided"),
-            Seam(f"{SWEEP}:_undecided", _log_read_first),
-        ),
+        (Seam(f"{SWEEP}:undecided", _log_read_first),),
         (ONE,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "copies are removed without reading the log's tail again",
-        (Seam(f"{COMMIT_LOG}.verify", nothing, "twopc.replay:remove_copies"),),
+        (Seam(f"{LOG}:verify", nothing_done, f"{SWEEP}:remove_copies"),),
         (STAGED,),
         in_turn=((Fault.SLEEP_THROUGH,), (Fault.TIME_OUT,), (Fault.PREEMPT,)),
     ),
     Mutant(
         "the sweep does not look again after an abort",
-        (Seam(f"{SWEEP}:_sweep_sink", _swept_once),),
+        (Seam(f"{SWEEP}:sweep_sink", _swept_once),),
         (RECURRING,),
         in_turn=((Fault.DRIVER_DIES,), (Fault.MARKER_LEFT_OUT,)),
     ),
@@ -564,41 +595,41 @@ MUTANTS = (
     Mutant(
         "recovery sweeps before it commits, and spares nothing",
         (
-            Seam(f"{COORDINATOR}._commit_through", _swept_first, f"{COORDINATOR}._attach"),
-            Seam("twopc.transaction:Committable.is_same_transaction", returning(False), f"{SWEEP}:_undecided"),
+            Seam(f"{PROTOCOL}:settle", _swept_first, f"{PROTOCOL}:recover"),
+            Seam("twopc.transaction:Committable.is_same_transaction", returning(False), f"{SWEEP}:undecided"),
         ),
     ),
     Mutant(
         "an ambiguous append is followed by an abort",
-        (Seam(f"{COORDINATOR}._decide", _decided_or_aborted),),
+        (Seam(f"{PROTOCOL}:decide", _decided_or_aborted),),
         (ONE,),
         in_pairs=LOST,
     ),
     Mutant(
         "one commit that fails leaves the others undone",
-        (Seam(f"{COORDINATOR}._map", _first_failure_raised),),
+        (Seam("twopc.commits:Wave._map", _first_failure_raised),),
         (Scenario(sinks="kf", partitions=(2,)),),
     ),
     Mutant(
         "a transaction that is lost is passed over",
-        (Seam("twopc.coordinator:until_answered", _loss_passed_over, f"{COORDINATOR}._attempt_commits"),),
+        (Seam("twopc.commits:until_answered", _loss_passed_over, "twopc.commits:Wave._attempt"),),
     ),
     Mutant(
         "what is committed is committed again after a replay",
-        (Seam(f"{COORDINATOR}._replay", _whole_batch_again),),
+        (Seam(f"{PROTOCOL}:amend", _whole_batch_again),),
         (replace(STAGED, partitions=(2,), rows_a_batch=2),),
     ),
     Mutant(
         "a batch is complete before it is committed",
-        (Seam(f"{COORDINATOR}._commit_batch", _completed_then_committed),),
+        (Seam(f"{PROTOCOL}:commit", _completed_then_committed),),
     ),
     Mutant(
         "a batch is announced before it is committed",
-        (Seam(f"{COORDINATOR}._commit_through", _announced_then_committed),),
+        (Seam(f"{PROTOCOL}:settle", _announced_then_committed),),
     ),
     Mutant(
         "a batch is announced with transactions that were lost and replaced",
-        (Seam(f"{COORDINATOR}._amend", _announced_as_decided),),
+        (Seam(f"{PROTOCOL}:amend", _forgetting_none), Seam(f"{PROTOCOL}:announce", _announced_as_decided)),
         (STAGED,),
         in_pairs=(*DEAD, Fault.TIME_OUT),
     ),
@@ -619,13 +650,13 @@ MUTANTS = (
     ),
     Mutant(
         "a batch without transactions is never complete",
-        (Seam("twopc.pending:PendingTransactions.add", lambda real, *given: given[-1] and real(*given)),),
+        (Seam("twopc.pending:PendingTransactions.add", _unless_empty),),
         (Scenario(sinks="kf", rows_a_batch=0),),
     ),
     Mutant(
         "a staged copy is removed before its batch is committed",
         (
-            Seam(f"{COORDINATOR}._commit_through", _swept_first, f"{COORDINATOR}._attach"),
+            Seam(f"{PROTOCOL}:settle", _swept_first, f"{PROTOCOL}:recover"),
             Seam(f"{SWEEP}:remove_copies", _all_copies_removed),
         ),
         (STAGED,),
@@ -633,12 +664,12 @@ MUTANTS = (
     ),
     Mutant(
         "what is written again is not in the log",
-        (Seam(f"{COMMIT_LOG}.amend", nothing),),
+        (Seam(f"{LOG}:append", nothing_done, f"{PROTOCOL}:amend"),),
         (STAGED,),
     ),
     Mutant(
         "open fences nobody",
-        (Seam(f"{COMMIT_LOG}.open", _opened_alone),),
+        (Seam(f"{LOG}:open_log", _opened_alone),),
     ),
     Mutant(
         "open carries nothing forward",
@@ -650,10 +681,7 @@ MUTANTS = (
     ),
     Mutant(
         "the entry before an append is not looked at",
-        (
-            Seam(f"{LOG}:_at", returning(True), f"{LOG}:_append"),
-            Seam(f"{LOG}:_is_alone", returning(True), f"{LOG}:_append"),
-        ),
+        (Seam(f"{LOG}:_at", _found, f"{LOG}:_appended"),),
         (PRUNED,),
     ),
     Mutant(
@@ -668,7 +696,7 @@ MUTANTS = (
     ),
     Mutant(
         "an entry that was written after all is taken for another's",
-        (Seam(f"{LOG}:_at", lambda real, store, slot, *tried: real(store, slot, tried[-1]), f"{LOG}:_put"),),
+        (Seam(f"{LOG}:_at", lambda real, url, slot, *tried: real(url, slot, tried[-1]), f"{LOG}:_put"),),
         (ONE,),
         in_pairs=LOST,
     ),
@@ -804,7 +832,7 @@ MUTANTS = (
     *(
         Mutant(
             f"what a batch read is not carried on by '{kind}'",
-            (Seam(f"{LOG}:{function}", _without(reads=None)),),
+            (Seam(f"{LOG if kind == 'open' else PROTOCOL}:{function}", _without(reads=None)),),
             (scenario,),
             in_turn=in_turn,
         )
@@ -818,19 +846,19 @@ MUTANTS = (
     ),
     Mutant(
         "a query that rests sweeps without reading the log's tail again",
-        (Seam(f"{COORDINATOR}._sweep", _swept_blindly, f"{COORDINATOR}.rest"),),
+        (Seam(f"{PROTOCOL}:sweep", _swept_blindly, f"{PROTOCOL}:rest"),),
         (replace(RESTING, batches=2),),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "a query that rests does not sweep",
-        (Seam(f"{COORDINATOR}._sweep", nothing, f"{COORDINATOR}.rest"),),
+        (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:rest"),),
         (RESTING,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "a query that rests does not record that all is committed",
-        (Seam(f"{COMMIT_LOG}.complete", nothing),),
+        (Seam(f"{LOG}:append", nothing_done, f"{PROTOCOL}:rest"),),
         (RESTING,),
     ),
     Mutant(
@@ -840,7 +868,7 @@ MUTANTS = (
     ),
     Mutant(
         "one partition's vote is left out of the decision",
-        (Seam(f"{COORDINATOR}._seal", _two_votes_sealed),),
+        (Seam(f"{PROTOCOL}:seal", _two_votes_sealed),),
         (Scenario(sinks="k", partitions=(3,)),),
     ),
     Mutant(
@@ -850,12 +878,12 @@ MUTANTS = (
     ),
     Mutant(
         "a whole batch is committed before the decision",
-        (Seam(f"{COORDINATOR}._decide", _whole_batch_committed_then_decided),),
+        (Seam(f"{PROTOCOL}:decide", _committed_then_decided),),
         (WHOLE,),
     ),
     Mutant(
         "recovery commits a part of a whole batch",
-        (Seam(f"{COORDINATOR}._remember", _first_left_out, f"{COORDINATOR}._attach"),),
+        (Seam("twopc.effects:Life.remember", _first_left_out, f"{PROTOCOL}:bound"),),
         (WHOLE,),
     ),
     Mutant(
@@ -865,22 +893,22 @@ MUTANTS = (
     ),
     Mutant(
         "of a whole batch that is lost, one transaction is written again",
-        (Seam(f"{COORDINATOR}._replay", _first_lost_replayed),),
+        (Seam(f"{PROTOCOL}:write_again", _first_lost_replayed),),
         (TORN,),
     ),
     Mutant(
         "of a whole batch that is written again, a part is committed",
-        (Seam(f"{COORDINATOR}._replay", _part_committed_after_replay),),
+        (Seam(f"{PROTOCOL}:amend", _part_committed_after_replay),),
         (TORN,),
     ),
     Mutant(
         "a whole batch that is written again is committed with the transactions of before",
-        (Seam(f"{COORDINATOR}._replay", _amended_then_old),),
+        (Seam(f"{PROTOCOL}:amend", _amended_then_old),),
         (TORN,),
     ),
     Mutant(
         "what is computed again is not compared with what is lost",
-        (Seam("twopc.coordinator:recognized", _whatever_is_there),),
+        (Seam("twopc.loss:recognized", _whatever_is_there),),
         (RECOMPUTED,),
         in_pairs=(*DEAD, Fault.TIME_OUT),
     ),
@@ -892,12 +920,12 @@ MUTANTS = (
     ),
     Mutant(
         "what is computed again is not in the log",
-        (Seam(f"{COMMIT_LOG}.amend", nothing),),
+        (Seam(f"{LOG}:append", nothing_done, f"{PROTOCOL}:amend"),),
         (replace(RECOMPUTED, partitions=(1,)),),
     ),
     Mutant(
         "a whole batch that is written again is not in the log",
-        (Seam(f"{COMMIT_LOG}.amend", nothing),),
+        (Seam(f"{LOG}:append", nothing_done, f"{PROTOCOL}:amend"),),
         (TORN,),
     ),
     Mutant(
@@ -967,7 +995,7 @@ MUTANTS = (
     ),
     Mutant(
         "a joint commit to tables stands for the commits of each",
-        (Seam("twopc._joint_commits:_Once.then", _joint_commit_believed),),
+        (Seam("twopc.commits:_Once.then", _joint_commit_believed),),
         (JOINT,),
     ),
     Mutant(

@@ -27,9 +27,9 @@ from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import _bound_sink, coordinator, durable_files, leases, participant, replay
+from twopc import commits, coordinator, durable_files, leases, participant, performer
 from twopc.errors import Retriable
-from twopc.log import commit_log, entries
+from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
 from twopc.log.store import LocalStore, LogStore
 from twopc.participant import Participant
@@ -184,7 +184,7 @@ def _settled(_store: object, look: Callable[[], ResultT]) -> ResultT:
     """Replaces ``_settled``, whose use of tenacity would take a tenth of a run's time. The simulated stores never
     contradict themselves, so a look that another process disturbed is repeated at once."""
     while True:
-        with contextlib.suppress(commit_log._Changed):
+        with contextlib.suppress(steps.Changed):
             return look()
 
 
@@ -215,12 +215,12 @@ def simulated() -> Iterator[None]:
     uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=_IDS.new()))
     replaced: tuple[tuple[ModuleType, str, object], ...] = (
         (coordinator, "time", _CLOCK),
-        (_bound_sink, "time", _CLOCK),
-        (replay, "time", _CLOCK),
+        (performer, "time", _CLOCK),
         (kafka_sink, "time", _CLOCK),
         (ending, "time", _CLOCK),
         (hanging, "time", _CLOCK),
-        (coordinator, "until_answered", _until_answered),
+        (commits, "until_answered", _until_answered),
+        (performer, "until_answered", _until_answered),
         (participant, "until_answered", _until_answered),
         (participant, "sum_of_hashes", sum_of_hashes),
         (entries, "_laid_out", lambda value: orjson.dumps(value).decode()),  # the line layout can't be produced in C
@@ -230,7 +230,7 @@ def simulated() -> Iterator[None]:
         (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
         (commit_log, "parse", lambda data, _where: parse_once(data)),
         (commit_log, "_settled", _settled),
-        (commit_log, "ENTRIES_KEPT", commit_log.ENTRIES_KEPT),
+        (steps, "ENTRIES_KEPT", steps.ENTRIES_KEPT),
         (leases, "json", _JSON),
         (leases, "_to_json", orjson.dumps),
         (leases, "open_slot", _MACHINES.open_slot),
@@ -309,7 +309,7 @@ def _scenario_of(seed: int, rng: random.Random) -> Scenario:
 def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     _IDS.count = 0
     leases.BATCH_SLOTS = REAL_SLOTS  # for the backlog: no coordinator leaves two batches whose names would collide
-    commit_log.ENTRIES_KEPT = scenario.entries_kept
+    steps.ENTRIES_KEPT = scenario.entries_kept
     world = World(faults, records_trace=traced)
     _CLOCK.world = world
     _MACHINES.enter(world)
@@ -483,7 +483,7 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
         votes = []
         for partition in range(scenario.partitions[0]):
             for name, sink in sinks.items():
-                sink.bind(name, tail.log_id, coordinator._replay_copies if sink.may_time_out else None)
+                sink.bind(name, tail.log_id, coordinator._performer.replay_copies if sink.may_time_out else None)
             with Participant(sinks, Round(1, batch_id), partition=partition) as participant:
                 rows = share(batch.rows(), partition, scenario.partitions[0])
                 for name in sinks:

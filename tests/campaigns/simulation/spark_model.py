@@ -163,7 +163,7 @@ class Spark:
     def coordinator(self) -> tuple[Coordinator, Mapping[str, TwoPhaseCommitSink[Any]]]:
         sinks = self._sinks()
         coordinator = Coordinator(sinks, self.log(), owner="query", commits_at_once=1, rest_interval_s=None)
-        coordinator._replay_copies = self._stage  # type: ignore[assignment]
+        coordinator._performer.replay_copies = self._stage  # type: ignore[assignment]
         return coordinator, sinks
 
     def check_swept(self, coordinator: Coordinator, before: int) -> None:
@@ -219,9 +219,9 @@ class Spark:
         return stopped
 
     def is_fenced(self, coordinator: Coordinator) -> bool:
-        if not hasattr(coordinator, "_log"):
+        if coordinator.incarnation is None:
             return True
-        return not self.log_is_backup and self._ledger.newest_incarnation() > coordinator._log.incarnation
+        return not self.log_is_backup and self._ledger.newest_incarnation() > coordinator.incarnation
 
 
 class Driver:
@@ -281,7 +281,7 @@ class Driver:
 
     def _require_unfenced(self, error: Exception) -> None:
         """A fenced coordinator stops as one that is fenced: the newer one may have settled what this one fails at."""
-        if self._coordinator._is_open and self._spark.is_fenced(self._coordinator):
+        if self._coordinator._performer.is_open and self._spark.is_fenced(self._coordinator):
             raise Violation(Promise.FENCED_STOPS, f"a fenced driver stops with {type(error).__name__}: {error}")
 
     def _query(self) -> None:

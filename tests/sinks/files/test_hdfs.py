@@ -49,7 +49,7 @@ def test_a_log_of_complete_batches_lists_each_batch_and_survives_a_repeat(logs: 
         for _ in range(2):
             sink = hdfs.sink(batch_logs=logs)
             sink.open()
-            sink.commit_batch(batch_id, [committable])
+            sink.commit(committable)
             sink.complete(batch_id, [committable])
     if logs == "manifest":
         listed = committed_files(hdfs.url, hdfs.storage_options)
@@ -63,7 +63,7 @@ def test_a_second_query_is_refused_by_a_log_of_complete_batches(hdfs: Place) -> 
     committable = hdfs.pre_commit()
     sink = hdfs.sink(batch_logs="manifest")
     sink.open()
-    sink.commit_batch(0, [committable])
+    sink.commit(committable)
     sink.complete(0, [committable])
     with pytest.raises(ConfigurationError, match="was written by"):
         hdfs.sink("other", batch_logs="manifest").open()

@@ -248,7 +248,7 @@ def test_a_batch_that_is_not_known_to_be_committed_is_not_missed_at_the_start(pl
     batch, sink = place.decided(["a"]), place.unbound()
     sink.bind("orders", "log")
     sink.last_batch_id = 0
-    sink.pending.add(0, tuple(batch))
+    sink.pending = {0: tuple(batch)}
     sink.open()
     sink.commit_batch(0, batch)
     assert place.values() == ["a"]

@@ -18,7 +18,7 @@ from tests.support import networks
 from tests.support.between import nothing, once
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Request
 from twopc import Committable, Round, TwoPhaseCommitSink
-from twopc._joint_commits import commit_calls
+from twopc.commits import commit_calls
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_iceberg import IcebergSink
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.incarnations import swept_by
 from twopc import Coordinator, Participant, Round
 from twopc.errors import Fenced, Retriable, RoundAborted
 from twopc.events import CallRetried, Event, PhaseEntered
@@ -126,7 +127,7 @@ def test_late_aborts_and_sweeps_of_an_older_coordinator_leave_the_newer_ones_tra
         assert names[0] != names[1]  # on one machine, but that of the old one was rolled back
         old.sink.abort(votes_of_old[0]["orders"])
         with pytest.raises(Fenced):
-            old.coordinator._sweep(recovered=False)
+            swept_by(old.coordinator)
 
     def the_new_one_takes_over(votes_of_old: list[Vote]) -> None:
         new.run(0, before_voting=lambda votes_of_new: the_old_one_wakes_up(votes_of_old, votes_of_new))

@@ -22,6 +22,7 @@ from kafka import KafkaAdminClient
 
 from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.markers_loop import Job, numbers
+from tests.support.incarnations import log_of
 from tests.support.kills import Process, is_alive, kill_all_of, start_logged
 from tests.support.observing import Killed, killed, observing
 from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, SHOWN_S, NoCompiler, Reader, reader_in, reading
@@ -396,7 +397,7 @@ def test_a_batch_of_which_a_transaction_was_given_up_has_a_marker_with_its_ends(
     coordinator = query.coordinator(commits_at_once=1)
     with pytest.raises(OutcomeUnknown):
         query.run(0, coordinator)
-    log = coordinator._log
+    log = log_of(coordinator)
     [decision] = log.tail.unresolved
     log.abandon(0, {"kafka": [c for c in decision.committables["kafka"] if c.transaction_id in unknown]}, "ann@ops")
     query.coordinator().recover()

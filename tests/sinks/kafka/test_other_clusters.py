@@ -75,7 +75,7 @@ def test_what_is_decided_is_committed_before_the_next_batch_is_refused(
 ) -> None:
     sink = without(WriteTxnMarkersRequest)
     committable = pre_commit(sink, ["a"])
-    sink.pending.add(0, [committable])
+    sink.pending = {0: (committable,)}
     sink._options = replace(sink._options, asks_for_most=False).with_transaction_timeout(2**31 - 1)
     sink._options = replace(sink._options, has_timeout=True, two_phase_commit="off")
     sink.open()

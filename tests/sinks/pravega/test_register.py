@@ -168,7 +168,7 @@ def test_a_cluster_that_has_no_register_of_a_decided_batch_is_not_asked_for_its_
     """It may know another transaction by the same id."""
     sink = place.unbound()
     sink.bind("orders", "lost")
-    sink.pending.add(7, [Committable("orders", {})])
+    sink.pending = {7: (Committable("orders", {}),)}
     for _ in range(2):
         with pytest.raises(OperatorRequired, match="batch 7 is decided, and this cluster does not have"):
             sink.open()

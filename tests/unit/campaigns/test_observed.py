@@ -86,7 +86,7 @@ def eventful(query: Query) -> None:
     query.batch(zombie, 0)
     with contextlib.suppress(twopc.Fenced):
         query.batch(zombie, 1, lambda: query.batch(newer, 1))
-    dies_before_its_commits = Seam("twopc.coordinator:Coordinator._commit_through", lambda *_, **__: die())
+    dies_before_its_commits = Seam("twopc.protocol:commit", lambda *_, **__: die())
     with patched([dies_before_its_commits]), contextlib.suppress(Died):
         query.batch(newer, 2)
     last = query.coordinator()
@@ -94,7 +94,7 @@ def eventful(query: Query) -> None:
     with contextlib.suppress(twopc.RoundAborted):
         query.batch(last, 3, lambda: 1 / 0)  # type: ignore[arg-type]
     with (
-        patched([Seam("twopc.log.commit_log:CommitLog.decide", refuse)]),
+        patched([Seam("twopc.log.steps:append", refuse)]),
         contextlib.suppress(twopc.ConfigurationError),
     ):
         query.batch(last, 3)

@@ -47,8 +47,8 @@ def recover(recovery: Recovery, waiting: Waiting, report: Report) -> None:
     try:
         waiting.call("opening the log", recovery.run)
     finally:
-        report.opened = report.opened or recovery.log is not None
-        report.document["opened"] = recovery.log.incarnation if recovery.log else None
+        report.opened = report.opened or recovery.incarnation is not None
+        report.document["opened"] = recovery.incarnation
 
 
 def ask_to_fence(history: History, yes: bool) -> None:

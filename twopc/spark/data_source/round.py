@@ -23,7 +23,6 @@ from twopc.checkpoint.source_files import read_before
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import LogMismatch, RoundAborted
 from twopc.events import BatchFailed
-from twopc.log.batch_identity import recognize
 from twopc.log.commit_log import CommitLog
 from twopc.log.store import open_store
 from twopc.metrics import NO_OPENING, Opening
@@ -183,7 +182,7 @@ class Rounds:
             tail = coordinator.recover()
             if batch_id is None:
                 batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
-            is_decided = recognize(batch_id, reads, tail, self.first_batch_id, open_store(self.log), follows)
+            is_decided = coordinator.has_decided(batch_id, reads, follows)
         except Exception as error:
             self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
             raise

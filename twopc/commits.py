@@ -1,0 +1,186 @@
+"""Phase two in one process: commits one wave of a decided batch, on threads, and sinks together where they can."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any, TypeAlias
+
+from twopc._threads import on_threads
+from twopc.effects import Commit, FailedCommit
+from twopc.events import Event, TransactionCommitted
+from twopc.retry import Waits, until_answered
+from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
+from twopc.transaction import Committable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitCall:
+    """One call of phase two: the transactions of a sink that it commits, and the call."""
+
+    sink: str
+    committables: tuple[Committable, ...]
+    commit: Callable[[], None]
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The transaction that it commits; None if it commits several."""
+        return self.committables[0].transaction_id if len(self.committables) == 1 else None
+
+    def __str__(self) -> str:
+        return f"commit of {self.transaction_id or f'{len(self.committables)} transactions to sink {self.sink!r}'}"
+
+
+Due: TypeAlias = "Sequence[tuple[TwoPhaseCommitSink[Any], Sequence[Committable]]]"
+"""Sinks, and their transactions of one decided batch."""
+
+Group: TypeAlias = "dict[WholeBatchSink[Any], Sequence[Committable]]"
+"""Those of them that are committed together."""
+
+
+class Wave:
+    """The commits that one ``Commit`` effect asks for.
+
+    Args:
+        asked: the effect.
+        sinks: by name.
+        at_once: threads for each sink. With 1, the calling thread commits.
+        tell: tells observers.
+        waits: the waits of the coordinator.
+    """
+
+    def __init__(
+        self,
+        asked: Commit,
+        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+        at_once: int,
+        tell: Callable[[Event], None],
+        waits: Waits,
+    ) -> None:
+        self._asked, self._sinks, self._at_once, self._tell, self._waits = asked, sinks, at_once, tell, waits
+
+    def failures(self) -> list[FailedCommit]:
+        """Make every commit, and return those that failed. An error of one leaves no other undone."""
+        calls = commit_calls(self._asked.batch_id, [(self._sinks[name], due) for name, due in self._asked.due.items()])
+        by_sink = [[*of_sink] for _, of_sink in groupby(calls, key=attrgetter("sink"))]
+        # Each sink has threads of its own: one whose target system is away must not keep the others waiting.
+        return [*chain.from_iterable(self._map(len(by_sink), len(by_sink))(self._failures_of_sink, by_sink))]
+
+    def _map(self, calls: int, at_once: int) -> Callable[..., Iterable[Any]]:
+        """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` others."""
+        if self._at_once == 1 or calls <= 1:
+            return map
+        return partial(on_threads, at_once=at_once, give_up=self._waits.given_up.set)
+
+    def _failures_of_sink(self, calls: Sequence[CommitCall]) -> list[FailedCommit]:
+        left = self._commit_many(calls)
+        return [*filter(None, self._map(len(left), self._at_once)(self._attempt, left))]
+
+    def _attempt(self, call: CommitCall) -> FailedCommit | None:
+        batch_id = self._asked.batch_id
+        what = f"batch {batch_id} is decided; {call}"
+        among = f"batch {batch_id} is decided; commits of {self._sinks[call.sink].transactional_ids.scope}"
+        try:
+            until_answered(
+                what, call.commit, tell=self._tell, waits=self._waits, among=among, decided_batch_id=batch_id
+            )
+            self._tell_committed(call)
+        except Exception as error:  # noqa: BLE001  # the protocol judges it when all attempts have ended
+            return FailedCommit(call.sink, call.committables, error)
+        return None
+
+    def _commit_many(self, calls: Sequence[CommitCall]) -> Sequence[CommitCall]:
+        """Have a sink commit several transactions at once, if it can. Return the calls that are left to make."""
+        sink = self._sinks[calls[0].sink]
+        if len(calls) == 1 or not sink.commits_many:
+            return calls
+        try:
+            committed = frozenset(sink.commit_many([call.committables[0] for call in calls]))
+        except Exception as error:  # noqa: BLE001  # it is not believed: each commit finds out what happened
+            logger.warning(
+                "batch %d is decided; sink %r could not commit its %d transactions at once, and commits them one by"
+                " one: %s: %s",
+                *(self._asked.batch_id, calls[0].sink, len(calls), type(error).__name__, error),
+            )
+            return calls
+        for call in calls:
+            if call.transaction_id in committed:
+                self._tell_committed(call)
+        return [call for call in calls if call.transaction_id not in committed]
+
+    def _tell_committed(self, call: CommitCall) -> None:
+        asked = self._asked
+        for each in call.committables:
+            self._tell(TransactionCommitted(call.sink, asked.batch_id, each, asked.recovered, asked.owner))
+
+
+def commit_calls(batch_id: int, due: Due) -> list[CommitCall]:
+    """Return the calls that commit ``due``, in the order of the sinks. Sinks of one group that have transactions are
+    committed together before the first of their own calls."""
+    together = dict[str, _Once]()
+    for group in _groups(due):
+        once = _Once(batch_id, group)
+        together.update(dict.fromkeys(once.names, once))
+    calls = [call for sink, committables in due for call in calls_of(sink, batch_id, committables)]
+    return [
+        replace(call, commit=partial(together[call.sink].then, call.commit)) if call.sink in together else call
+        for call in calls
+    ]
+
+
+def calls_of(sink: TwoPhaseCommitSink[Any], batch_id: int, committables: Sequence[Committable]) -> list[CommitCall]:
+    """Return the calls that commit ``committables`` of a decided batch: one for all of them if the sink commits whole
+    batches, else one per transaction."""
+    name = sink.transactional_ids.sink
+    if isinstance(sink, WholeBatchSink):
+        every = tuple(committables)
+        return [CommitCall(name, every, partial(sink.commit_batch, batch_id, every))] if every else []
+    return [CommitCall(name, (committable,), partial(sink.commit, committable)) for committable in committables]
+
+
+def _groups(due: Due) -> list[Group]:
+    """Return the groups of at least two sinks that have transactions."""
+    found: dict[tuple[type, Hashable], Group] = defaultdict(dict)
+    for sink, committables in due:
+        if committables and isinstance(sink, WholeBatchSink) and (group := sink.commit_group) is not None:
+            found[type(sink), group][sink] = committables
+    return [group for group in found.values() if len(group) > 1]
+
+
+class _Once:
+    """One call of ``commit_together``, by whichever thread comes first. The others wait for it."""
+
+    def __init__(self, batch_id: int, due: Group) -> None:
+        self._batch_id, self._due = batch_id, due
+        self.names = [sink.transactional_ids.sink for sink in due]
+        self._lock = threading.Lock()
+        self._was_called = False
+
+    def then(self, commit: Callable[[], None]) -> None:
+        """Make sure that the call has ended, then commit one sink. That commit alone finds out what happened."""
+        with self._lock:
+            if not self._was_called:
+                self._was_called = True
+                self._commit_together()
+        commit()
+
+    def _commit_together(self) -> None:
+        try:
+            type(next(iter(self._due))).commit_together(self._batch_id, self._due)
+        except Exception as error:  # noqa: BLE001  # it is not believed: each sink looks for itself
+            logger.warning(
+                "batch %d is decided; it could not be committed together to the sinks %s, which commit it one by one:"
+                " %s: %s",
+                self._batch_id,
+                ", ".join(map(repr, self.names)),
+                type(error).__name__,
+                error,
+            )

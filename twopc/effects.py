@@ -1,0 +1,206 @@
+"""What the protocol asks for. Each effect is a frozen value that ``performer`` performs and answers.
+
+The answer is what ``yield`` returns in ``protocol``. An error is raised at the ``yield``: at once, or after repetitions
+of a call that a target system does not answer, without limit if the batch is decided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+
+from twopc.pending import PendingTransactions
+from twopc.transaction import Committable, JsonValue, Vote
+from twopc.transactional_ids import Round
+
+if TYPE_CHECKING:
+    from twopc.events import Event
+    from twopc.log.entries import Decision, Entry
+    from twopc.phases import Phase
+    from twopc.recompute import Recompute, Wanted
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+Work: TypeAlias = "Mapping[str, Sequence[Committable]]"
+"""Sink's name → transactions of one batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A sink, as the protocol knows it. ``has_copies``: what is written to it has replay copies."""
+
+    commits_last: bool
+    may_time_out: bool
+    has_copies: bool
+
+
+@dataclass(slots=True)
+class LogView:
+    """The commit log as one incarnation knows it: its newest entry, and that entry's slot. ``url`` names the log."""
+
+    url: str
+    slot: int
+    tail: Entry
+
+    @property
+    def incarnation(self) -> int:
+        return self.tail.incarnation
+
+
+@dataclass(slots=True)
+class Life:
+    """One incarnation of a coordinator: the one record that the protocol changes.
+
+    It changes in place, because an error must not lose an append that has succeeded.
+
+    Attributes:
+        log: the commit log as this incarnation knows it.
+        members: the sinks by name, in the order in which they are asked.
+        pending: what is decided and not known to be committed.
+        computations: how often decided batches were computed again.
+    """
+
+    log: LogView
+    members: Mapping[str, Member] = field(default_factory=dict)
+    pending: PendingTransactions = field(default_factory=PendingTransactions)
+    computations: int = 0
+
+    @property
+    def tail(self) -> Entry:
+        return self.log.tail
+
+    def remember(self, decision: Decision) -> None:
+        """Add a decision to what is pending, with a part for every sink: a batch is completed in all of them."""
+        parts = {name: decision.committables.get(name, ()) for name in self.members}
+        self.pending.add(decision.batch_id, parts)
+
+    def decision(self, batch_id: int) -> Decision:
+        """Return the unresolved decision of a batch, as the log has it now."""
+        [decision] = [decision for decision in self.tail.unresolved if decision.batch_id == batch_id]
+        return decision
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A batch that the query has reached. See ``Coordinator.run`` for the attributes."""
+
+    batch_id: int
+    phase_one: Callable[[Round], Iterable[Vote]]
+    reads: JsonValue
+    follows: JsonValue
+    began_s: float | None
+    recompute: Recompute | None
+    first_batch_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCommit:
+    """A commit that raised ``error``: of one transaction, or of all of a sink's in a batch."""
+
+    sink: str
+    committables: tuple[Committable, ...]
+    error: Exception
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The transaction that was to be committed; None if there were several."""
+        return self.committables[0].transaction_id if len(self.committables) == 1 else None
+
+
+Effect: TypeAlias = Any
+"""One of the named tuples below. After each: its answer, and whether its errors are raised at once."""
+
+Look: TypeAlias = "Callable[[], Steps[Any]]"
+"""Begins steps, each time anew."""
+
+# The log. Their errors are raised at once.
+Slots = NamedTuple("Slots", [])  # the numbers of the log's entries, ascending
+ReadSlot = NamedTuple("ReadSlot", [("slot", int)])  # an entry; None if it is not there
+Put = NamedTuple("Put", [("slot", int), ("entry", "Entry")])  # created, or FileExistsError is raised
+DeleteSlot = NamedTuple("DeleteSlot", [("slot", int)])
+RequireCurrent = NamedTuple("RequireCurrent", [])  # raises if another server has taken the log's place
+Settle = NamedTuple("Settle", [("look", "Look")])  # the steps' result; taken again while others change the log
+
+# The sinks. A call that a target system does not answer is repeated: without limit once the batch is decided.
+Bind = NamedTuple("Bind", [("life", Life)])  # the members; from then on effects are performed for this life
+OpenSink = NamedTuple("OpenSink", [("sink", str), ("is_patient", bool)])  # if not patient, its error is raised at once
+
+
+class Write(NamedTuple):  # the votes. At once.
+    """Phase one. With ``wanted``, participants write lost partitions again. ``began_s``: when it began, if before."""
+
+    round: Round
+    phase_one: Callable[..., Iterable[Vote]]
+    wanted: Wanted | None = None
+    began_s: float | None = None
+
+
+Seal = NamedTuple("Seal", [("what", str), ("sink", str), ("votes", Sequence[Committable])])  # what is decided
+Commit = NamedTuple(
+    "Commit", [("batch_id", int), ("due", "Work"), ("recovered", bool), ("owner", str)]
+)  # the failed commits: all are tried
+Complete = NamedTuple("Complete", [("sink", str), ("batch_id", int), ("committables", Sequence[Committable])])
+Announce = NamedTuple("Announce", [("sink", str), ("batch_id", int), ("committed", "Work"), ("given_up", "Work")])
+WriteAgain = NamedTuple(  # the new transaction, sealed, with the records of the lost one's replay copy
+    "WriteAgain", [("sink", str), ("batch_id", int), ("lost", Committable), ("round", Round)]
+)
+List = NamedTuple("List", [("sink", str)])  # its open transactions. At once.
+Abort = NamedTuple("Abort", [("sink", str), ("transaction", Committable)])  # at once
+ListCopies = NamedTuple("ListCopies", [("sink", str)])  # the names of its replay copies. At once.
+RemoveCopy = NamedTuple("RemoveCopy", [("sink", str), ("name", str)])  # at once
+
+# The process.
+
+
+class Repeat(NamedTuple):  # the steps' result
+    """Take steps that are one whole, such as a sweep, until they are answered."""
+
+    what: str
+    steps: Look
+    patience_s: float | None = None
+
+
+class Enter(NamedTuple):
+    """Enter a phase. ``began_s``: when it began, if before."""
+
+    phase: Phase
+    batch_id: int | None = None
+    began_s: float | None = None
+
+
+Tell = NamedTuple("Tell", [("event", "Event")])  # to observers
+TellCommitted = NamedTuple(
+    "TellCommitted", [("decision", "Decision"), ("recovered", bool)]
+)  # that all of it is visible
+Log = NamedTuple("Log", [("level", int), ("message", str)])
+
+
+def log_line(line: Log) -> None:
+    """Perform ``Log``."""
+    logger.log(line.level, "%s", line.message)
+
+
+Steps: TypeAlias = Generator[Effect, Any, ResultT]
+"""A part of the protocol: it yields effects, is sent their answers, and returns a result."""
+
+
+def perform(steps: Steps[ResultT], do: Callable[[Effect], Any]) -> ResultT:
+    """Take steps, with ``do`` for each of their effects, and return their result. Raises what they raise."""
+    answer: Any = None
+    error: BaseException | None = None
+    try:
+        while True:
+            effect = steps.send(answer) if error is None else steps.throw(error)
+            answer = error = None
+            try:
+                answer = do(effect)
+            except BaseException as raised:  # noqa: BLE001  # an interrupt, too, ends the steps
+                error = raised
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]  # a generator's result
+    finally:
+        error = None  # it refers to this frame

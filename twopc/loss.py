@@ -1,0 +1,219 @@
+"""What to do when a target system has rolled a decided transaction back: write it again from its replay copy, have its
+batch computed again, or stop. No I/O: the functions yield the effects of ``effects``.
+
+A batch can be computed again because its decision has what it reads. But a plan may yield other records the second
+time: it calls ``rand()`` or ``current_timestamp()``, or its source has changed. So its records count only if they are
+recognized (``recompute``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from twopc.effects import FailedCommit, Life, Log, Seal, Steps, Tell, Work, Write, WriteAgain
+from twopc.errors import (
+    OperatorRequired,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
+from twopc.events import TransactionReplayed
+from twopc.failures import located, sentence, worst_of
+from twopc.recompute import EVERY_PARTITION, Recompute, Wanted, partition_of, recognized, recognized_anywhere
+from twopc.transaction import Committable
+from twopc.transactional_ids import Round
+
+Replaced: TypeAlias = "Mapping[str, Mapping[str, Committable]]"
+"""Sink's name → lost transaction's name → the transaction that has its records now."""
+
+
+class RecomputableLoss(TransactionLost):
+    """Target systems have lost transactions of a decided batch, and their records can be computed again.
+
+    Attributes:
+        lost: the transactions, by the sink's name. All others of the batch are committed, except in sinks that commit
+            last.
+    """
+
+    def __init__(self, lost: Mapping[str, Sequence[Committable]], message: str) -> None:
+        super().__init__(message)
+        self.lost = lost
+
+    @property
+    def wanted(self) -> Wanted:
+        return {name: frozenset(map(partition_of, of_sink)) for name, of_sink in self.lost.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What target systems have rolled back: transactions that replay copies replace, and what can be computed again."""
+
+    copied: Work
+    computable: RecomputableLoss | None
+
+
+def judged(life: Life, failed: Sequence[FailedCommit], batch_id: int, recovered: bool) -> Steps[Loss]:
+    """Return what failed commits have lost, after the log was seen to have no newer coordinator.
+
+    Raises:
+        Exception: the worst of them, if one failed otherwise or can't be made good.
+    """
+    copied: dict[str, list[Committable]] = {}
+    errors: list[FailedCommit] = []
+    is_newest = batch_id == life.tail.decided  # of the decided batches, only the newest comes again
+    for each in failed:
+        has_copies = life.members[each.sink].has_copies
+        error = verdict(each.error, each.committables, has_copies, recovered)
+        if isinstance(error, TwoPhaseCommitError):
+            error.fill_in(sink=each.sink, batch_id=batch_id, transaction_id=each.transaction_id)
+        meant = replace(each, error=error)
+        if isinstance(error, TransactionLost) and has_copies and all(c.replay_copy for c in each.committables):
+            copied.setdefault(each.sink, []).extend(each.committables)
+            yield _warning(meant, batch_id, "are written again from their replay copy")
+            continue
+        errors.append(meant)
+        # A loss that can be computed again is no error yet: its advice, to write the records by other means, would
+        # double them.
+        if is_newest and is_recomputable(meant):
+            yield _warning(meant, batch_id, "can be computed again")
+        else:
+            yield Log(logging.ERROR, f"batch {batch_id}, sink {each.sink!r}: {error}")
+    computable = _loss_of(errors) if errors and is_newest else None
+    if errors and computable is None:  # what can be computed again needs no operator
+        raise worst_of([e.error for e in errors if not is_recomputable(e)] or [e.error for e in errors])
+    return Loss(copied, computable)
+
+
+def verdict(error: Exception, committables: Sequence[Committable], has_copies: bool, recovered: bool) -> Exception:
+    """Return what the error of a commit means, after the log was seen to have no newer coordinator.
+
+    Args:
+        error: what the commit raised.
+        committables: the transactions that one call had to commit: one, or all of the sink's in a batch.
+        has_copies: whether the query runs with replay copies for this sink.
+        recovered: whether an earlier incarnation decided the batch, and may have asked for its commit.
+    """
+    meant = error
+    if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
+        # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
+        meant = TransactionLost(f"{sentence(error)} It was never committed, so another process has rolled it back.")
+    copies = [committable.replay_copy for committable in committables if committable.replay_copy]
+    if isinstance(meant, TransactionLost) and copies and not has_copies:
+        which = copies[0] if len(copies) == 1 else f"{copies[0]} and {len(copies) - 1} more"
+        meant = TransactionLost(
+            f"{sentence(meant)} There is a copy of its records, {which}: start the query again with"
+            " the 'replay_copies' that it had, and they are written again from it."
+        )
+    if meant is not error:
+        meant.__cause__ = error
+    return meant
+
+
+def is_recomputable(failed: FailedCommit) -> bool:
+    """Whether a commit failed because its transactions are lost, and their records can be computed again."""
+    return isinstance(failed.error, TransactionLost) and all(c.fingerprint is not None for c in failed.committables)
+
+
+def _loss_of(failed: Sequence[FailedCommit]) -> RecomputableLoss | None:
+    """Return what the failed commits have lost; None if one of them failed otherwise, or can't be computed again."""
+    lost: dict[str, list[Committable]] = {}
+    if not all(map(is_recomputable, failed)):
+        return None
+    for each in failed:
+        lost.setdefault(each.sink, []).extend(each.committables)
+    first = failed[0].error
+    assert isinstance(first, TransactionLost)
+    way_out = "Its records can be computed again: start the query with recompute=True before you do any of this."
+    loss = RecomputableLoss(lost, f"{sentence(first)} {way_out}")
+    loss.__cause__ = first
+    return loss
+
+
+def _warning(failed: FailedCommit, batch_id: int, rest: str) -> Log:
+    what = failed.transaction_id or f"{len(failed.committables)} transactions"
+    records = sum(each.records or 0 for each in failed.committables)
+    message = f"the target system has rolled back {what} after the decision; the {records} records {rest}"
+    return Log(logging.WARNING, f"batch {batch_id}, sink {failed.sink!r}: {message}")
+
+
+def write_again(life: Life, batch_id: int, lost: Work) -> Steps[Replaced]:
+    """Write again what replay copies have."""
+    round = Round(life.log.incarnation, batch_id)
+    replaced = {name: dict[str, Committable]() for name in lost}
+    for name, of_sink in lost.items():
+        for each in of_sink:
+            replacement = yield WriteAgain(name, batch_id, each, round)
+            replaced[name][each.transaction_id] = replacement
+            yield Tell(TransactionReplayed(name, batch_id, each, replacement, life.tail.owner))
+    return replaced
+
+
+def compute_again(life: Life, batch_id: int, loss: RecomputableLoss, recompute: Recompute) -> Steps[Replaced]:
+    """Have participants write lost records again, and seal them if they are the same."""
+    round = Round(life.log.incarnation, batch_id)
+    replaced: dict[str, dict[str, Committable]] = {}
+    for name, again in (yield from _recognized(life, round, loss, recompute)).items():
+        sealed = yield Seal(f"{round}, computed again: seal of sink {name!r}", name, again)
+        replaced[name] = {old.transaction_id: new for old, new in zip(loss.lost[name], sealed, strict=True)}
+    for name, lost in loss.lost.items():
+        for each in lost:
+            replacement = replaced[name][each.transaction_id]
+            yield Tell(TransactionReplayed(name, batch_id, each, replacement, life.tail.owner))
+    return replaced
+
+
+def _recognized(
+    life: Life, round: Round, loss: RecomputableLoss, recompute: Recompute
+) -> Steps[dict[str, Sequence[Committable]]]:
+    """Return the transactions that have the lost records, in the order of the lost ones. What else was written stays
+    undecided, for the sweep."""
+
+    def votes(wanted: Wanted) -> Steps[dict[str, list[Committable]]]:
+        life.computations += 1
+        given = yield Write(replace(round, replay=life.computations), recompute, wanted)
+        return {name: [vote[name] for vote in given if name in vote] for name in loss.lost}
+
+    found = yield from votes(loss.wanted)
+    again: dict[str, Sequence[Committable]] = {}
+    try:
+        for name, lost in loss.lost.items():
+            with located(sink=name):
+                again[name] = recognized(lost, found[name])
+    except TransactionLost:
+        found = yield from votes(dict.fromkeys(loss.lost, EVERY_PARTITION))
+        for name, lost in loss.lost.items():
+            if (anywhere := recognized_anywhere(lost, found[name])) is None:
+                raise
+            again[name] = anywhere
+    return again
+
+
+def refuse_changed_sinks(life: Life, loss: RecomputableLoss, batch_id: int) -> None:
+    """Raise if a sink may not lose transactions any more, such as one that delivers at least once now. Upholds: nothing
+    becomes visible before its decision. Records of such a sink have no hashes, and may be visible when written."""
+    for name in loss.lost:
+        if not life.members[name].may_time_out:
+            raise OperatorRequired(
+                f"sink {name!r} has other options than when it lost transactions of batch {batch_id}, which is decided:"
+                " what is written to it now can't be recognized. Nothing was written again. Give it the options that"
+                " it had, such as 'delivery', and start again.",
+                sink=name,
+                batch_id=batch_id,
+            )
+
+
+def not_computed_again(error: Exception, round: Round) -> Exception | None:
+    """Return what ``error`` means for a decided batch, or None if it means the same as anywhere else."""
+    what = f"{round} is decided. A part that its target system had rolled back could not be computed again"
+    match error:
+        case Refused():
+            return OperatorRequired(f"{what}: {error.message} Correct that and start again.")
+        case TwoPhaseCommitError() if not isinstance(error, RoundAborted):
+            return None
+    return Retriable(f"{what} ({type(error).__name__}: {error}). Start again.")

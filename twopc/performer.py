@@ -1,0 +1,316 @@
+"""Performs the effects of the protocol, over real sinks and a real log. It decides nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from twopc import effects
+from twopc.commits import Wave
+from twopc.datasets import Dataset
+from twopc.effects import Effect, Life, Member, perform
+from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
+from twopc.events import BatchCommitted, BatchPart, CallRetried, Event, PhaseEntered
+from twopc.failures import located
+from twopc.log.commit_log import perform_on
+from twopc.log.entries import Decision, Entry
+from twopc.log.notices import Notices
+from twopc.log.store import LogStore
+from twopc.metrics import Metrics
+from twopc.phases import Phase, advance
+from twopc.plugins import notify
+from twopc.replay import DamagedCopy, ReplayCopies
+from twopc.retry import Waits, until_answered
+from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable, Transaction, Vote
+from twopc.transactional_ids import Round
+
+logger = logging.getLogger(__name__)
+
+ResultT = TypeVar("ResultT")
+
+SEAL_PATIENCE_S = 120.0
+"""How long a target system may give no answer before the decision, such as while its brokers restart one by one. Then
+the round is rolled back, as it may hold locks in other target systems."""
+
+
+class Performer:
+    """The hands of one coordinator. For the arguments see ``Coordinator``.
+
+    Attributes:
+        phase: what the protocol is doing.
+        life: the newest incarnation whose sinks were bound; ``is_open`` tells whether it is the current one.
+        metrics: of the batch that runs.
+        waits: the calls that target systems have not answered.
+        notices: beside the log, for ``twopc status``.
+    """
+
+    life: Life
+
+    def __init__(
+        self,
+        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+        store: LogStore,
+        owner: str,
+        replay_copies: ReplayCopies | None,
+        commits_at_once: int,
+        start_timeout_s: float,
+        gives_up: Callable[[CallRetried], bool],
+    ) -> None:
+        self.sinks, self.store, self.owner, self.replay_copies = sinks, store, owner, replay_copies
+        self._commits_at_once = commits_at_once
+        self._start_timeout_s = start_timeout_s
+        self._gives_up = gives_up
+        self.phase = Phase.CLOSED
+        self.is_open = False
+        self.tail_when_closed: Entry | None = None
+        self.metrics = Metrics()
+        self.waits = Waits(owner)
+        self.notices = Notices(store)
+        self._began_s = 0.0  # by time.perf_counter, of the newest phase one
+
+    @property
+    def tail(self) -> Entry | None:
+        """The newest known entry of the log; None if the log is empty, or was not read yet."""
+        return self.life.tail if self.is_open and self.phase is not Phase.CLOSED else self.tail_when_closed
+
+    def do(self, effect: Effect) -> Any:  # noqa: C901, PLR0911, PLR0912  # one case per effect
+        """Perform one effect, and return its answer. Errors get to know the sink and the batch."""
+        with located(sink=getattr(effect, "sink", None), batch_id=getattr(effect, "batch_id", None)):
+            match effect:
+                case effects.Bind():
+                    return self._bind(effect.life)
+                case effects.OpenSink():
+                    return self._open_sink(effect)
+                case effects.Write():
+                    return self._write(effect)
+                case effects.Seal():
+                    given = (self.sinks[effect.sink], effect.votes, self._began_s)
+                    return self.until_answered(effect.what, sealed, *given, patience_s=SEAL_PATIENCE_S)
+                case effects.Commit():
+                    return Wave(effect, self.sinks, self._commits_at_once, self.tell, self.waits).failures()
+                case effects.Complete(name, batch_id, due):
+                    what = f"batch {batch_id} is committed; its completion in sink {name!r}"
+                    return self._until_finished(what, batch_id, self.sinks[name].complete, batch_id, due)
+                case effects.Announce(name, batch_id, committed, given_up):
+                    what = f"batch {batch_id} is complete; its announcement by sink {name!r}"
+                    call = self.sinks[name].announce
+                    return self._until_finished(what, batch_id, call, batch_id, committed, given_up)
+                case effects.List(name):
+                    return list(self.sinks[name].recover())
+                case effects.Abort(name, transaction):
+                    with located(transaction_id=transaction.transaction_id):
+                        return self.sinks[name].abort(transaction)
+                case effects.WriteAgain():
+                    return self._write_again(effect)
+                case effects.ListCopies(name):
+                    return self._copies_of(name)
+                case effects.RemoveCopy(name, copy):
+                    return self._folder_of(name).remove(copy)
+                case effects.Repeat():
+                    return self._repeat(effect)
+                case effects.Enter(phase, batch_id, began_s):
+                    return self.enter(phase, batch_id, began_s)
+                case effects.Tell(event):
+                    return self.tell(event)
+                case effects.TellCommitted(decision, recovered):
+                    return self.tell(self._committed(decision, recovered))
+            return perform_on(self.store, effect)
+
+    # The sinks. -----------------------------------------------------------------------------------------------------
+
+    def _bind(self, life: Life) -> dict[str, Member]:
+        self.life, self.is_open = life, True
+        members = {}
+        for name, sink in self.sinks.items():
+            sink.bind(name, life.tail.log_id, self.replay_copies if sink.may_time_out else None)
+            sink.pending = life.pending.of(name)
+            sink.last_batch_id = life.tail.newest.get(name)
+            members[name] = Member(sink.commits_last, sink.may_time_out, sink.replay_copies is not None)
+        return members
+
+    def _open_sink(self, effect: effects.OpenSink) -> None:
+        sink = self.sinks[effect.sink]
+        if effect.is_patient:
+            self.until_started(f"look at the target of sink {effect.sink!r}", sink.open)
+        else:
+            sink.open()
+
+    def _write(self, effect: effects.Write) -> list[Vote]:
+        self._began_s = time.perf_counter() if effect.began_s is None else effect.began_s
+        given = (effect.round,) if effect.wanted is None else (effect.round, effect.wanted)
+        return list(effect.phase_one(*given))
+
+    def _write_again(self, effect: effects.WriteAgain) -> Committable:
+        lost = effect.lost
+        what = f"batch {effect.batch_id} is decided; writing {lost.transaction_id} again"
+        with located(transaction_id=lost.transaction_id):
+            return self._until_finished(what, effect.batch_id, write_again, self.sinks[effect.sink], lost, effect.round)
+
+    def _copies_of(self, name: str) -> list[str]:
+        owns = self.sinks[name].transactional_ids.owns_exact
+        return [copy for copy, written in self._folder_of(name).names() if owns(written)]
+
+    def _folder_of(self, name: str) -> ReplayCopies:
+        copies = self.sinks[name].replay_copies
+        assert copies is not None
+        return copies
+
+    # Waiting. -------------------------------------------------------------------------------------------------------
+
+    def _repeat(self, effect: effects.Repeat) -> Any:
+        def again() -> Any:
+            return perform(effect.steps(), self.do)
+
+        if effect.patience_s is None:
+            return self.until_started(effect.what, again)
+        return self.until_answered(effect.what, again, patience_s=effect.patience_s)
+
+    def _until_finished(self, what: str, batch_id: int, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+        return self.until_answered(what, call, *arguments, decided_batch_id=batch_id)
+
+    def until_answered(
+        self,
+        what: str,
+        call: Callable[..., ResultT],
+        *arguments: object,
+        patience_s: float | None = None,
+        decided_batch_id: int | None = None,
+    ) -> ResultT:
+        """Repeat a call while it is not answered."""
+        return until_answered(
+            what,
+            call,
+            *arguments,
+            tell=self.tell,
+            patience_s=patience_s,
+            waits=self.waits,
+            decided_batch_id=decided_batch_id,
+        )
+
+    def until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
+        """Repeat a call like ``until_answered``, with a limit before the log's first decision: nothing depends on the
+        answer then, and a wrong option is the likely reason for none."""
+        if self.tail is not None and self.tail.decided is not None:
+            return self.until_answered(what, call, *arguments)
+        began_s = time.monotonic()
+        try:
+            return self.until_answered(what, call, *arguments, patience_s=self._start_timeout_s)
+        except Retriable as error:
+            if self.waits.given_up.is_set():
+                raise
+            raise Retriable(
+                f"{what}: no answer for {time.monotonic() - began_s:.1f} s, and the limit is"
+                f" start_timeout_s={self._start_timeout_s:g}, until the log at {self.store.url} has its first"
+                f" decision. Nothing was written. The last answer: {error}"
+            ) from error
+
+    # Reporting. -----------------------------------------------------------------------------------------------------
+
+    def enter(self, phase: Phase, batch_id: int | None = None, began_s: float | None = None) -> None:
+        left, self.phase = self.phase, advance(self.phase, phase)
+        self.metrics.leave(left, time.perf_counter() if began_s is None else began_s)
+        self.notices.withdraw()
+        self.tell(PhaseEntered(phase, batch_id, self.owner))
+
+    def tell(self, event: Event) -> None:
+        """Tell observers, and the operator of a call that waits for long."""
+        self.metrics.count(event)
+        notify(event)
+        if isinstance(event, CallRetried):
+            if self._gives_up(event):
+                self.waits.given_up.set()
+            if event.needs_operator and (tail := self.tail):
+                self.notices.post(tail, event)
+
+    def _committed(self, decision: Decision, recovered: bool) -> BatchCommitted:
+        tail = self.life.tail
+        parts = [
+            part_of_batch(sink, decision.committables.get(name, ()), recovered) for name, sink in self.sinks.items()
+        ]
+        reads = tail.reads if decision.batch_id == tail.decided else None
+        return BatchCommitted(decision.batch_id, tuple(parts), reads, recovered, tail.log_id, self.owner)
+
+
+def sealed(
+    sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable], began_s: float
+) -> tuple[Committable, ...]:
+    """Return ``committables`` with the handles that the sink's ``seal`` gives them. Phase one began at ``began_s`` of
+    ``time.perf_counter``.
+
+    Raises:
+        ConfigurationError: ``seal`` returned other transactions. What it left out would be rolled back.
+    """
+    found = tuple(sink.seal(committables, time.perf_counter() - began_s))
+    same = [one.is_same_transaction(other) for one, other in zip(found, committables, strict=False)]
+    if len(found) != len(committables) or not all(same):
+        raise ConfigurationError(
+            f"seal of sink {sink.transactional_ids.sink!r} must return the transactions that it is given"
+        )
+    return tuple(replace(one, handle=other.handle) for one, other in zip(committables, found, strict=True))
+
+
+def part_of_batch(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committable], recovered: bool) -> BatchPart:
+    """Return what ``committables`` of a decided batch have written, for observers. Raises nothing: no observer may
+    decide the fate of a batch. ``recovered``: the batch may have been written with another schema."""
+    name, datasets = sink.transactional_ids.sink, None
+    try:
+        if (found := sink.datasets(committables)) is not None:
+            datasets = tuple(Dataset(each.namespace, each.name) for each in found)
+    except Exception:
+        logger.exception("sink %r could not name what it writes to", name)
+    records = sum(committable.records or 0 for committable in committables)
+    return BatchPart(name, records, datasets, None if recovered else sink._validated)  # noqa: SLF001  # not for users
+
+
+def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
+    """Write the records of the replay copy of ``lost`` in a new transaction, pre-commit it and seal it.
+
+    Raises:
+        Retriable: the records could not be written now. The batch is decided, so its caller must not run it again.
+        OperatorRequired: the records can't be written any more.
+    """
+    assert sink.replay_copies is not None
+    assert lost.replay_copy is not None
+    began_s = time.perf_counter()
+    transaction: Transaction | None = None
+    try:
+        transaction = sink.begin(sink.transactional_ids.reallocate(lost.transaction_id, round))
+        for batch in sink.replay_copies.read(lost.replay_copy):
+            sink.write(transaction, batch)
+            transaction.records += batch.num_rows
+        if transaction.records != lost.records:
+            raise DamagedCopy(f"it has {transaction.records} records")
+        vote = replace(sink.pre_commit(transaction), replay_copy=lost.replay_copy, bytes=lost.bytes)
+        [replacement] = sealed(sink, [vote], began_s)
+        return replacement
+    except Exception as error:
+        if transaction is not None:
+            with contextlib.suppress(Exception):  # the sweep rolls back what stays open
+                sink.discard(transaction)
+        if failure := _failure(error, lost, round, sink.replay_copies.url):
+            raise failure from error
+        raise
+
+
+def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exception | None:
+    """Return what ``error`` means for a decided transaction, or None if it means the same as anywhere else."""
+    what = (
+        f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back by its"
+        " target system"
+    )
+    restore = "Restore the copy and start again, or write the records by other means."
+    match error:
+        case FileNotFoundError():
+            return TransactionLost(f"{what}, and its copy {lost.replay_copy} is no longer in {url}. {restore}")
+        case DamagedCopy():
+            return TransactionLost(f"{what}, and its copy {lost.replay_copy} in {url} is damaged: {error}. {restore}")
+        case RoundAborted():
+            return Retriable(f"{what}; writing it again failed: {error}")
+        case Refused():
+            return OperatorRequired(f"{what}, which now refuses its records: {error} Correct that and start again.")
+    return None

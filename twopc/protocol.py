@@ -1,0 +1,367 @@
+"""The protocol. It decides everything and does nothing: no I/O, no clock, no thread, no logging.
+
+Each function is a generator: it yields the effects that it needs (``effects``), one after the other, and is sent their
+answers. ``performer`` performs them, over real sinks and a real log. What an effect raises is raised at its ``yield``.
+A batch, in the order of ``batch``:
+
+1. A batch that the log has decided is not written again. It must be the one that was decided: what it reads is
+   compared, not its number alone.
+2. Phase one: participants write and pre-commit. Any failure rolls the round back.
+3. Every sink seals its transactions, or vetoes.
+4. The decision: one append to the log. Before it nothing is visible; after it everything becomes visible.
+5. Phase two: every transaction is committed, however often that takes. Sinks that commit last follow the others.
+   Finally, sinks announce the batch.
+6. The sweep: transactions that are open and undecided are rolled back, so that they hold back no reader.
+
+All functions work on one ``Life``, an incarnation that ``begin`` starts. Whatever raises an error ends it: the next
+incarnation recovers from the log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import NoReturn
+
+from twopc import effects
+from twopc.effects import FailedCommit, Life, LogView, Offer, Steps
+from twopc.errors import (
+    ConfigurationError,
+    CorruptLog,
+    Fenced,
+    InDoubt,
+    OperatorRequired,
+    Refused,
+    RoundAborted,
+)
+from twopc.failures import decided_batch
+from twopc.log import batch_identity, steps
+from twopc.log.entries import Decision, abandoned, amended, closed, completed, decided
+from twopc.loss import (
+    RecomputableLoss,
+    Replaced,
+    compute_again,
+    judged,
+    not_computed_again,
+    refuse_changed_sinks,
+    write_again,
+)
+from twopc.phases import Phase
+from twopc.sweep import sweep
+from twopc.transaction import Committable, Vote
+from twopc.transactional_ids import Round
+
+# A batch. -----------------------------------------------------------------------------------------------------------
+
+
+def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
+    """Write a batch exactly once. Return its decision; None if it was decided before."""
+    batch_id = offer.batch_id
+    if (yield from recognize(life, offer)):
+        if life.pending and batch_id == life.tail.decided:  # its loss has waited for it
+            yield from _recover_loss(life, offer)
+        return None
+    yield from settle(life, recovered=True)  # raises what recovery had to leave
+    round = Round(life.log.incarnation, batch_id)
+    try:
+        yield effects.Enter(Phase.PRE_COMMITTING, batch_id, offer.began_s)
+        votes = yield effects.Write(round, offer.phase_one, began_s=offer.began_s)
+        yield effects.Enter(Phase.SEALING, batch_id)
+        decision = Decision(round, (yield from seal(life, round, votes)))
+    except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
+        yield from roll_back(life, round, error)
+    yield effects.Enter(Phase.DECIDING, batch_id)
+    yield from decide(life, decision, offer)
+    yield effects.Enter(Phase.COMMITTING, batch_id)
+    yield from settle(life, recovered=False, offer=offer)
+    yield effects.Enter(Phase.SWEEPING, batch_id)
+    with decided_batch(batch_id):
+        yield effects.Repeat(f"sweep after batch {batch_id}", lambda: sweep(life, recovered=False))
+    yield effects.Enter(Phase.IDLE, batch_id)
+    return decision
+
+
+def recognize(life: Life, offer: Offer) -> Steps[bool]:
+    """Return whether the log has decided the batch. Refuse one that is neither a decided one nor the next."""
+    tail, earlier = life.tail, None
+    if tail.decided is not None and offer.batch_id < tail.decided and offer.reads is not None:
+        earlier = yield from steps.read_decision(offer.batch_id)
+    return batch_identity.recognize(
+        offer.batch_id, offer.reads, tail, offer.first_batch_id, life.log.url, offer.follows, earlier
+    )
+
+
+def seal(life: Life, round: Round, votes: Sequence[Vote]) -> Steps[dict[str, tuple[Committable, ...]]]:
+    """Have every sink seal its transactions, or veto."""
+    strangers = {name for vote in votes for name in vote} - life.members.keys()
+    if strangers:
+        raise ConfigurationError(f"there are votes for {', '.join(sorted(strangers))}: this log has no such sink")
+    sealed = {}
+    for name in life.members:
+        of_sink = [vote[name] for vote in votes if name in vote]
+        sealed[name] = yield effects.Seal(f"{round}: seal of sink {name!r}", name, of_sink)
+    return sealed
+
+
+def decide(life: Life, decision: Decision, offer: Offer) -> Steps[None]:
+    """The commit point. A failed append leaves the outcome unknown, so nothing is aborted after it, unless the log has
+    refused the decision: then no entry was put."""
+    try:
+        yield from steps.append(life.log, decided(life.tail, decision, offer.reads))
+    except Refused as error:
+        yield from roll_back(life, decision.round, error)
+    life.remember(decision)
+
+
+def roll_back(life: Life, round: Round, error: Exception) -> Steps[NoReturn]:
+    """Abort the round, which no entry of the log has decided, and raise what its failure means."""
+    try:
+        yield from sweep(life, recovered=False)
+    except Fenced as fenced:
+        raise fenced from error
+    except Exception as failure:  # noqa: BLE001  # a sink may raise anything; the first error is raised
+        yield effects.Log(logging.WARNING, f"could not roll back all of {round}, which recovery does: {failure}")
+    if isinstance(error, Refused):
+        raise error
+    raise RoundAborted(
+        f"{round} failed before its decision ({type(error).__name__}: {error}). Nothing of it is visible."
+        " Run the batch again; a restarted query does.",
+        sink=getattr(error, "sink", None),
+        transaction_id=getattr(error, "transaction_id", None),
+    ) from error
+
+
+# Phase two. ---------------------------------------------------------------------------------------------------------
+
+
+def settle(life: Life, *, recovered: bool, offer: Offer | None = None) -> Steps[None]:
+    """Commit every pending batch, the oldest first. Upholds: a sink that commits last is never ahead of the others.
+
+    Raises:
+        RecomputableLoss: what is lost waits for its batch to come again. All else of the batch is committed, except in
+            sinks that commit last.
+    """
+    for batch_id in life.pending:
+        with decided_batch(batch_id):
+            for last in (False, True):
+                # A sink that has completed its part waits with the batch for one that commits last and has lost it.
+                wave = [name for name in life.pending[batch_id] if life.members[name].commits_last is last]
+                yield from commit(life, batch_id, wave, recovered, offer)
+                for name in wave:
+                    yield effects.Complete(name, batch_id, life.pending[batch_id][name])
+                    life.pending.complete(batch_id, name)
+            yield from announce(life, batch_id)
+        yield effects.TellCommitted(life.decision(batch_id), recovered)
+        life.pending.settle(batch_id)
+
+
+def commit(
+    life: Life, batch_id: int, wave: Collection[str], recovered: bool, offer: Offer | None = None
+) -> Steps[None]:
+    """Commit the parts of a pending batch in some sinks. What target systems have rolled back is replaced, and the
+    replacement is committed.
+
+    Raises:
+        Fenced: a newer coordinator goes on with this batch.
+        Exception: a transaction can't be committed. All others have been: nothing else is left undone.
+    """
+    due: Mapping[str, Sequence[Committable]] = {name: life.pending[batch_id][name] for name in wave}
+    while any(due.values()):
+        failed = yield effects.Commit(batch_id, due, recovered, life.tail.owner)
+        if not failed:
+            return
+        # A newer coordinator may have settled them, and their names may have been used again since.
+        yield effects.Repeat("look at the log", lambda: steps.verify(life.log))
+        loss = yield from judged(life, failed, batch_id, recovered)
+        if loss.computable is None:
+            due = yield from amend(life, batch_id, (yield from write_again(life, batch_id, loss.copied)))
+        else:
+            again = yield from amend(life, batch_id, (yield from _computed(life, batch_id, loss.computable, offer)))
+            due = {name: (*again.get(name, ()), *loss.copied.get(name, ())) for name in {**again, **loss.copied}}
+
+
+def _computed(life: Life, batch_id: int, loss: RecomputableLoss, offer: Offer | None) -> Steps[Replaced]:
+    if offer is None or offer.recompute is None:
+        raise loss
+    refuse_changed_sinks(life, loss, batch_id)
+    try:
+        return (yield from compute_again(life, batch_id, loss, offer.recompute))
+    except Exception as error:
+        with contextlib.suppress(Exception):  # recovery does it, too
+            yield from sweep(life, recovered=False)
+        if failure := not_computed_again(error, Round(life.log.incarnation, batch_id)):
+            raise failure from error
+        raise
+
+
+def amend(life: Life, batch_id: int, replaced: Replaced) -> Steps[Mapping[str, Sequence[Committable]]]:
+    """Have the log name other transactions in place of lost ones, and return these. Until then they are undecided like
+    any other: a crash leaves them to the sweep, and the next incarnation starts over."""
+    decision = life.decision(batch_id)
+    committables = {
+        name: tuple(replaced.get(name, {}).get(each.transaction_id, each) for each in of_sink)
+        for name, of_sink in decision.committables.items()
+    }
+    yield from steps.append(life.log, amended(life.tail, Decision(decision.round, committables)))
+    for name in replaced:
+        life.pending.amend(batch_id, name, committables[name])
+    return {name: tuple(of_sink.values()) for name, of_sink in replaced.items()}
+
+
+def announce(life: Life, batch_id: int) -> Steps[None]:
+    """Have the sinks tell their readers of a batch. Upholds: all of it is visible before."""
+    given_up: dict[str, list[Committable]] = {}
+    for abandonment in life.tail.abandoned:
+        if abandonment.given_up.batch_id == batch_id:
+            for name, committables in abandonment.given_up.committables.items():
+                given_up.setdefault(name, []).extend(committables)
+    for name in life.members:
+        yield effects.Announce(name, batch_id, life.decision(batch_id).committables, given_up)
+
+
+# Beginning, resting and stopping. -----------------------------------------------------------------------------------
+
+
+def begin(url: str, owner: str, prefixes: Mapping[str, str]) -> Steps[Life]:
+    """Begin an incarnation: fence every older one, commit what is decided, abort the rest.
+
+    What ``pending`` still has afterwards was lost, and waits for its batch to come again.
+    """
+    yield effects.Enter(Phase.RECOVERING)
+    life = yield from bound((yield from steps.open_log(url, owner, prefixes)))
+    with contextlib.suppress(RecomputableLoss):
+        yield from recover(life)
+    yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
+    yield effects.Enter(Phase.IDLE)
+    return life
+
+
+def resume(url: str, log_id: str, incarnation: int) -> Steps[Life]:
+    """Continue an incarnation of another process. What it has pre-committed stays, so nothing is swept."""
+    yield effects.Enter(Phase.RECOVERING)
+    life = yield from bound((yield from steps.resume_log(url, log_id, incarnation)))
+    yield from recover(life)
+    yield effects.Enter(Phase.IDLE)
+    return life
+
+
+def bound(log: LogView) -> Steps[Life]:
+    """Return the life of an incarnation, to which the sinks are bound. Until they are, nothing is known of them."""
+    life = Life(log)
+    life.members = yield effects.Bind(life)
+    for decision in log.tail.unresolved:
+        life.remember(decision)
+    return life
+
+
+def recover(life: Life) -> Steps[None]:
+    """Open the sinks and commit what the log has decided. Sinks whose target systems are away keep no other waiting:
+    the other target systems may roll the oldest decided batch back if it waits too long."""
+    away = []
+    for name in life.members:
+        try:
+            yield effects.OpenSink(name, is_patient=False)
+        except Exception as error:  # noqa: BLE001  # raised or told when the sink is opened again
+            yield effects.Log(logging.DEBUG, f"sink {name!r}: {error}")
+            away.append(name)
+    if away and life.pending:
+        # The batch is not completed, later batches wait, and so do sinks that commit last.
+        oldest = next(iter(life.pending))
+        here = [name for name, member in life.members.items() if name not in away and not member.commits_last]
+        with contextlib.suppress(RecomputableLoss), decided_batch(oldest):  # it is found again when all are there
+            yield from commit(life, oldest, here, recovered=True)
+    for name in away:
+        yield from open_sink(life, name)
+    yield from settle(life, recovered=True)
+
+
+def open_sink(life: Life, name: str) -> Steps[None]:
+    """Open a sink, which may be away for a while.
+
+    Raises:
+        OperatorRequired: its target system refuses it, and has decided transactions of it.
+    """
+    try:
+        yield effects.OpenSink(name, is_patient=True)
+    except Refused as error:
+        if not (due := [batch_id for batch_id, parts in life.pending.items() if parts.get(name)]):
+            raise
+        raise OperatorRequired(
+            f"batch {due[0]} is decided, and can't be committed to sink {name!r} now: {error.message}"
+            " Correct that and start again, which commits it; or give it up with 'twopc abandon'.",
+            sink=name,
+            batch_id=due[0],
+        ) from error
+
+
+def _recover_loss(life: Life, offer: Offer) -> Steps[None]:
+    """Finish a recovery whose loss has waited for its batch to come again."""
+    yield effects.Enter(Phase.RECOVERING, offer.batch_id)
+    yield from settle(life, recovered=True, offer=offer)
+    yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
+    yield effects.Enter(Phase.IDLE, offer.batch_id)
+
+
+def rest(life: Life) -> Steps[bool]:
+    """Between batches: record that everything decided is committed, and sweep. Return whether there was no loss, which
+    the log must not call complete."""
+    if life.pending:
+        return False
+    yield from steps.verify(life.log)  # a log that its owner has removed does not come back
+    if life.tail.unresolved:
+        yield from steps.append(life.log, completed(life.tail))
+    yield from sweep(life, recovered=False)
+    return True
+
+
+def close(life: Life) -> Steps[None]:
+    """Stop cleanly. A lost attempt may have begun after the last batch's sweep."""
+    yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False))
+    if not life.pending:
+        yield from steps.verify(life.log)
+        yield from steps.append(life.log, closed(life.tail))
+    yield effects.Enter(Phase.CLOSED)
+
+
+def explained(life: Life, error: Exception, is_asked_again: bool) -> Steps[Exception]:
+    """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator, and
+    asks for no repetition. A newer one may have settled what this one failed at.
+
+    Where the answer ends the query, the look is repeated until the log is read; where the query, or the next rest, asks
+    again, the next start looks.
+    """
+    if isinstance(error, Fenced | InDoubt | CorruptLog):
+        return error
+    try:
+        yield effects.Repeat(
+            "look at the log", lambda: steps.verify(life.log), patience_s=0.0 if is_asked_again else None
+        )
+    except Fenced as fenced:
+        return fenced
+    except Exception as unread:  # noqa: BLE001  # the first error is raised
+        yield effects.Log(logging.WARNING, f"the log could not be read after an error: {unread}")
+    return error
+
+
+# The operator. ------------------------------------------------------------------------------------------------------
+
+
+def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
+    """Commit a batch as far as possible, after ``begin`` failed at it. Return the commits that fail.
+
+    While a sink that commits last waits for another one, it is not asked: it is committed after what is lost was given
+    up.
+    """
+    parts = life.pending[batch_id]
+    due = {name: part for name, part in parts.items() if not life.members[name].commits_last} or parts
+    failed: list[FailedCommit] = yield effects.Commit(batch_id, due, True, life.tail.owner)
+    yield effects.Repeat(
+        "look at the log", lambda: steps.verify(life.log)
+    )  # a newer driver may have settled what is lost here
+    return failed
+
+
+def abandon(life: Life, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Steps[None]:
+    """Write into the log that an operator gives up decided transactions."""
+    yield from steps.append(life.log, abandoned(life.tail, batch_id, given_up, by))
