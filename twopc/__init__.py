@@ -38,10 +38,11 @@ from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
 from twopc.log.entries import Entry
 from twopc.log.store import LogStore, open_store
+from twopc.observing import register_observer, unregister_observer
 from twopc.open_transactions import OpenTransactions
 from twopc.participant import Participant, Vote
 from twopc.phases import Phase
-from twopc.plugins import create_sink, register_observer, unregister_observer
+from twopc.plugins import create_sink
 from twopc.replay import ReplayCopies
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.transaction import Committable, Transaction

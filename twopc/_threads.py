@@ -15,10 +15,30 @@ ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
 
 
-def acquire(lock: threading.Lock) -> None:
-    """Wait for a lock and hold it."""
-    while not lock.acquire(timeout=LOOK_AGAIN_S):
-        pass
+class OwnedLock:
+    """A lock that knows whether this thread holds it. So whoever takes it within a ``try`` and releases it in the
+    ``finally`` leaks nothing, even if an interrupt comes between the two."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # it notes its owner as it is taken, where no interrupt can come in between
+
+    @property
+    def is_mine(self) -> bool:
+        return self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` calls it, too
+
+    def take(self, *, waits: bool = True) -> bool:
+        """Take the lock, and return whether it was free or became free. A thread takes it once at a time."""
+        if self.is_mine:
+            return False
+        while not self._lock.acquire(timeout=LOOK_AGAIN_S if waits else 0):
+            if not waits:
+                return False
+        return True
+
+    def release(self) -> None:
+        """Release the lock if this thread holds it."""
+        if self.is_mine:
+            self._lock.release()
 
 
 def on_threads(
@@ -26,12 +46,13 @@ def on_threads(
     arguments: Sequence[ArgumentT],
     at_once: int,
     give_up: Callable[[], None],
+    running: list[threading.Thread],
 ) -> list[ResultT]:
     """Return the result of ``call`` for each of ``arguments``, in their order, from up to ``at_once`` threads.
 
     The threads are daemons: the interpreter joins any others before it ends, and a call may wait for a target system
     for as long as that is away. An interrupt of this thread, or an error of a call, calls ``give_up``, which makes the
-    other calls end.
+    other calls end. ``running`` has the threads until they have ended, as a second interrupt ends the wait for them.
 
     Raises:
         BaseException: what a call raised, when all have ended.
@@ -55,26 +76,28 @@ def on_threads(
     threads = [
         threading.Thread(target=work, name="twopc-commit", daemon=True) for _ in range(min(at_once, len(arguments)))
     ]
+    running += threads
     try:
         try:
             for thread in threads:
                 thread.start()
         except RuntimeError:  # an interpreter that is shutting down, or a full machine, starts no threads
             work()
-        _join(threads)
+        join(running, threads)
     except BaseException:
         with lock:
             left.clear()
         give_up()
-        _join(threads)
+        join(running, threads)
         raise
     if errors:
         raise errors[0]
     return [results[index] for index in range(len(arguments))]
 
 
-def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait until those that were started have ended."""
+def join(running: list[threading.Thread], threads: Sequence[threading.Thread]) -> None:
+    """Wait until those of ``threads`` that were started have ended, and take them out of ``running``."""
     for thread in threads:
         while thread.is_alive():
             thread.join(LOOK_AGAIN_S)
+        running.remove(thread)

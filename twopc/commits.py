@@ -55,6 +55,7 @@ class Wave:
         at_once: threads for each sink. With 1, the calling thread commits.
         tell: tells observers.
         waits: the waits of the coordinator.
+        running: the threads that have not ended.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class Wave:
         at_once: int,
         tell: Callable[[Event], None],
         waits: Waits,
+        running: list[threading.Thread],
     ) -> None:
         self._asked, self._sinks, self._at_once, self._tell, self._waits = asked, sinks, at_once, tell, waits
+        self._running = running
 
     def failures(self) -> list[FailedCommit]:
         """Make every commit, and return those that failed. An error of one leaves no other undone."""
@@ -78,7 +81,7 @@ class Wave:
         """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` others."""
         if self._at_once == 1 or calls <= 1:
             return map
-        return partial(on_threads, at_once=at_once, give_up=self._waits.given_up.set)
+        return partial(on_threads, at_once=at_once, give_up=self._waits.given_up.set, running=self._running)
 
     def _failures_of_sink(self, calls: Sequence[CommitCall]) -> list[FailedCommit]:
         left = self._commit_many(calls)

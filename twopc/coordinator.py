@@ -11,17 +11,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twopc import protocol
-from twopc._threads import acquire
+from twopc._threads import OwnedLock
 from twopc.effects import FailedCommit, Life, Offer, perform
 from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted, TwoPhaseCommitError
-from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut, PhaseEntered
+from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
 from twopc.failures import located
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry
@@ -85,23 +83,21 @@ class Coordinator:
         gives_up: Callable[[CallRetried], bool] = lambda _: False,
     ) -> None:
         _check(sinks)
+        if commits_at_once < 1:
+            raise ConfigurationError(f"commits_at_once must be 1 or more, not {commits_at_once}")
         self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
         self._store = store_of(log)
         self._owner = owner
         self._first_batch_id = first_batch_id
-        copies = replay_copies
-        if copies is not None and not isinstance(copies, ReplayCopies):
-            copies = ReplayCopies(copies)  # type: ignore[arg-type]  # it takes paths, too
+        is_place = isinstance(replay_copies, str | os.PathLike)
+        copies = ReplayCopies(replay_copies) if is_place else replay_copies  # type: ignore[arg-type]  # paths, too
         refuse_within_outputs("the commit log", self._store.url, self._sinks)
         if copies is not None:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
-        self._one_at_a_time = threading.Lock()  # callers of public methods, of which a second is refused or waits
-        self._batch_or_rest = threading.Lock()  # a rest is skipped while a batch runs, and a batch waits for a rest
+        self._one_at_a_time = OwnedLock()  # callers of public methods, of which a second is refused or waits
+        self._batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
-        self._running_in: int | None = None
-        self._failed_rests = 0  # since a sweep was last answered
-        self._first_failed_rest_s = 0.0  # by time.monotonic
 
     @property
     def phase(self) -> Phase:
@@ -194,7 +190,7 @@ class Coordinator:
             decision = perform(protocol.batch(self._performer.life, offer), self._performer.do)
             if decision is None:
                 return self._finished(batch_id, True, {}, LeftOut())
-            self._failed_rests = 0  # its sweep was answered
+            self._performer.failed_rests = 0  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
             return self._finished(batch_id, False, decision.committables, rest)
@@ -222,7 +218,7 @@ class Coordinator:
             Fenced: a newer incarnation has opened, or the log was replaced. Raises otherwise like ``run``.
         """
         with self._alone("resume", waits=True):
-            self._performer.is_open = False
+            self._performer.leave_incarnation()
             perform(protocol.resume(self._store.url, log_id, incarnation), self._performer.do)
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
@@ -255,42 +251,24 @@ class Coordinator:
             Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.
             Exception: the log may or may not have been changed. The next ``run`` recovers first.
         """
-        if not self._batch_or_rest.acquire(blocking=False):
+        if self._batch_or_rest.is_mine:  # amid a batch
             return
         try:
+            if not self._batch_or_rest.take(waits=False):
+                return
             if self.phase is Phase.IDLE and perform(protocol.rest(self._performer.life), self._performer.do):
-                self._rested()
+                self._performer.rest_is_answered()
         except Retriable as error:  # the next rest, or the next batch, asks again
-            self._not_rested(error)
+            self._performer.rest_failed(error, self._resting.interval_s if self._resting else 0.0)
         except Fenced:
             raise
         except BaseException as error:
-            if isinstance(meant := self._meant(error, is_asked_again=True), Fenced):
+            if isinstance(meant := self._meant(error, True), Fenced):
                 raise meant from error
             self._fail(error)
             raise
         finally:
             self._batch_or_rest.release()
-
-    def _not_rested(self, error: Retriable) -> None:
-        """Report a rest that the next one repeats. Upholds: nothing is repeated for long without an operator being
-        told."""
-        now_s = time.monotonic()
-        if not self._failed_rests:
-            self._first_failed_rest_s = now_s
-        self._failed_rests += 1
-        waited_s = now_s - self._first_failed_rest_s
-        wait_s = self._resting.interval_s if self._resting else 0.0  # else the caller of rest chooses when
-        event = CallRetried("rest between batches", self._failed_rests, wait_s, error.message, waited_s, self._owner)
-        level = logging.ERROR if event.needs_operator else logging.WARNING
-        logger.log(level, "between batches: no answer for %.0f s (%s)", waited_s, error.message)
-        self._performer.tell(event)
-
-    def _rested(self) -> None:
-        if self._failed_rests:
-            self._failed_rests = 0
-            self._performer.notices.withdraw()
-            self._performer.tell(PhaseEntered(self.phase, None, self._owner))  # ends what observers show as unanswered
 
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log records that. Waits for a running batch. ``run`` may be called
@@ -310,14 +288,11 @@ class Coordinator:
     @contextlib.contextmanager
     def _alone(self, what: str, waits: bool, batch_id: int | None = None) -> Iterator[None]:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
-        within = self._running_in == threading.get_ident()
-        if not within and waits:
-            acquire(self._one_at_a_time)
-        elif within or not self._one_at_a_time.acquire(blocking=False):
-            raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
-        self._running_in = threading.get_ident()
+        within = self._one_at_a_time.is_mine
         try:
-            acquire(self._batch_or_rest)
+            if within or not self._one_at_a_time.take(waits=waits):
+                raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
+            self._batch_or_rest.take()
             try:
                 self._performer.waits = Waits(self._owner)  # not before: a rest waits by those that it began with
                 if self.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
@@ -326,24 +301,22 @@ class Coordinator:
             except BaseException as error:
                 meant: BaseException = error
                 try:
-                    meant = self._meant(error)  # while no rest can write to the log
+                    # While no rest can write to the log.
+                    meant = self._meant(error, isinstance(error, Retriable | RoundAborted))
                 finally:
                     self._fail(meant, batch_id)
                 if meant is not error:
                     raise meant from error
                 raise
-            finally:
-                self._batch_or_rest.release()
         finally:
-            self._running_in = None
-            self._one_at_a_time.release()
+            if not within:
+                self._batch_or_rest.release()
+                self._one_at_a_time.release()
 
-    def _meant(self, error: BaseException, *, is_asked_again: bool | None = None) -> BaseException:
+    def _meant(self, error: BaseException, is_asked_again: bool) -> BaseException:
         """Return what an error means when the log has been looked at (``protocol.explained``)."""
         if self.phase is Phase.CLOSED or not self._performer.is_open or not isinstance(error, Exception):
             return error
-        if is_asked_again is None:
-            is_asked_again = isinstance(error, Retriable | RoundAborted)
         return perform(protocol.explained(self._performer.life, error, is_asked_again), self._performer.do)
 
     def __enter__(self) -> Self:
@@ -382,7 +355,7 @@ class Coordinator:
     # What all of them share. ----------------------------------------------------------------------------------------
 
     def _begin(self) -> Life:
-        self._performer.is_open = False
+        self._performer.leave_incarnation()
         warn_of_late_listings(self._store)
         prefixes = {name: sink.prefix for name, sink in self._sinks.items()}
         return perform(protocol.begin(self._store.url, self._owner, prefixes), self._performer.do)

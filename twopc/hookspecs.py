@@ -10,8 +10,6 @@ import pluggy
 
 if TYPE_CHECKING:
     from twopc.events import Event
-    from twopc.log.store import LogStore
-    from twopc.sink import TwoPhaseCommitSink
 
 PROJECT = "twopc"
 
@@ -21,15 +19,15 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec(firstresult=True)
-def twopc_sink() -> type[TwoPhaseCommitSink[Any]]:  # type: ignore[empty-body]
-    """Return the sink class of this backend. Its one argument is a mapping of the user's options: text to text or plain
-    values. It raises ConfigurationError for an unknown option."""
+def twopc_sink() -> type[Any]:  # type: ignore[empty-body]
+    """Return the class of this backend, a ``TwoPhaseCommitSink``. Its one argument is a mapping of the user's options:
+    text to text or plain values. It raises ConfigurationError for an unknown option."""
 
 
 @hookspec(firstresult=True)
-def twopc_log_store() -> Callable[..., LogStore]:  # type: ignore[empty-body]
-    """Return the log store class for a scheme of URLs, such as ``postgresql``. The plugin's entry point is in the group
-    ``twopc.log_stores``, and its name is the scheme.
+def twopc_log_store() -> Callable[..., Any]:  # type: ignore[empty-body]
+    """Return the class of a ``LogStore`` for a scheme of URLs, such as ``postgresql``. The plugin's entry point is in
+    the group ``twopc.log_stores``, and its name is the scheme.
 
     The class takes the URL, without a password, and the user's options as keywords. It makes no request and writes
     nothing until a method is called. It raises ConfigurationError for a wrong URL or an unknown option."""

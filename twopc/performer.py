@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from twopc import effects
+from twopc._threads import join
 from twopc.commits import Wave
 from twopc.datasets import Dataset
 from twopc.effects import Effect, Life, Member, perform
@@ -21,8 +23,8 @@ from twopc.log.entries import Decision, Entry
 from twopc.log.notices import Notices
 from twopc.log.store import LogStore
 from twopc.metrics import Metrics
+from twopc.observing import notify
 from twopc.phases import Phase, advance
-from twopc.plugins import notify
 from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.retry import Waits, until_answered
 from twopc.sink import TwoPhaseCommitSink
@@ -71,6 +73,9 @@ class Performer:
         self.metrics = Metrics()
         self.waits = Waits(owner)
         self.notices = Notices(store)
+        self._running: list[threading.Thread] = []  # with commits, also of an earlier incarnation
+        self.failed_rests = 0  # since a sweep was last answered
+        self._first_failed_rest_s = 0.0  # by time.monotonic
         self._began_s = 0.0  # by time.perf_counter, of the newest phase one
 
     @property
@@ -92,7 +97,8 @@ class Performer:
                     given = (self.sinks[effect.sink], effect.votes, self._began_s)
                     return self.until_answered(effect.what, sealed, *given, patience_s=SEAL_PATIENCE_S)
                 case effects.Commit():
-                    return Wave(effect, self.sinks, self._commits_at_once, self.tell, self.waits).failures()
+                    given = (self._commits_at_once, self.tell, self.waits, self._running)
+                    return Wave(effect, self.sinks, *given).failures()
                 case effects.Complete(name, batch_id, due):
                     what = f"batch {batch_id} is committed; its completion in sink {name!r}"
                     return self._until_finished(what, batch_id, self.sinks[name].complete, batch_id, due)
@@ -120,6 +126,12 @@ class Performer:
                 case effects.TellCommitted(decision, recovered):
                     return self.tell(self._committed(decision, recovered))
             return perform_on(self.store, effect)
+
+    def leave_incarnation(self) -> None:
+        """Wait for what the last one still does. A second interrupt leaves its commits running, and the next one uses
+        the same sinks."""
+        self.is_open = False
+        join(self._running, tuple(self._running))
 
     # The sinks. -----------------------------------------------------------------------------------------------------
 
@@ -226,6 +238,26 @@ class Performer:
                 self.waits.given_up.set()
             if event.needs_operator and (tail := self.tail):
                 self.notices.post(tail, event)
+
+    def rest_failed(self, error: Retriable, wait_s: float) -> None:
+        """Report a rest that the next one repeats in ``wait_s`` seconds; 0 if the caller chooses when. Upholds: nothing
+        is repeated for long without an operator being told."""
+        now_s = time.monotonic()
+        if not self.failed_rests:
+            self._first_failed_rest_s = now_s
+        self.failed_rests += 1
+        waited_s = now_s - self._first_failed_rest_s
+        event = CallRetried("rest between batches", self.failed_rests, wait_s, error.message, waited_s, self.owner)
+        level = logging.ERROR if event.needs_operator else logging.WARNING
+        logger.log(level, "between batches: no answer for %.0f s (%s)", waited_s, error.message)
+        self.tell(event)
+
+    def rest_is_answered(self) -> None:
+        """End what observers show as unanswered."""
+        if self.failed_rests:
+            self.failed_rests = 0
+            self.notices.withdraw()
+            self.tell(PhaseEntered(self.phase, None, self.owner))
 
     def _committed(self, decision: Decision, recovered: bool) -> BatchCommitted:
         tail = self.life.tail

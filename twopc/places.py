@@ -8,14 +8,11 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from fsspec.core import split_protocol, url_to_fs
 
 from twopc.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from twopc.sink import TwoPhaseCommitSink
 
 LOCAL = (None, "file", "local")
 
@@ -132,7 +129,14 @@ def split(url: str) -> tuple[str | None, str]:
     return protocol, os.path.expanduser(path) if protocol is None else path  # noqa: PTH111  # a URL's text
 
 
-def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
+class HasOutput(Protocol):
+    """A sink, of which only the output folder counts here."""
+
+    @property
+    def output_folder(self) -> str | None: ...
+
+
+def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, HasOutput]) -> None:
     """Make sure that readers of a sink's output do not find the files of ``what`` in it.
 
     Args:

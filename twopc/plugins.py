@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import functools
-import logging
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from twopc import registry
 from twopc.errors import ConfigurationError
-from twopc.events import Event
 from twopc.options import did_you_mean
 from twopc.sink import TwoPhaseCommitSink
 
-if TYPE_CHECKING:
-    import pluggy
-
-logger = logging.getLogger(__name__)
-
 _OF_DISTRIBUTION = re.compile(r"^twopc[-_](?=.)")
 """The prefix of a backend's distribution or module, before the backend's own name."""
-
-_observers: list[tuple[object, pluggy.PluginManager]] = []  # each has a manager, so that none can silence another
 
 
 def create_sink(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
@@ -73,31 +63,3 @@ def distribution_of(sink: type[TwoPhaseCommitSink[Any]]) -> str:
         if entry_point.module.partition(".")[0] == module and entry_point.dist:
             return registry.distribution_name(entry_point.dist)
     return f"the module {sink.__module__}"
-
-
-def register_observer(observer: object) -> None:
-    """Have ``observer``'s implementation of the hook ``twopc_event`` called for every event in this process."""
-    manager = registry.hook_manager()
-    manager.register(observer)
-    _observers.append((observer, manager))
-
-
-def unregister_observer(observer: object) -> None:
-    """Undo ``register_observer``."""
-    _observers[:] = [entry for entry in _observers if entry[0] is not observer]
-
-
-def has_observers() -> bool:
-    """Whether ``notify`` would report to anybody."""
-    return bool(_observers)
-
-
-def notify(event: Event, at: datetime | None = None) -> None:
-    """Report ``event``, which happened ``at`` that time or just now, to every observer. An observer's exception is
-    logged: it must not decide the fate of a batch."""
-    at = datetime.now(timezone.utc) if at is None else at
-    for observer, manager in tuple(_observers):
-        try:
-            manager.hook.twopc_event(event=event, at=at)
-        except Exception:
-            logger.exception("observer %r failed on %s", observer, event)

@@ -13,7 +13,7 @@ import tenacity
 
 from twopc.errors import Retriable
 from twopc.events import CallRetried, Event
-from twopc.plugins import notify
+from twopc.observing import notify
 
 logger = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from tests.support.commit_log import CommitLog
 from twopc.cli.commands import cli
 from twopc.events import CallRetried
 from twopc.log import notices
-from twopc.log.commit_log import CommitLog
 from twopc.log.store import open_store
 
 

@@ -18,6 +18,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import twopc
+from tests.support.commit_log import CommitLog
 from tests.support.exporter import Exporter, Sample, samples
 from tests.support.memory_log import MemoryLog
 from twopc.cli.exporter import METRICS, LogsCollector
@@ -25,7 +26,6 @@ from twopc.cli.readings import WatchedLog, usual_in_doubt_s
 from twopc.cli.sink_readings import WatchedSink
 from twopc.errors import ConfigurationError
 from twopc.log import entries, history
-from twopc.log.commit_log import CommitLog
 from twopc.log.entries import Decision, parse, serialise
 from twopc.log.history import FollowedLog, NoLog
 from twopc.observers.json_lines import JsonLinesObserver

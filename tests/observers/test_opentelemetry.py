@@ -20,7 +20,7 @@ from twopc.errors import LogMismatch
 from twopc.events import BatchFinished
 from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS
 from twopc.observers.opentelemetry import OpenTelemetryObserver
-from twopc.plugins import notify
+from twopc.observing import notify
 
 
 @pytest.fixture

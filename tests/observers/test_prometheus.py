@@ -18,7 +18,7 @@ from twopc.events import CallRetried, TransactionAborted
 from twopc.observers import _instruments
 from twopc.observers._instruments import INSTRUMENTS
 from twopc.observers.prometheus import PrometheusObserver
-from twopc.plugins import notify
+from twopc.observing import notify
 
 Scrape = Callable[[], dict[str, float]]
 

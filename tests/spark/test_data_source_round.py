@@ -15,10 +15,11 @@ from pyspark import TaskContext
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
+from tests.support.commit_log import CommitLog
 from twopc import Committable
 from twopc.errors import ConfigurationError, Fenced, LogMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 from twopc.observers.json_lines import EventReader, JsonLinesObserver
 from twopc.spark.arrow_types import arrow_schema

@@ -12,10 +12,11 @@ import pytest
 
 import twopc
 from tests.stores.conftest import Bucket, Container, GcsBucket
+from tests.support.commit_log import CommitLog
 from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
 from twopc.log.store import LogStore
 from twopc.testing import LogStoreContract

@@ -19,10 +19,11 @@ from tests.cli.conftest import twopc_here
 from tests.stores.conftest import Container
 from tests.stores.network_log import FIRST, ObjectLogContract
 from tests.support.azurite_server import AzuriteServer, install, repeat
+from tests.support.commit_log import CommitLog
 from tests.support.http_proxy import Answer, Changed, azure_error
 from tests.support.racing_writers import race
 from twopc.errors import ConfigurationError, TwoPhaseCommitError
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import entry_name
 from twopc.log.store import LogStore
 from twopc.places import file_system

@@ -29,13 +29,13 @@ from google.auth.exceptions import DefaultCredentialsError, RefreshError, Transp
 import twopc
 from tests.stores.conftest import GcsBucket
 from tests.stores.network_log import ObjectLogContract
+from tests.support.commit_log import CommitLog
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.http_proxy import Answer, gcs_error
 from tests.support.racing_writers import race
 from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
 from twopc.gcs import GcsClient
-from twopc.log.commit_log import CommitLog
 from twopc.log.entries import entry_name
 from twopc.log.store import LogStore
 from twopc.places import file_system

@@ -16,12 +16,13 @@ import pytest
 
 import twopc
 from tests.stores.network_log import FIRST, NetworkLogContract
+from tests.support.commit_log import CommitLog
 from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated
 from tests.support.racing_writers import race
 from twopc import Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
 from twopc.log.store import LogStore
 

@@ -19,6 +19,7 @@ import pytest
 from psycopg import sql
 
 import twopc
+from tests.support.commit_log import CommitLog
 from tests.support.pages import DOCS, blocks
 from tests.support.postgres_server import PostgresServer, Standby
 from tests.support.racing_writers import race
@@ -26,7 +27,7 @@ from twopc import Committable, Round
 from twopc.checks import CheckStatus
 from twopc.cli.commands import cli
 from twopc.errors import ConfigurationError, InDoubt, Retriable, TwoPhaseCommitError
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision
 from twopc.log.store import LogStore
 from twopc.testing import LogStoreContract

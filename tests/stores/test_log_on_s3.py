@@ -12,11 +12,12 @@ import pytest
 import twopc
 from tests.stores.conftest import Bucket
 from tests.stores.network_log import FIRST, ObjectLogContract
+from tests.support.commit_log import CommitLog
 from tests.support.http_proxy import FRAMED, Answer, Changed, s3_error
 from tests.support.racing_writers import race
 from tests.support.s3_server import without_credentials
 from twopc.errors import ConfigurationError, InDoubt, Retriable, TwoPhaseCommitError
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import entry_name
 from twopc.log.store import LogStore, ObjectStore
 

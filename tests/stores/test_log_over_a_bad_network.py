@@ -15,12 +15,12 @@ import pytest
 import twopc
 from tests.stores.conftest import Bucket, Container, GcsBucket
 from tests.support.bad_network import BadNetwork
+from tests.support.commit_log import CommitLog
 from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.hdfs_server import HOME, USER, HdfsServer
 from tests.support.postgres_server import PostgresServer
 from twopc import Committable, Round
 from twopc.errors import Fenced, InDoubt, Retriable
-from twopc.log.commit_log import CommitLog
 from twopc.log.entries import Decision, parse
 from twopc.log.store import LogStore
 

@@ -6,6 +6,7 @@ import ast
 import pkgutil
 import re
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,8 @@ COORDINATION = (
     "twopc.resting",
     "twopc.log.commit_log",
     "twopc.log.entries",
+    "twopc.performer",
+    "twopc.protocol",
 )
 IO = ("asyncio", "fsspec", "http", "os", "pathlib", "selectors", "socket", "subprocess", "tempfile", "urllib")
 WITHOUT_IO = (
@@ -49,9 +52,14 @@ WITHOUT_IO = (
     "twopc.cli.verdicts",
     "twopc.log.batch_identity",
     "twopc.log.entries",
+    "twopc.log.steps",
+    "twopc.loss",
     "twopc.observers._event_lines",
     "twopc.observers._instruments",
+    "twopc.pending",
     "twopc.phases",
+    "twopc.protocol",
+    "twopc.sweep",
     "twopc_files.outcomes",
     "twopc_kafka.answers",
     "twopc_kafka.client.requests",
@@ -132,6 +140,21 @@ def test_the_development_broker_imports_nothing_of_twopc() -> None:
 def test_a_module_without_io_imports_nothing_that_does_any(module: str) -> None:
     assert is_below(module, tuple(SOURCES)), f"{module} has another name now"
     assert offenders((module,), (*IO, "kafka.net", "twopc_kafka.client.connection", "confluent_kafka")) == []
+
+
+def test_no_module_of_the_core_imports_itself_by_way_of_others() -> None:
+    """Imports for annotations alone count, too."""
+    names = {name for name in SOURCES if is_below(name, ("twopc",)) and not is_below(name, ("twopc.spark",))}
+    graph = {
+        name: {
+            imported if imported in names else imported.rpartition(".")[0]
+            for imported in imports(name)
+            if is_below(imported, ("twopc",))
+        }
+        - {name, "twopc"}
+        for name in names
+    }
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
 COMMITTING = ("commit", "commit_many", "commit_batch", "commit_together")

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commit_log import CommitLog
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch, Retriable
 from twopc.log import commit_log, entries
-from twopc.log.commit_log import CommitLog, read_decision, read_tail
+from twopc.log.commit_log import read_decision, read_tail
 from twopc.log.entries import Decision, opened, serialise
 from twopc.log.steps import ENTRIES_KEPT, STARTS_KEPT
 from twopc.log.store import LogStore, open_store
@@ -209,7 +210,7 @@ def test_of_many_that_open_at_once_each_has_its_own_incarnation_and_only_the_new
             with pytest.raises(Fenced):
                 log.decide(decision(0))
     newest.decide(decision(0))
-    assert read_tail(store) == (newest._view.slot, newest.tail)
+    assert read_tail(store) == (newest.view.slot, newest.tail)
 
 
 def test_who_loses_the_race_for_a_slot_opens_behind_the_winner(memory: LogStore) -> None:
@@ -389,7 +390,7 @@ def test_a_zombie_that_slept_on_slot_0_has_not_opened(memory: LogStore) -> None:
     assert zombie.calls.count("put 0") == 1
     assert log.incarnation == newer[0].incarnation + 1
     assert log.tail.log_id == newer[0].tail.log_id
-    assert read_tail(memory) == (log._view.slot, log.tail)
+    assert read_tail(memory) == (log.view.slot, log.tail)
 
 
 @pytest.mark.parametrize("operation", ["decide", "close"])
@@ -401,9 +402,9 @@ def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(memory: LogStore,
     newer = run_until_pruned(memory, slot)
     with pytest.raises(Fenced):
         zombie.decide(decision(slot - 1)) if operation == "decide" else zombie.close()
-    assert zombie._view.slot == slot - 1
+    assert zombie.view.slot == slot - 1
     newer.verify()
-    assert read_tail(memory) == (newer._view.slot, newer.tail)
+    assert read_tail(memory) == (newer.view.slot, newer.tail)
 
 
 def test_a_zombie_is_not_fooled_by_another_that_refilled_the_slot_before_it(memory: LogStore) -> None:
@@ -474,10 +475,10 @@ def test_pruning_keeps_the_tail_and_what_people_may_want_to_read_behind_it(store
     for batch in range(5 * ENTRIES_KEPT):
         log.decide(decision(batch))
         slots = store.slots()
-        assert slots[-1] == log._view.slot
-        assert log._view.slot - 1 in slots
+        assert slots[-1] == log.view.slot
+        assert log.view.slot - 1 in slots
         assert slots == list(range(slots[0], slots[-1] + 1))
-        assert min(log._view.slot + 1, ENTRIES_KEPT) <= len(slots) <= 2 * ENTRIES_KEPT
+        assert min(log.view.slot + 1, ENTRIES_KEPT) <= len(slots) <= 2 * ENTRIES_KEPT
 
 
 def test_pruning_goes_oldest_first_and_stops_at_the_first_that_fails(memory: LogStore) -> None:

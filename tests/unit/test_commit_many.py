@@ -157,3 +157,46 @@ def test_an_interpreter_that_ends_and_starts_no_threads_commits_all_the_same(mon
     one, other = Sink(lambda due: due), Sink(lambda _: ())
     run(a=one, b=other)
     assert values(one) == values(other) == ["0", "1", "2", "3"]
+
+
+class Blocked(MemorySink):
+    """A sink whose target system answers nothing, not even that it can't, until ``is_back`` is set."""
+
+    def __init__(self, is_back: threading.Event, ended: list[str]) -> None:
+        super().__init__(MemoryTarget())
+        self._is_back, self._ended = is_back, ended
+
+    def commit(self, committable: Committable) -> None:
+        assert self._is_back.wait(TIMEOUT_S)
+        super().commit(committable)
+        self._ended.append("a commit")
+
+    def open(self) -> None:
+        self._ended.append("an opening")
+
+
+def test_commits_that_two_interrupts_left_running_end_before_the_next_incarnation_opens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    is_back, ended = threading.Event(), list[str]()
+    sink = Blocked(is_back, ended)
+    coordinator = Coordinator({"a": sink}, f"memory://{uuid.uuid4().hex}", owner="q", rest_interval_s=None)
+
+    def phase_one(round: Round) -> Iterator[Vote]:
+        for partition in range(2):
+            with Participant({"a": sink}, round, partition=partition) as participant:
+                participant.write("a", pa.record_batch({"value": [str(partition)]}))
+                yield participant.pre_commit()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as twice:
+        twice.setattr(threading.Thread, "join", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            coordinator.run(0, phase_one)
+    ended.clear()
+    threading.Timer(0.1, is_back.set).start()
+    coordinator.recover()
+    assert ended == ["a commit", "a commit", "an opening"]
+    assert values(sink) == ["0", "1"]

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pytest
 
+from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.observing import observing
 from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl
@@ -45,7 +46,7 @@ from twopc.events import (
     TransactionCommitted,
 )
 from twopc.log import notices, steps
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import serialise
 from twopc.log.notices import Notice
 from twopc.log.store import LogStore, open_store
@@ -1626,3 +1627,31 @@ def test_what_the_process_before_had_decided_is_committed_and_not_decided_again(
     again.resume(log_id(world), 1)
     assert world.visible("a") == world.visible("b") == ["0.0", "0.1"]
     assert again.run(0, lambda _: votes).already_decided
+
+
+def test_no_thread_to_commit_on_is_refused_before_a_log_is_opened(world: World) -> None:
+    with pytest.raises(ConfigurationError, match="commits_at_once must be 1 or more, not 0"):
+        Coordinator({"a": MemorySink(MemoryTarget())}, world.log, owner="q", commits_at_once=0)
+
+
+@pytest.mark.parametrize("lock", ["_one_at_a_time", "_batch_or_rest"])
+def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
+    world: World, lock: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = world.coordinator()
+    taken = getattr(coordinator, lock)
+    take = taken.take
+
+    def interrupted(**waits: bool) -> bool:
+        take(**waits)
+        raise KeyboardInterrupt
+
+    for call in (lambda: run(coordinator, 0), coordinator.rest, coordinator.close):
+        if call == coordinator.rest and lock == "_one_at_a_time":
+            continue  # it does not take it
+        with monkeypatch.context() as amid, pytest.raises(KeyboardInterrupt):  # noqa: PT012  # undone before the next
+            amid.setattr(taken, "take", interrupted)
+            call()
+        assert not taken.is_mine
+    run(coordinator, 0)
+    coordinator.close()

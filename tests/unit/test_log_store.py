@@ -20,11 +20,12 @@ from fsspec.implementations import memory
 from fsspec.registry import _registry
 
 from tests.support import fuse_disk
+from tests.support.commit_log import CommitLog
 from twopc import durable_files
 from twopc._exclusive_rename import rename_to_free_name
 from twopc.durable_files import make_folder
 from twopc.errors import ConfigurationError, InDoubt
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
 from twopc.log.store import LocalStore, LogStore, open_store
 from twopc.testing import LogStoreContract

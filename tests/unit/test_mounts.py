@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commit_log import CommitLog
 from twopc import mounts
-from twopc.log.commit_log import CommitLog
 from twopc.log.store import open_store
 from twopc.mounts import mount_of
 

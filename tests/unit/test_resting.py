@@ -133,7 +133,7 @@ def test_rests_that_get_no_answer_for_a_minute_are_for_an_operator_until_one_suc
     sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
     now_s = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr("twopc.coordinator.time", clock)
+    monkeypatch.setattr("twopc.performer.time", clock)
     coordinator.rest()
     assert [record.levelname for record in caplog.records if "between batches" in record.message] == ["WARNING"]
     now_s[0] += 61
@@ -154,7 +154,7 @@ def test_a_batch_ends_a_row_of_rests_that_get_no_answer(world: World, monkeypatc
     run(coordinator, 0)
     now_s = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
-    monkeypatch.setattr("twopc.coordinator.time", clock)
+    monkeypatch.setattr("twopc.performer.time", clock)
     told: list[Event] = []
     monkeypatch.setattr("twopc.performer.notify", told.append)
 
@@ -266,8 +266,8 @@ def test_a_coordinator_rests_by_itself(world: World) -> None:
     begin_late(coordinator, 0)
     sink(coordinator, "a").during["abort"] = rested.set
     assert rested.wait(10)
-    with coordinator._batch_or_rest:
-        assert kinds(world) == ["complete"]
+    assert coordinator._batch_or_rest.take()  # the rest has ended
+    assert kinds(world) == ["complete"]
 
 
 def test_a_coordinator_that_nobody_has_any_more_stops_resting(world: World) -> None:

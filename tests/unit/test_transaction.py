@@ -69,7 +69,7 @@ class Portable(MemorySink):
 def test_what_is_pending_does_not_travel_to_a_participant() -> None:
     sink = Portable()
     sink.bind("a", "log")
-    sink.pending.add(0, [Committable("twopc.log.a.1.0.0.0.0", {"offsets": list(range(1000))})])
+    sink.pending = {0: (Committable("twopc.log.a.1.0.0.0.0", {"offsets": list(range(1000))}),)}
     twin = pickle.loads(pickle.dumps(sink))  # noqa: S301  # our own bytes
     assert twin.transactional_ids == sink.transactional_ids
     assert not hasattr(twin, "pending")

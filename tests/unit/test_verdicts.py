@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tests.support.commit_log import CommitLog
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round, TransactionalIdPool
 from twopc.cli.recovery import Work
 from twopc.cli.verdicts import Verdict, judge
 from twopc.events import TransactionCommitted
-from twopc.log.commit_log import CommitLog
 from twopc.log.entries import Decision
 
 

@@ -16,8 +16,8 @@ from twopc.log.commit_log import read_tail
 from twopc.log.entries import check_prefixes, opened
 from twopc.log.history import History
 from twopc.loss import is_recomputable
+from twopc.observing import notify
 from twopc.places import file_system
-from twopc.plugins import notify
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink

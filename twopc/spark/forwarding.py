@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 from twopc.errors import ConfigurationError
 from twopc.events import BatchCommitted
 from twopc.observers.json_lines import EventReader, Position, Recorded, forwarded_here
+from twopc.observing import has_observers, notify
 from twopc.options import parse
-from twopc.plugins import has_observers, notify
 from twopc.spark.data_source.options import EVENTS
 
 if TYPE_CHECKING:

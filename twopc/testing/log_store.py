@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 from twopc.checks import CheckStatus
 from twopc.errors import Fenced
-from twopc.log.commit_log import CommitLog, read_tail
-from twopc.log.entries import Decision
+from twopc.log import steps
+from twopc.log.commit_log import on_store, read_tail
+from twopc.log.entries import Decision, decided
 from twopc.log.steps import ENTRIES_KEPT
 from twopc.log.store import CheckedLogStore, LogStore
 from twopc.testing.query import answered
@@ -129,47 +130,59 @@ class LogStoreContract(ABC):
     # The commit log there. --------------------------------------------------------------------------------------
 
     def test_the_older_of_two_coordinators_is_fenced(self) -> None:
-        older = CommitLog.open(self.make_store(), "query")
+        older = _Log(self.make_store())
         older.verify()
-        newer = CommitLog.open(self.make_store(), "query")
-        assert _error_of(older.decide, _decision(0, 1), None) is Fenced
-        assert _error_of(older.close) is _error_of(older.verify) is Fenced
+        newer = _Log(self.make_store())
+        assert _error_of(older.decide, _decision(0, 1)) is _error_of(older.verify) is Fenced
         newer.decide(_decision(0, 2))
-        assert read_tail(self.make_store()) == (2, newer.tail)
+        assert read_tail(self.make_store()) == (2, newer.view.tail)
 
     def test_of_many_that_open_at_once_only_the_newest_decides(self) -> None:
         stores = [self.make_store() for _ in range(WRITERS)]
         with ThreadPoolExecutor(WRITERS) as pool:
-            logs = list(pool.map(lambda store: answered(PATIENCE_S, CommitLog.open, store, "query"), stores))
-        assert len({log.incarnation for log in logs}) == WRITERS
-        *older, newest = sorted(logs, key=lambda log: log.incarnation)
+            logs = list(pool.map(lambda store: answered(PATIENCE_S, _Log, store), stores))
+        assert len({log.view.incarnation for log in logs}) == WRITERS
+        *older, newest = sorted(logs, key=lambda log: log.view.incarnation)
         for log in older:
-            assert _error_of(log.decide, _decision(0, log.incarnation), None) is Fenced
-        newest.decide(_decision(0, newest.incarnation))
+            assert _error_of(log.decide, _decision(0, log.view.incarnation)) is Fenced
+        newest.decide(_decision(0, newest.view.incarnation))
 
     def test_pruning_bounds_the_number_of_entries_also_where_its_process_is_killed_amid_it(self) -> None:
         batch_ids = itertools.count()
         for deletes in (0, 1, 7):
             with contextlib.suppress(_Died):
-                log = CommitLog.open(_DiesAtADelete(self.make_store(), deletes), "query")
+                log = _Log(_DiesAtADelete(self.make_store(), deletes))
                 while True:
-                    log.decide(_decision(next(batch_ids), log.incarnation))
-            newer = CommitLog.open(self.make_store(), "query")
-            assert newer.tail.decided == log.tail.decided
+                    log.decide(_decision(next(batch_ids), log.view.incarnation))
+            newer = _Log(self.make_store())
+            assert newer.view.tail.decided == log.view.tail.decided
             slots = self.make_store().slots()
             assert slots == list(range(slots[0], slots[-1] + 1))
             assert len(slots) == ENTRIES_KEPT + 1
 
     def test_a_zombie_whose_slot_was_pruned_meanwhile_has_decided_nothing(self) -> None:
-        zombie = CommitLog.open(self.make_store(), "query")
+        zombie = _Log(self.make_store())
         store = self.make_store()
-        newer = CommitLog.open(store, "query")
+        newer = _Log(store)
         for batch_id in range(2 * ENTRIES_KEPT):
             newer.decide(_decision(batch_id, 2))
         assert 1 not in store.slots()
-        assert _error_of(zombie.decide, _decision(0, 1), None) is Fenced
+        assert _error_of(zombie.decide, _decision(0, 1)) is Fenced
         newer.verify()
-        assert CommitLog.open(self.make_store(), "query").tail.decided == newer.tail.decided
+        assert _Log(self.make_store()).view.tail.decided == newer.view.tail.decided
+
+
+class _Log:
+    """A new incarnation of the query that has its log in a store."""
+
+    def __init__(self, store: LogStore) -> None:
+        self._store, self.view = store, on_store(store, steps.open_log(store.url, "query", None))
+
+    def decide(self, decision: Decision) -> None:
+        on_store(self._store, steps.append(self.view, decided(self.view.tail, decision)))
+
+    def verify(self) -> None:
+        on_store(self._store, steps.verify(self.view))
 
 
 class _Died(BaseException):

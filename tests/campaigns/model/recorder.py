@@ -18,12 +18,12 @@ from tests.campaigns.simulation.records import share
 from tests.campaigns.simulation.schedule import Scenario
 from tests.campaigns.simulation.spark_model import Batch, SparkJob
 from tests.campaigns.simulation.world import Actor, Fault, World
-from tests.support.incarnations import log_of
 from twopc.coordinator import Coordinator
 from twopc.effects import LogView, Steps
 from twopc.errors import Fenced, LogMismatch, OutcomeUnknown, TransactionLost
 from twopc.leases import Lease
 from twopc.log import entries
+from twopc.performer import Performer
 from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionalIdPool
 from twopc_files.file_names import DECIDABLE, OPEN, open_files
@@ -142,7 +142,7 @@ class Recorder:
             Seam("twopc.coordinator:Coordinator.__init__", self._new_coordinator),
             Seam("twopc.coordinator:Coordinator.run", self._run),
             Seam("twopc.coordinator:Coordinator.rest", self._rest),
-            Seam("twopc.coordinator:Coordinator._rested", self._rested),
+            Seam("twopc.performer:Performer.rest_is_answered", self._rested),
             Seam("twopc.coordinator:Coordinator.close", self._until_fenced),
             Seam("twopc.log.steps:verify", self._verify),
             Seam("twopc.performer:sealed", self._sealed),
@@ -336,9 +336,9 @@ class Recorder:
             self._add("fenced at rest", life=coordinator.incarnation)
             raise
 
-    def _rested(self, real: Any, coordinator: Coordinator) -> None:
-        real(coordinator)
-        log = log_of(coordinator)
+    def _rested(self, real: Any, performer: Performer) -> None:
+        real(performer)
+        log = performer.life.log
         self._add("rested", life=log.incarnation, unresolved=len(log.tail.unresolved))
 
     def _verify(self, real: Any, log: LogView) -> Steps[None]:

@@ -69,7 +69,7 @@ class _Recorder:
             Seam(f"{coordinator}.recover", self._until_ended),
             Seam(f"{coordinator}.close", self._until_ended),
             Seam(f"{coordinator}.rest", self._rest),
-            Seam(f"{coordinator}._rested", self._rested),
+            Seam("twopc.performer:Performer.rest_is_answered", self._rested),
             Seam("twopc.log.batch_identity:recognize", self._recognize),
             Seam(f"{log}:_appended", self._appended),
             Seam(f"{log}:_put_once", self._put_once),
@@ -158,9 +158,9 @@ class _Recorder:
             self._add("fenced at rest", life=_life(coordinator))
             raise
 
-    def _rested(self, real: Any, coordinator: Coordinator) -> None:
-        real(coordinator)
-        self._add("rested", life=_life(coordinator))
+    def _rested(self, real: Any, performer: Performer) -> None:
+        real(performer)
+        self._add("rested", life=performer.life.log.incarnation)
 
     # The log. -------------------------------------------------------------------------------------------------------
 

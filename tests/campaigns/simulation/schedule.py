@@ -27,7 +27,7 @@ from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, coordinator, durable_files, leases, participant, performer
+from twopc import commits, durable_files, leases, participant, performer
 from twopc.errors import Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -214,7 +214,6 @@ def simulated() -> Iterator[None]:
     parse_once = functools.lru_cache(maxsize=20_000)(functools.partial(entries.parse, where="the simulated log"))
     uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=_IDS.new()))
     replaced: tuple[tuple[ModuleType, str, object], ...] = (
-        (coordinator, "time", _CLOCK),
         (performer, "time", _CLOCK),
         (kafka_sink, "time", _CLOCK),
         (ending, "time", _CLOCK),

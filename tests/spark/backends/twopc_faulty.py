@@ -28,7 +28,8 @@ import psutil
 
 import twopc
 from twopc import errors
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log import steps
+from twopc.log.commit_log import on_store, read_tail
 from twopc.log.store import open_store
 from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
@@ -71,7 +72,8 @@ class Faults:
         if what == "fence":
             tail = read_tail(open_store(whom))
             assert tail is not None
-            CommitLog.open(open_store(whom), tail[1].owner)
+            store = open_store(whom)
+            on_store(store, steps.open_log(store.url, tail[1].owner, None))
             return
         if what == "kill":
             os.killpg(int(whom), signal.SIGKILL)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commit_log import CommitLog
 from tests.support.full_disks import LACKS, Disk, Lack, in_namespace
 from twopc.errors import InDoubt
-from twopc.log.commit_log import CommitLog, read_tail
+from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision
 from twopc.log.store import open_store
 from twopc.transactional_ids import Round

@@ -27,13 +27,13 @@ from tests.sinks.mysql.conftest import new_place as new_mysql_place
 from tests.sinks.postgres.conftest import Place as PostgresPlace
 from tests.sinks.pravega.conftest import make_place as make_pravega_place
 from tests.sinks.sql.conftest import Place as SqlPlace
+from tests.support.commit_log import CommitLog
 from tests.support.mariadb_server import MariaDbServer
 from tests.support.postgres_server import PostgresServer
 from tests.support.pravega_server import PravegaServer
 from tests.support.sql_databases import Databases
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.checkpoint.offsets import Reads, parse
-from twopc.log.commit_log import CommitLog
 from twopc.log.entries import FORMAT, Decision
 from twopc.log.store import open_store
 from twopc.participant import Vote

@@ -23,12 +23,14 @@ from twopc.checkpoint.source_files import read_before
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import LogMismatch, RoundAborted
 from twopc.events import BatchFailed
-from twopc.log.commit_log import CommitLog
+from twopc.log.commit_log import on_store
+from twopc.log.steps import resume_log
 from twopc.log.store import open_store
 from twopc.metrics import NO_OPENING, Opening
+from twopc.observing import notify
 from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs
-from twopc.plugins import create_sink, notify
+from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.flow import Flow
 from twopc.spark.data_source.spool import spooled
@@ -233,7 +235,8 @@ class Rounds:
         try:
             for incarnation in incarnations:
                 # Raises Fenced if the log belongs to a newer driver now.
-                CommitLog.resume(open_store(self.log), incarnation.log_id, incarnation.number)
+                store = open_store(self.log)
+                on_store(store, resume_log(store.url, incarnation.log_id, incarnation.number))
             with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
                 coordinator.recover()
         except Exception as error:  # noqa: BLE001  # Spark would report this error instead of why the round failed

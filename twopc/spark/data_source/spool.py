@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 
 from twopc.observers.json_lines import JsonLinesObserver
-from twopc.plugins import register_observer, unregister_observer
+from twopc.observing import register_observer, unregister_observer
 
 FLUSH_TIMEOUT_S = 1.0
 """How long the end of the calls waits for the disk at most: Spark may end the process right after it."""
