@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -100,4 +101,5 @@ def join(running: list[threading.Thread], threads: Sequence[threading.Thread]) -
     for thread in threads:
         while thread.is_alive():
             thread.join(LOOK_AGAIN_S)
-        running.remove(thread)
+        with contextlib.suppress(ValueError):  # two may wait for it
+            running.remove(thread)

@@ -131,7 +131,8 @@ class Performer:
         """Wait for what the last one still does. A second interrupt leaves its commits running, and the next one uses
         the same sinks."""
         self.is_open = False
-        join(self._running, tuple(self._running))
+        while self._running:  # a thread may start others
+            join(self._running, tuple(self._running))
 
     # The sinks. -----------------------------------------------------------------------------------------------------
 
@@ -225,6 +226,8 @@ class Performer:
 
     def enter(self, phase: Phase, batch_id: int | None = None, began_s: float | None = None) -> None:
         left, self.phase = self.phase, advance(self.phase, phase)
+        if phase is Phase.CLOSED:
+            self.waits.given_up.set()  # a second interrupt may have come before the first was passed on to the commits
         self.metrics.leave(left, time.perf_counter() if began_s is None else began_s)
         self.notices.withdraw()
         self.tell(PhaseEntered(phase, batch_id, self.owner))

@@ -23,6 +23,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -371,7 +372,7 @@ class _Steps:
     def watch(self, sink: TwoPhaseCommitSink[Any]) -> None:
         """See every call of ``sink`` from here on."""
         code = tuple(_code_of(sink))
-        for name in _CALLS:
+        for name in filter(partial(hasattr, sink), _CALLS):  # not every sink commits whole batches
             setattr(sink, name, self._watched(name, getattr(sink, name), code))
 
     def _watched(self, name: str, method: Callable[..., Any], code: tuple[str, ...]) -> Callable[..., Any]:

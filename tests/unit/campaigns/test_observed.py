@@ -119,7 +119,7 @@ def test_what_a_query_does_is_a_behavior_of_the_specification(query: Query, tmp_
         ("the decision comes before the seal", "decide"),
         pytest.param("a commit comes before the decision", "ask to commit", marks=pytest.mark.long),
         pytest.param("phase two is left out", "listed", marks=pytest.mark.long),
-        pytest.param("recovery commits nothing", "ask to commit", marks=pytest.mark.long),
+        pytest.param("recovery commits nothing", "listed", marks=pytest.mark.long),
         pytest.param("the sweep after a batch is forgotten", "ran", marks=pytest.mark.long),
         pytest.param("open carries nothing forward", "open", marks=pytest.mark.long),
     ],
