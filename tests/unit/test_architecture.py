@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.pages import DOCS, ROOT
+from twopc import effects
 from twopc.phases import NEXT, Phase
 
 PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+SPECIFICATION = (ROOT / "tests/campaigns/model/twopc.tla").read_text(encoding="utf-8")
 
 SOURCES = {
     ".".join(source.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): source
@@ -187,6 +189,20 @@ def test_the_names_that_a_batch_passes_through_exist() -> None:
     assert len(names) > 10
     for name in names:
         assert callable(pkgutil.resolve_name(name)), name
+
+
+def test_the_page_says_of_every_effect_which_actions_of_the_specification_it_takes_or_why_none() -> None:
+    rows = PAGE.partition("### The specification's actions")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \| (.*?) \|$", rows, re.MULTILINE)
+    named = [name for effect, _ in cells for name in re.findall(r"`(\w+)`", effect)]
+    assert sorted(named) == sorted(name for name, value in vars(effects).items() if is_effect(value))
+    actions = {name for _, of_effect in cells for name in re.findall(r"`(\w+)`", of_effect)}
+    specified = re.findall(r"^(\w+)\(.*?\) ==", SPECIFICATION, re.MULTILINE)
+    assert actions <= set(specified)
+
+
+def is_effect(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, tuple) and value.__module__ == effects.__name__
 
 
 def contents(folder: Path) -> set[str]:

@@ -85,7 +85,7 @@ Stop(l, pc) ==
 Spend(kind) == left[kind] > 0 /\ left' = [left EXCEPT ![kind] = @ - 1]
 
 --------------------------------------------------------------------------------------
-(* The commit log: twopc/log/commit_log.py *)
+(* The commit log: twopc/log/steps.py *)
 
 \* Append an entry after the tail that the life knows. Pruning removes the oldest entries first.
 Appended(l, entry) ==
@@ -112,7 +112,7 @@ OpenLog(l) ==
     /\ UNCHANGED <<flying, offsets, commits, attempt, tx, used, left>>
 
 --------------------------------------------------------------------------------------
-(* Phase two: Coordinator._commit_through. Also the first part of a recovery. *)
+(* Phase two: settle in twopc/protocol.py. Also the first part of a recovery. *)
 
 \* What a commit by the transaction's name alone would meet, instead of one by name and epoch.
 NewestOfName(t) ==
@@ -185,7 +185,7 @@ Reads(b) == IF b = 0 THEN None ELSE offsets[b]
 \* The batch that a life runs next. A start repeats the newest planned batch if the checkpoint has not recorded it.
 Next_(l) == IF life[l].batch > 0 THEN life[l].batch + 1 ELSE IF Newest > commits THEN Newest ELSE Newest + 1
 
-\* Entries that are still there, and have this batch as the newest decided one: read_decision in twopc/log/commit_log.py.
+\* Entries that are still there, and have this batch as the newest decided one: read_decision in twopc/log/steps.py.
 Kept_(b) == {i \in DOMAIN log : i > pruned /\ log[i].batch = b}
 
 \* What the log says of a batch that reads `reads` and follows one that read `before`. Upholds invariant 9.
@@ -281,7 +281,7 @@ Write(a) ==
     /\ used' = (name :> IF Older(LastUse(a.task, name[2]), Round(a)) THEN Round(a) ELSE LastUse(a.task, name[2])) @@ used
     /\ UNCHANGED <<log, pruned, flying, offsets, commits, life, left>>
 
-\* The driver has a vote of each task; of two attempts at a task, one wins. Then it seals: Coordinator._seal. A transaction
+\* The driver has a vote of each task; of two attempts at a task, one wins. Then it seals: seal in twopc/protocol.py. A transaction
 \* that is no longer open vetoes. Then a sweep rolls the round back, and the query ends with RoundAborted.
 Seal(l) ==
     LET mine(t) == {a \in DOMAIN attempt : a.life = l /\ a.batch = life[l].batch /\ a.task = t /\ attempt[a].pc = "voted"}
@@ -302,7 +302,7 @@ Seal(l) ==
 
 Decision(l) == [kind |-> "decide", by |-> l, batch |-> life[l].batch, reads |-> life[l].reads, names |-> life[l].votes]
 
-\* Coordinator._decide: the commit point. Upholds invariant 1.
+\* decide in twopc/protocol.py: the commit point. Upholds invariant 1.
 Decide(l) ==
     /\ Goes(l, "decide")
     /\ CASE IsNewest(l) \/ Hole = "an older coordinator is not fenced" ->
