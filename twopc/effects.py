@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from twopc.phases import Phase
     from twopc.recompute import Recompute, Wanted
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("twopc.protocol")
 
 ResultT = TypeVar("ResultT")
 

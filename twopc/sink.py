@@ -1,4 +1,4 @@
-"""The contract of a sink. Read this file first, then ``coordinator.py``.
+"""The contract of a sink. Read this file first, then ``protocol.py``.
 
 A sink knows how one target system begins, writes, pre-commits, commits, aborts and enumerates transactions. It decides
 nothing. Only the coordinator decides, by one append to the commit log.
