@@ -25,7 +25,7 @@ class OwnedLock:
 
     @property
     def is_mine(self) -> bool:
-        return self._lock._is_owned()  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` calls it, too
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` asks it, too
 
     def take(self, *, waits: bool = True) -> bool:
         """Take the lock, and return whether it was free or became free. A thread takes it once at a time."""

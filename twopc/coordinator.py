@@ -87,10 +87,10 @@ class Coordinator:
             raise ConfigurationError(f"commits_at_once must be 1 or more, not {commits_at_once}")
         self._sinks = dict(sorted(sinks.items()))  # one order for all, whatever the caller's
         self._store = store_of(log)
-        self._owner = owner
-        self._first_batch_id = first_batch_id
-        is_place = isinstance(replay_copies, str | os.PathLike)
-        copies = ReplayCopies(replay_copies) if is_place else replay_copies  # type: ignore[arg-type]  # paths, too
+        self._owner, self._first_batch_id = owner, first_batch_id
+        copies = replay_copies
+        if isinstance(copies, str | os.PathLike):
+            copies = ReplayCopies(copies)  # type: ignore[arg-type]  # it takes paths, too
         refuse_within_outputs("the commit log", self._store.url, self._sinks)
         if copies is not None:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)

@@ -97,8 +97,8 @@ class Performer:
                     given = (self.sinks[effect.sink], effect.votes, self._began_s)
                     return self.until_answered(effect.what, sealed, *given, patience_s=SEAL_PATIENCE_S)
                 case effects.Commit():
-                    given = (self._commits_at_once, self.tell, self.waits, self._running)
-                    return Wave(effect, self.sinks, *given).failures()
+                    at_once = self._commits_at_once
+                    return Wave(effect, self.sinks, at_once, self.tell, self.waits, self._running).failures()
                 case effects.Complete(name, batch_id, due):
                     what = f"batch {batch_id} is committed; its completion in sink {name!r}"
                     return self._until_finished(what, batch_id, self.sinks[name].complete, batch_id, due)

@@ -299,18 +299,18 @@ class Recorder:
             self._received(coordinator, "refused")
             raise
         except (TransactionLost, OutcomeUnknown):
-            self._add("lost", life=coordinator.incarnation)
+            self._add("lost", life=coordinator.incarnation or 0)
             raise
         if finished.already_decided:
             self._received(coordinator, "record")
-        self._add("ran", life=coordinator.incarnation)
+        self._add("ran", life=coordinator.incarnation or 0)
         return finished
 
     def _received(self, coordinator: Coordinator, what: str) -> None:
         actor = self._actor
         assert actor
         batch = self._batches[actor]
-        life = coordinator.incarnation
+        life = coordinator.incarnation or 0
         follows = batch.start if batch.follows else -1
         tasks = self._tasks_of(life, batch) if what == "write" else frozenset()
         reads = (batch.start, batch.end)
@@ -326,14 +326,14 @@ class Recorder:
             return real(coordinator, *arguments, **named)
         except Fenced:
             if coordinator.incarnation:
-                self._add("fenced", life=coordinator.incarnation)
+                self._add("fenced", life=coordinator.incarnation or 0)
             raise
 
     def _rest(self, real: Any, coordinator: Coordinator) -> None:
         try:
             real(coordinator)
         except Fenced:
-            self._add("fenced at rest", life=coordinator.incarnation)
+            self._add("fenced at rest", life=coordinator.incarnation or 0)
             raise
 
     def _rested(self, real: Any, performer: Performer) -> None:
