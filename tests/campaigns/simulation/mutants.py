@@ -22,7 +22,7 @@ from twopc import effects, leases, protocol, sweep
 from twopc.commits import CommitCall, _Once
 from twopc.coordinator import Coordinator
 from twopc.durable_files import sync_folder
-from twopc.effects import Life, LogView, Steps
+from twopc.effects import FailedCommit, Life, LogView, Steps
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc.leases import Use
 from twopc.log import steps
@@ -149,14 +149,14 @@ def _beside_the_others(_: Any, life: Life, *, recovered: bool, offer: Any = None
         life.pending.settle(batch_id)
 
 
-def _where_it_was_completed(real: Any, life: Life, *, recovered: bool, offer: Any = None) -> Steps[None]:
+def _where_it_was_completed(_: Any, life: Life, *, recovered: bool, offer: Any = None) -> Steps[None]:
     for batch_id in life.pending:
-        done = [name for name in life.members if name not in life.pending[batch_id]]
-        due = {name: life.decision(batch_id).committables.get(name, ()) for name in done}
-        yield effects.Commit(batch_id, due, recovered, "query")
-        for name in done:
-            yield effects.Complete(name, batch_id, due[name])
-    yield from real(life, recovered=recovered, offer=offer)
+        for last in (False, True):
+            wave = [name for name, member in life.members.items() if member.commits_last is last]
+            yield from _settled(life, batch_id, wave, recovered, offer)
+            for name in wave:
+                life.pending.complete(batch_id, name)
+        life.pending.settle(batch_id)
 
 
 def nothing_done(*_: Any, **__: Any) -> Steps[None]:
@@ -183,7 +183,8 @@ def _log_read_first(_: Any, life: Life, name: str) -> Steps[list[Committable]]:
 
 
 def _swept_first(real: Any, life: Life, **named: Any) -> Steps[None]:
-    yield effects.Repeat("sweep at recovery", lambda: sweep.sweep(life, recovered=True))
+    if life.pending:
+        yield effects.Repeat("sweep at recovery", lambda: sweep.sweep(life, recovered=True))
     yield from real(life, **named)
 
 
@@ -195,8 +196,8 @@ def _swept_once(_: Any, life: Life, name: str, __: bool) -> Steps[None]:
 def _first_failure_raised(*_: Any) -> Callable[..., Any]:
     def each(call: Any, arguments: Sequence[Any]) -> Any:
         for argument in arguments:
-            if isinstance(result := call(argument), Exception):
-                raise result
+            if isinstance(result := call(argument), FailedCommit):
+                raise result.error
             yield result
 
     return each
@@ -252,17 +253,16 @@ def _swept_blindly(_: Any, life: Life, **__: bool) -> Steps[None]:
 
 
 def _rested_in_any_phase(real: Any, self: Coordinator) -> None:
-    phase, pending = self.phase, None
-    if self.incarnation is not None:
-        self._performer.phase = Phase.IDLE
-        life = self._performer.life
-        pending, life.pending = life.pending, PendingTransactions()
+    if self.incarnation is None:
+        real(self)
+        return
+    phase, life = self.phase, self._performer.life
+    pending, life.pending = life.pending, PendingTransactions()
+    self._performer.phase = Phase.IDLE
     try:
         real(self)
     finally:
-        self._performer.phase = phase
-        if pending is not None:
-            life.pending = pending
+        self._performer.phase, life.pending = phase, pending
 
 
 def _opened_alone(real: Any, url: str, owner: str, prefixes: Any) -> Steps[LogView]:
