@@ -87,6 +87,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not SERVERS.isdisjoint(_fixtures(item)):
             item.add_marker(pytest.mark.server)
+        if item.get_closest_marker("variants") and any(item.callspec.indices.values()):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.long)
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
         # The contract ships without this project's marks.

@@ -168,6 +168,7 @@ def test_a_dry_run_changes_nothing_and_resolve_does_what_it_showed(
     assert shop.files() == BATCH_0 + BATCH_1
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("answers", ["", "n\n"])
 def test_without_a_yes_nothing_is_changed(answers: str, shop: Any, run: Any) -> None:
     shop.drive("committing")
@@ -254,6 +255,7 @@ def test_what_can_be_mended_is_not_given_up(shop: Any, run: Any, look: Any) -> N
     assert shop.files() == BATCH_0 + BATCH_1
 
 
+@pytest.mark.long
 def test_what_could_be_repaired_is_given_up_if_the_operator_says_so_and_the_rest_is_committed(
     shop: Any, run: Any, look: Any
 ) -> None:
@@ -273,6 +275,7 @@ def test_what_could_be_repaired_is_given_up_if_the_operator_says_so_and_the_rest
     assert not list((shop.target / "_twopc").iterdir())
 
 
+@pytest.mark.long
 def test_what_the_query_can_compute_again_is_given_up_only_if_the_operator_says_so(
     shop: Any, run: Any, look: Any
 ) -> None:
@@ -299,6 +302,7 @@ def test_what_the_query_can_compute_again_is_given_up_only_if_the_operator_says_
     assert look("status", shop.log, "--json").json["in_doubt"] == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("batch", [0, 2, 99])
 def test_only_what_is_in_doubt_can_be_abandoned(batch: int, shop: Any, run: Any) -> None:
     shop.drive("committing")
@@ -309,6 +313,7 @@ def test_only_what_is_in_doubt_can_be_abandoned(batch: int, shop: Any, run: Any)
     assert shop.snapshot() == before
 
 
+@pytest.mark.long
 def test_of_several_batches_in_doubt_the_one_that_is_stuck_is_abandoned(shop: Any, run: Any, look: Any) -> None:
     shop.drive("committing")
     *_, older, tail = sorted(shop.log.glob("*.json"))

@@ -124,6 +124,7 @@ def test_more_bad_records_than_a_batch_may_have_fail_it_before_its_decision(shop
     assert (shop.ids(), shop.refused(), shop.pipeline.decided_batches()) == ([], [], [])
 
 
+@pytest.mark.long
 def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
     with pytest.raises(StreamingQueryException, match="task 0, record 1, column 'name': Delta's readers"):

@@ -269,6 +269,7 @@ def test_the_source_of_files_does_not_tell_how_many_records_a_batch_has(pipeline
     assert pipeline.archived_ids() == [*range(BATCHES)]
 
 
+@pytest.mark.long
 def test_a_record_that_is_too_large_is_left_to_tasks_with_its_batch_and_some_after_it(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +346,7 @@ def test_a_record_that_a_sink_refuses_is_named_as_tasks_name_it(copying: Copying
     assert copying.on_driver[-1] is BY_TASKS
 
 
+@pytest.mark.long
 def test_the_driver_writes_records_of_the_schema_that_tasks_write(copying: Copying, tmp_path: Path) -> None:
     copying.produce()
     columns = [

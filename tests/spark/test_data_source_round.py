@@ -134,6 +134,7 @@ def test_the_events_of_a_batch_have_what_was_done_for_it_in_both_processes(
     assert [*finished.phases_ms][:2] == ["recovering", "pre-committing"]
 
 
+@pytest.mark.long
 def test_a_failed_batch_is_reported_once_whichever_process_finds_it_failed(
     rounds: Rounds, task: Any, tmp_path: Path
 ) -> None:
@@ -266,6 +267,7 @@ def test_a_checkpoint_that_can_not_be_read_is_refused_before_the_log_is_opened(p
     assert read_tail(open_store(planned.log)) is None
 
 
+@pytest.mark.long
 def test_rows_of_spark_4_0_become_record_batches_of_the_same_schema_one_at_a_time() -> None:
     schema = StructType([StructField("id", LongType()), StructField("names", ArrayType(StringType()))])
     taken = 0

@@ -125,6 +125,7 @@ def test_otherwise_refuse_fails_the_batch_before_its_decision(routed: Routed) ->
     assert routed.found("low") == routed.found("odd") == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("where", "says"),
     [

@@ -94,6 +94,7 @@ def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch
     assert [len(source.decided(batch)["sink"]) for batch in range(BATCHES, 2 * BATCHES)] == [PARTITIONS, CORES]
 
 
+@pytest.mark.long
 def test_what_comes_after_a_large_batch_is_written_by_a_task_a_partition(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

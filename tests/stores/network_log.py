@@ -71,11 +71,13 @@ class NetworkLogContract(LogStoreContract):
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    @pytest.mark.long
     def test_of_processes_that_race_for_a_slot_one_wins(self) -> None:
         outcomes = self.race()
         assert sorted(outcomes) == ["refused"] * (self.writers - 1) + ["won"]
         assert self.make_store().read(0) == str(outcomes.index("won")).encode()
 
+    @pytest.mark.long
     def test_nothing_but_entries_is_left_in_the_folder(self) -> None:
         CommitLog.open(self.store(), "query").close()
         assert self.names() == [entry_name(0), entry_name(1)]
@@ -198,6 +200,7 @@ class ObjectLogContract(NetworkLogContract):
 
     bucket: Bucket | Container | GcsBucket
 
+    @pytest.mark.long
     def test_a_log_at_the_top_of_a_bucket_is_fine(self) -> None:
         store = twopc.open_store(self.url_at(f"{self.bucket.name}/"), **self.bucket.storage_options)
         CommitLog.open(store, "query")
@@ -221,6 +224,7 @@ class ObjectLogContract(NetworkLogContract):
         with pytest.raises(ConfigurationError, match=r"/log: it refuses a trial object .*a teapot"):
             self.store().put_if_absent(0, b"x")
 
+    @pytest.mark.long
     def test_a_trial_that_cannot_be_removed_does_not_stop_the_log(self) -> None:
         self.proxy.disturb_all("DELETE", self.denied)
         self.store().put_if_absent(0, b"x")

@@ -85,11 +85,13 @@ def test_records_share_a_partition_only_if_all_of_its_values_are_equal(keys: lis
     assert dict(found) == expected
 
 
+@pytest.mark.long
 @given(st.text(), st.text())
 def test_a_folder_has_the_whole_value_in_its_name(one: str, other: str) -> None:
     assert (folder_of("c", one) == folder_of("c", other)) is (one == other)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("fine", "refused"),
     [

@@ -108,6 +108,7 @@ def test_an_undecided_transaction_is_recovered_and_leaves_no_object(options: dic
     assert [path for path in left if "_delta_log" not in path] == []
 
 
+@pytest.mark.long
 def test_coordinators_that_commit_at_once_put_the_batch_once(options: dict[str, Any]) -> None:
     committable = pre_commit(options, "a")
     threads = [
@@ -120,6 +121,7 @@ def test_coordinators_that_commit_at_once_put_the_batch_once(options: dict[str, 
     assert values(options) == ["a"]
 
 
+@pytest.mark.long
 def test_no_secret_is_in_a_committable_a_note_a_repr_an_error_or_the_log(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_lost_request_or_reply_of_the_entry_does_not_lose_or_double_the_batch(
     assert values(options) == ["a"]
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_is_repeated_and_the_batch_is_there_once(options: dict[str, Any], tmp_path: Path) -> None:
     committable = pre_commit(options, "a")
     away = {**options["storage_options"], "endpoint_url": "http://127.0.0.1:9"}
@@ -206,6 +209,7 @@ def test_parts_of_a_large_file_have_one_size(options: dict[str, Any], server: S3
     assert last <= whole[0]
 
 
+@pytest.mark.long
 def test_headers_that_a_bucket_asks_for_are_sent_and_one_that_is_missing_is_told(
     options: dict[str, Any], server: S3Server
 ) -> None:
@@ -245,6 +249,7 @@ def requests_of_a_batch(options: dict[str, Any], proxy: HttpProxy, batch_id: int
     return len(sent)
 
 
+@pytest.mark.long
 def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: dict[str, Any], server: S3Server) -> None:
     with HttpProxy(server.endpoint_url) as proxy:
         few, many = requests_of_a_batch(options, proxy, 0, 3), requests_of_a_batch(options, proxy, 1, 30)

@@ -160,6 +160,7 @@ def test_while_batches_are_committed_every_read_is_of_whole_batches(
     assert len(set(seen)) >= 4
 
 
+@pytest.mark.long
 def test_a_spark_stream_sees_each_batch_whole_and_once(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     query = Query(folder)
     query.open()

@@ -182,6 +182,7 @@ def test_a_column_that_was_dropped_and_one_that_was_renamed_meanwhile(place: Pla
 NUMBERED = Schema(NestedField(1, "value", StringType()), NestedField(2, "number", IntegerType()))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
@@ -291,6 +292,7 @@ def test_a_batch_whose_partition_spec_was_removed_calls_an_operator(
     assert place.appends() == has_snapshot
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -318,6 +320,7 @@ def test_a_table_that_the_sink_can_not_write_any_more_takes_nothing(
 # doctor. --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_doctor_warns_of_many_snapshots_and_of_metadata_that_is_kept(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_all_open_files_together_hold_no_more_than_the_limit(place: Place, monke
     assert held < 16 * MIB
 
 
+@pytest.mark.long
 def test_a_file_ends_at_its_target_even_if_that_is_less_than_a_row_group(place: Place) -> None:
     sink = place.sink(target_file_bytes="1000")
     with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
@@ -105,6 +106,7 @@ def test_a_file_ends_at_its_target_even_if_that_is_less_than_a_row_group(place: 
     assert vote.handle["files"] == 4
 
 
+@pytest.mark.long
 def test_a_column_of_distinct_values_gets_no_dictionary_and_others_do(place: Place) -> None:
     nested = Schema(
         NestedField(1, "key", StringType()),

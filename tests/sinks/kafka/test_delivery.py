@@ -560,6 +560,7 @@ def test_what_a_broker_answers_is_in_the_message_and_not_below_a_trace_of_its_cl
     assert "direct cause" not in "".join(traceback.format_exception(raised.value))
 
 
+@pytest.mark.variants
 @pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal
 @pytest.mark.parametrize(
     ("writer", "delivery"), [("arrow", "exactly-once"), ("librdkafka", "exactly-once"), ("librdkafka", "at-least-once")]
@@ -576,6 +577,7 @@ def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_transaction_timeout_that_the_broker_refuses_names_both_settings(
     writer: str, topic: Any, make_sink: Any, tmp_path: Any

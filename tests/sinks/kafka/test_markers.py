@@ -297,6 +297,7 @@ def test_the_marker_is_written_when_all_of_the_batch_is_visible(query: Query, mo
     assert query.written() == {batch: parts}
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_what_was_rolled_back_is_in_no_marker(query: Query) -> None:
     with pytest.raises(Exception, match="the job failed"):
@@ -416,6 +417,7 @@ def test_a_missing_topic_of_markers_is_refused_before_anything_is_written(topic:
         sink.validate(pa.schema({"value": pa.string()}))
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_topic_of_markers_that_was_deleted_after_the_decision_stops_the_query_until_it_is_there(
     query: Query, kafka_broker: Any, monkeypatch: pytest.MonkeyPatch

@@ -530,6 +530,7 @@ def test_a_topic_is_asked_for_what_it_accepts_once_per_transaction(
     assert asked == [topic.name]
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 def test_a_topic_that_is_missing_is_waited_for_once_however_many_records_name_one(
@@ -590,6 +591,7 @@ def delete(topic: Any) -> None:
     admin.delete_topics([topic.name])[topic.name].result(10)
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("by", ["option", "column"])
@@ -693,6 +695,7 @@ def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
 # A broker that does not say. ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize("delivery", ["at-least-once", "none"])
 def test_a_topic_that_no_broker_can_be_asked_for_makes_the_vote_no_within_message_timeout(

@@ -312,6 +312,7 @@ def test_a_type_that_was_changed_since_it_was_validated_is_refused_by_the_task(
     assert place.prepared() == []
 
 
+@pytest.mark.long
 def test_a_type_stays_as_it_is_until_its_records_are_committed(place: Place) -> None:
     place.create("value DATETIME(6)")
     vote = place.pre_commit({"value": pa.array([LOCAL], pa.timestamp("us"))})

@@ -50,6 +50,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Pla
     assert place.values() == []
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_had_not_pre_committed_the_server_rolls_back_by_itself(place: Place) -> None:
     written(place, BEFORE)
     deadline = time.monotonic() + 30

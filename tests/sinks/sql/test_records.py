@@ -261,6 +261,7 @@ def test_records_of_one_task_have_the_same_columns_in_any_order(place: Place) ->
         participant.write("orders", pa.record_batch({"value": ["a"]}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["duckdb"])
 def test_a_task_waits_for_the_file_that_another_process_has_open(place: Place) -> None:
     sink = place.sink()

@@ -132,6 +132,7 @@ def test_what_it_does_with_a_defect_is_not(query: Query, tmp_path: Path, defect:
     assert verdict.trace.events[verdict.rejected].kind == step
 
 
+@pytest.mark.long
 def test_a_lost_answer_and_a_dead_driver_leave_hidden_steps(query: Query, tmp_path: Path) -> None:
     """The second driver finds committed what the first one has committed, without an answer on record."""
     first, dying = query.coordinator(), Seam("tests.campaigns.model.recording:_Recorder._add", nothing)
@@ -153,6 +154,7 @@ def test_a_lost_answer_and_a_dead_driver_leave_hidden_steps(query: Query, tmp_pa
     assert str(verdict) == "query: accepted"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_transaction_that_a_sweep_does_not_find_must_be_one_that_may_have_ended(tmp_path: Path, ends: bool) -> None:
     """In files, what has voted stays. In Kafka, it may be fenced by another of its name."""
@@ -242,6 +244,7 @@ def committed_after_its_abort(records: Sequence[Record]) -> list[Record]:
     return inserted(records, [*of_sweep, *ends], "ran", 2)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("change", "step"),
     [
