@@ -48,6 +48,7 @@ def test_the_example_of_a_killed_query_is_what_the_commands_print(shop: Any, run
         assert masked(printed) == masked(shown)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_the_example_of_abandoned_transactions_is_what_the_command_prints(shop: Any, run: Any) -> None:
     shop.drive("committing")

@@ -114,6 +114,7 @@ def test_a_topic_that_exists_already_is_refused_by_name(kafka_broker: KafkaBroke
         kafka_broker.create_topic("twice")
 
 
+@pytest.mark.long
 def test_a_broker_that_dies_while_it_starts_tells_the_end_of_its_log(tmp_path: Path) -> None:
     broker = KafkaBroker(tmp_path, properties={"num.io.threads": "many"})
     with pytest.raises(BrokerFailed, match=r"num\.io\.threads"):

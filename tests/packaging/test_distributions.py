@@ -37,6 +37,7 @@ def test_an_index_has_nothing_against_any_of_them(built: Path) -> None:
     assert [*contents.of_index(built)] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_wheel_has_the_package_with_its_types_the_license_and_nothing_else(name: str, built: Path) -> None:
     assert [*contents.of_wheel(name, built)] == []

@@ -86,7 +86,7 @@ def test_options_of_a_sink_are_a_mapping(options: Any) -> None:
         twopc.create_sink("files", options)
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize(("batch", "batch_id"), [(pd.DataFrame({"id": [1]}), 0), (None, 0)])
 def test_what_is_no_batch_of_spark_is_refused_before_the_log_is_there(
     batch: Any, batch_id: int, tmp_path: Path

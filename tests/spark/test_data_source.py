@@ -324,6 +324,7 @@ def test_a_deleted_log_is_refused_before_a_task_writes(files: Target) -> None:
     assert files.shows(1, 2, 3)
 
 
+@pytest.mark.long
 def test_a_query_can_change_from_foreach_batch_and_back(files: Target) -> None:
     pipeline = files.pipeline
 
@@ -432,6 +433,7 @@ def test_a_batch_write_without_a_number_is_the_next_one(files: Target) -> None:
     assert files.pipeline.decided_batches() == [0, 1]
 
 
+@pytest.mark.long
 def test_a_batch_write_that_failed_is_there_once_after_it_is_repeated(files: Target) -> None:
     for number, (step, was_decided) in enumerate([("seal", False), ("commit", True)]):
         files.fault(step, "raise")

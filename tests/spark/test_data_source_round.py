@@ -77,6 +77,7 @@ def staged(rounds: Rounds) -> int:
     return len(list(Path(rounds.options["path"]).glob("_twopc/*")))
 
 
+@pytest.mark.long
 def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(rounds: Rounds, task: Any) -> None:
     for batch_id in range(3):
         rounds.finish(batch_id, written(rounds.open(SCHEMA), batch_id))
@@ -93,6 +94,7 @@ def test_a_commit_that_is_called_again_changes_nothing(rounds: Rounds, task: Any
     assert archived(rounds) == 1
 
 
+@pytest.mark.long
 def test_what_is_sealed_is_as_old_as_the_round_not_as_the_process_that_commits(
     rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

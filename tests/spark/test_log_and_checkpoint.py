@@ -193,6 +193,7 @@ def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_writ
     assert list(pipeline.folder.glob("part-*")) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["", pytest.param("offsets", marks=pytest.mark.long)])
 def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is_written(
     place: str, pipeline: Pipeline

@@ -72,6 +72,7 @@ def transactions(
     return [len(pipeline.decided(batch)["sink"]) for batch in range(BATCHES)]
 
 
+@pytest.mark.long
 def test_what_comes_after_a_small_batch_is_written_by_as_many_tasks_as_there_are_cores(source: Pipeline) -> None:
     assert transactions(source) == [PARTITIONS, CORES]
     assert len(source.archived()) == BATCHES * ROWS
@@ -206,6 +207,7 @@ def joined(source: DataFrame) -> DataFrame:
     return source.join(F.broadcast(source.sparkSession.range(1000)), "id")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     [

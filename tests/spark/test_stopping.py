@@ -193,6 +193,7 @@ class Silent(FileSink):
         return super().recover()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "questions"),
     [

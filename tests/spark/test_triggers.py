@@ -181,6 +181,7 @@ def test_a_frame_that_was_made_of_the_batch_in_any_way_is_written(pipeline: Pipe
     assert pipeline.archived_ids() == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_log_in_use_is_refused_to_a_second_query_and_the_first_goes_on(pipeline: Pipeline) -> None:
     other = pipeline.beside("other")
     pipeline.add_batch(rows(1))

@@ -339,6 +339,7 @@ def test_entries_outlive_a_killed_server(own_place: Place) -> None:
     log.decide(Decision(Round(1, 1), {}))  # the connections of this process were lost with it
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_server_that_is_away_may_be_asked_again(own_place: Place) -> None:
     store = own_place.store()
@@ -392,7 +393,7 @@ def cancelling(place: Place, call: str = "pg_cancel_backend") -> Iterator[None]:
         thread.join()
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("call", ["pg_cancel_backend", "pg_terminate_backend"])
 def test_a_decision_whose_wait_for_a_standby_was_ended_is_in_doubt_until_the_standby_has_it(
@@ -474,6 +475,7 @@ def test_a_server_that_was_replaced_is_not_believed_that_its_newest_entry_is_the
     answered(TEST_TIMEOUT_S, log.verify)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(own_place: Place) -> None:
     primary = own_place.server
@@ -773,6 +775,7 @@ def test_standbys_that_need_not_acknowledge_are_found(names: str, may_spare: boo
     assert tables.may_spare_a_standby(names) is may_spare
 
 
+@pytest.mark.long
 def test_a_server_that_can_commit_without_one_of_its_named_standbys_is_warned_of(own_place: Place) -> None:
     with Standby(own_place.server):
         own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (standby, other)'")

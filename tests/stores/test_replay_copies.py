@@ -132,6 +132,7 @@ class ForgetfulSink(MemorySink):
         super().commit(committable)
 
 
+@pytest.mark.long
 def test_what_a_target_rolled_back_is_written_again_from_a_copy_on_s3(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

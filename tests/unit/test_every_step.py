@@ -268,7 +268,7 @@ def test_killed_at_any_step_and_at_any_step_of_its_restart_a_second_restart_give
     assert pairs > 400
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("error", [OSError("no reply"), Retriable("busy"), ValueError("a bug")], ids=repr)
 def test_a_call_that_fails_once_at_any_step_costs_at_most_a_repetition(observer: Observer, error: Exception) -> None:
     for at in range(len(steps_of_a_run(observer, 2))):
@@ -294,7 +294,7 @@ def test_a_call_that_fails_once_at_any_step_costs_at_most_a_repetition(observer:
         world.check(3)
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("lives_on", [True, False])
 def test_an_older_coordinator_that_sleeps_at_any_step_harms_nothing_of_a_newer_one(
     observer: Observer, lives_on: bool

@@ -95,6 +95,7 @@ def test_batches_are_in_the_table_once(options: dict[str, Any]) -> None:
     assert list(sink(options).recover()) == []
 
 
+@pytest.mark.long
 def test_an_undecided_transaction_is_recovered_and_leaves_no_object(options: dict[str, Any]) -> None:
     bound = sink(options)
     transaction = bound.begin(bound.transactional_ids.allocate(Round(1, 0), 0))
@@ -257,6 +258,7 @@ def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: di
     assert len(values(options)) == 33
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["the removal of many", pytest.param("a listing", marks=pytest.mark.long)])
 def test_a_server_without_a_request_for_many_objects_gets_one_for_each(
     options: dict[str, Any], server: S3Server, monkeypatch: pytest.MonkeyPatch, step: str
@@ -333,6 +335,7 @@ def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[s
         assert proxy.sent("POST", "uploads") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_made_again", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_table_that_is_dropped_between_look_and_commit_leaves_no_entry_behind(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_made_again: bool

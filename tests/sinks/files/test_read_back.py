@@ -258,6 +258,7 @@ OF_SPARK_ALONE = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("type_", OF_SPARK_ALONE)
 def test_types_that_only_spark_has_are_refused_with_a_cast_that_works(
     type_: str, spark: SparkSession, tmp_path: Path
@@ -294,6 +295,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("column", COLUMNS)
 def test_folders_have_the_names_that_spark_gives_them(column: str, spark: SparkSession, tmp_path: Path) -> None:
     values = COLUMNS[column]

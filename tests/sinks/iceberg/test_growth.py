@@ -79,6 +79,7 @@ def test_what_a_driver_keeps_of_a_table_is_what_another_program_reads(place: Pla
         assert [repr(each) for each in of_driver] == [repr(each) for each in of_reader]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("codec", ["gzip", "null"])
 def test_what_others_do_between_batches_is_in_the_next_one(codec: str, place: Place) -> None:
     sink = place.sink()

@@ -145,7 +145,7 @@ def assert_refused(place: Place, batch: Sequence[Committable]) -> None:
 REFUSALS = {"InvalidAccessKeyId": 403, "SignatureDoesNotMatch": 403, "AccessDenied": 403, "ExpiredToken": 400}
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "refusal"),
     # pyarrow passes on no code of an answer to HEAD, and of one to GET only those that it knows.

@@ -79,7 +79,7 @@ def test_duckdb_finds_a_zero_of_either_sign(place: Place, written: float, where:
     assert duckdb_reads(place, where=where).num_rows == 1
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("reader", ["native", "pyiceberg"])
 def test_polars_reads_what_was_written_with_either_reader(reader: Any, place: Place) -> None:
     place.create(SCHEMA, SPEC)

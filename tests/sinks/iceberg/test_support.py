@@ -265,6 +265,7 @@ def test_a_schema_whose_id_came_back_with_other_columns_is_not_taken_for_the_old
         place.sink().commit_batch(0, batch)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("when", ["before the look", "between look and commit"])
 @pytest.mark.parametrize("has_snapshot", [True, False])
 def test_a_batch_whose_partition_spec_was_removed_calls_an_operator(

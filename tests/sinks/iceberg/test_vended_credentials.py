@@ -157,6 +157,7 @@ def test_credentials_that_end_at_any_request_neither_lose_nor_double_a_record(
     assert not any(secret in told for secret in lake.vendor.secrets)
 
 
+@pytest.mark.long
 @of_each_kind
 def test_a_task_gets_new_credentials_when_those_it_was_given_end_soon(lake: Lake, monkeypatch: Any) -> None:
     sink = lake.place.sink()
@@ -191,7 +192,7 @@ def test_a_task_whose_credentials_end_while_it_writes_fails_and_leaves_no_file(l
     assert lake.place.values() == ["b"]
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("refusal", few([*REFUSALS][:1], *[*REFUSALS][1:]))
 @pytest.mark.parametrize("step", few(["commit_batch", "abort"], "seal", "recover"))
 def test_a_driver_whose_credentials_have_ended_asks_for_new_ones(step: str, refusal: str, lake: Lake) -> None:

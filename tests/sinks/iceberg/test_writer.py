@@ -79,6 +79,7 @@ def test_partitions_that_come_again_and_again_lose_no_record(place: Place, monke
     assert place.values() == sorted(value for values in batches for value in values)
 
 
+@pytest.mark.long
 def test_all_open_files_together_hold_no_more_than_the_limit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "HELD_BYTES", 4 * MIB)
     monkeypatch.setattr(writer, "ROW_GROUPS_BYTES", 4 * MIB)

@@ -233,6 +233,7 @@ def test_recover_finds_open_transactions_also_after_the_mode_was_changed(
 TOO_LARGE = "x" * 5000
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
 def test_a_record_that_the_topic_does_not_take_is_refused(
     batches: list[list[str]], make_topic: Any, make_either: Any
@@ -525,6 +526,7 @@ def test_a_name_that_no_topic_can_have_is_refused_and_not_asked_for_again(ask: A
     assert make_sink(topic)._control.unknown_topics(["o o"]) == ["o o"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("server", [CLOSED_PORT, "no-such-host.invalid:9092"])
 def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_address(
     server: str, make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch

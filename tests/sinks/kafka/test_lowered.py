@@ -161,7 +161,7 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
     topic.becomes(["a"])
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize(
     "answers",
     [

@@ -87,7 +87,7 @@ def test_the_control_connection_finds_the_broker_that_answers_among_silent_ones(
     asked.close()
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
 def test_where_all_are_silent_the_wait_ends_when_it_should(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 1000)

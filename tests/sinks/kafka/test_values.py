@@ -218,6 +218,7 @@ def encoded_alone(batch: pa.RecordBatch) -> memoryview:
     return encoded.data
 
 
+@pytest.mark.long
 def test_a_topic_is_looked_up_again_for_a_partition_that_it_did_not_have() -> None:
     options = parse_options({"bootstrap.servers": "broker:9092"})
     asked: list[tuple[str, int]] = []
@@ -289,6 +290,7 @@ def filled(expected: dict[str, Any], topic: Any) -> dict[str, Any]:
     return {name: topic.name if value == "{topic}" else value for name, value in expected.items()}
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize("bad", BY_VALUE, ids=lambda bad: bad.name)
 def test_what_can_never_be_written_is_refused_alike_whatever_writes_it(

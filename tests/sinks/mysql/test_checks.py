@@ -43,6 +43,7 @@ def test_a_table_passes_and_the_server_is_as_it_was(upsert_by: str, place: Place
     assert place.ask("SELECT * FROM {}") == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("upsert_by", ["", "value"])
 def test_a_right_that_is_missing_is_found_by_trying(upsert_by: str, place: Place) -> None:
     place.create("value VARCHAR(50) PRIMARY KEY")

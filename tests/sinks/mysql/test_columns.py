@@ -296,6 +296,7 @@ def test_a_number_that_a_column_would_round_is_refused(kind: str, place: Place) 
         place.sink().validate(pa.schema({"value": pa.float32()}))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("column", "changed"), [("DATETIME(6)", "DATETIME"), ("DECIMAL(12,3)", "DECIMAL(12,1)"), ("BIGINT", "INT")]
 )

@@ -61,6 +61,7 @@ def test_it_also_does_so_with_a_binary_log(server_of_version: MariaDbServer) -> 
     outlives(new_place(server_of_version), "")
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Place) -> None:
     written(place)
     sink = place.sink()

@@ -41,6 +41,7 @@ def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_
     assert tables == [("orders",), ("twopc_committed",)]
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Place) -> None:
     written(place)
     sink = place.sink()

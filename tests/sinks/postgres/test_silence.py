@@ -99,6 +99,7 @@ def waits_for_standbys(place: Place) -> bool:
         return bool(connection.unreplicated)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_commit_that_a_stopped_server_does_not_answer_is_repeated(
     own_place: Place, own_server: PostgresServer
@@ -144,6 +145,7 @@ def test_a_commit_that_waits_for_an_absent_standby_is_in_doubt_until_it_is_back(
     assert own_place.values() == ["a"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "setting",
     [
@@ -192,6 +194,7 @@ def test_a_task_whose_wait_for_a_standby_was_cancelled_votes_no(own_place: Place
         own_place.pre_commit(["a"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_coordinator_that_needs_a_locked_table_is_told_and_repeats(place: Place) -> None:
     committable: Committable = place.pre_commit(["a"])

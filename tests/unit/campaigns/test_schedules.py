@@ -37,7 +37,7 @@ def test_no_fault_at_any_step_breaks_a_promise(scenario: Scenario) -> None:
     assert failures(scenario, singles(scenario)) == []
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", SMALLEST, ids=str)
 def test_no_second_fault_after_some_first_breaks_a_promise(scenario: Scenario) -> None:
     """One in four hundred first faults. ``make simulate`` tries all."""
@@ -116,7 +116,7 @@ def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
         assert shortest(scenario, with_more).schedule == needed
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("counts_on", [True, False])
 def test_a_lost_task_of_an_earlier_stage_attempt_rolls_back_nothing_that_is_decided(counts_on: bool) -> None:
     assert list(stage_retries(Scenario(sinks="k", stage_retries_count_on=counts_on))) == []

@@ -53,6 +53,7 @@ def text(*values: str) -> pa.RecordBatch:
 # As given. ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("codec", list(NUMBERS))
 def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, make_arrow_sink: Any, wait: Any) -> None:
     topic = make_topic(partitions=2)

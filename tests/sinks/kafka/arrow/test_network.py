@@ -154,6 +154,7 @@ def test_a_batch_follows_requests_that_take_long_to_send_without_a_question_firs
     assert not any(asked_amid)
 
 
+@pytest.mark.long
 def test_a_task_that_begins_does_not_take_a_connection_that_is_busy_for_one_that_is_dead(
     slowly_under_way: Participant,
 ) -> None:
