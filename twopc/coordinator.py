@@ -288,7 +288,7 @@ class Coordinator:
     @contextlib.contextmanager
     def _alone(self, what: str, waits: bool, batch_id: int | None = None) -> Iterator[None]:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
-        within = self._one_at_a_time.is_mine
+        within = self._one_at_a_time.is_mine or self._batch_or_rest.is_mine
         try:
             if within or not self._one_at_a_time.take(waits=waits):
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")

@@ -186,24 +186,9 @@ class Performer:
     def _until_finished(self, what: str, batch_id: int, call: Callable[..., ResultT], *arguments: object) -> ResultT:
         return self.until_answered(what, call, *arguments, decided_batch_id=batch_id)
 
-    def until_answered(
-        self,
-        what: str,
-        call: Callable[..., ResultT],
-        *arguments: object,
-        patience_s: float | None = None,
-        decided_batch_id: int | None = None,
-    ) -> ResultT:
-        """Repeat a call while it is not answered."""
-        return until_answered(
-            what,
-            call,
-            *arguments,
-            tell=self.tell,
-            patience_s=patience_s,
-            waits=self.waits,
-            decided_batch_id=decided_batch_id,
-        )
+    def until_answered(self, what: str, call: Callable[..., ResultT], *arguments: object, **limits: Any) -> ResultT:
+        """Repeat a call while it is not answered. ``limits``: see ``retry.until_answered``."""
+        return until_answered(what, call, *arguments, tell=self.tell, waits=self.waits, **limits)
 
     def until_started(self, what: str, call: Callable[..., ResultT], *arguments: object) -> ResultT:
         """Repeat a call like ``until_answered``, with a limit before the log's first decision: nothing depends on the

@@ -8,19 +8,8 @@ from typing import Any, TypeVar
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
-from twopc.effects import (
-    DeleteSlot,
-    Effect,
-    Log,
-    Put,
-    ReadSlot,
-    RequireCurrent,
-    Settle,
-    Slots,
-    Steps,
-    log_line,
-    perform,
-)
+from twopc import effects
+from twopc.effects import Effect, Steps, log_line, perform
 from twopc.errors import Retriable
 from twopc.log import steps
 from twopc.log.entries import Entry, parse, serialise
@@ -57,21 +46,21 @@ def on_store(store: LogStore, taken: Steps[ResultT]) -> ResultT:
 def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one case per effect
     """Perform an effect of the log, and return its answer."""
     match effect:
-        case Slots():
+        case effects.Slots():
             return store.slots()
-        case ReadSlot(slot):
+        case effects.ReadSlot(slot):
             with contextlib.suppress(FileNotFoundError):
                 return parse(store.read(slot), where(store.url, slot))
             return None
-        case Put(slot, entry):
+        case effects.Put(slot, entry):
             return store.put_if_absent(slot, serialise(entry))
-        case DeleteSlot(slot):
+        case effects.DeleteSlot(slot):
             return store.delete(slot)
-        case RequireCurrent():
+        case effects.RequireCurrent():
             return store.require_current() if isinstance(store, ReplicatedLogStore) else None
-        case Settle(look):
+        case effects.Settle(look):
             return _settled(store, lambda: on_store(store, look()))
-        case Log():
+        case effects.Log():
             return log_line(effect)
     raise AssertionError(f"no effect of a log: {effect!r}")
 
