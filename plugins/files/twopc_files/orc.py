@@ -9,6 +9,8 @@ pyarrow 26 and Spark 4.2:
 | a fraction of a second before 1970 | nothing: reading the file fails |
 | a day before 15 October 1582 | another day, as the file does not name its (Gregorian) calendar |
 
+pyarrow itself reads timestamps as nanoseconds, and no file with one outside of 1677 to 2262.
+
 The nullability of columns is lost, because ORC does not record it.
 """
 
@@ -30,6 +32,7 @@ from twopc_files.kept_types import require_kept
 from twopc_files.refusals import (
     KEY_TWICE,
     NOT_UTF8,
+    PER_SECOND,
     YEARS,
     Check,
     Rule,
@@ -37,6 +40,7 @@ from twopc_files.refusals import (
     counted,
     day_number,
     first_true,
+    outside,
     parts,
 )
 
@@ -140,11 +144,8 @@ def _unsliced(column: pa.Array) -> pa.Array:
 
 # What Spark would misread. ------------------------------------------------------------------------------------
 
-_IN_ORC = "Spark can't read back from an ORC file. Cast the column to a string, or use Parquet."
-
-
-def _is_temporal(field: pa.Field) -> bool:
-    return bool(types.is_date(field.type) or types.is_timestamp(field.type))
+_INSTEAD = "Cast the column to a string, or use Parquet."
+_IN_ORC = f"Spark can't read back from an ORC file. {_INSTEAD}"
 
 
 def _first_fraction_before_1970(column: pa.Array) -> int | None:
@@ -158,7 +159,12 @@ def _first_fraction_before_1970(column: pa.Array) -> int | None:
 
 def _first_before_gregorian(column: pa.Array) -> int | None:
     numbers, per_day = counted(column)
-    return first_true(pc.less(numbers, max(day_number(GREGORIAN) * per_day, -(2**63))))
+    return first_true(pc.less(numbers, day_number(GREGORIAN) * per_day))
+
+
+def _first_outside_nanoseconds(column: pa.Array) -> int | None:
+    most = (2**63 - 1) * PER_SECOND[column.type.unit] // 10**9
+    return first_true(outside(column.cast(pa.int64()), -most, most))
 
 
 _RULES = (
@@ -170,5 +176,14 @@ _RULES = (
         _first_fraction_before_1970,
         f"it has a fraction of a second before 1970, which {_IN_ORC}",
     ),
-    Rule(_is_temporal, _first_before_gregorian, f"it has a day before {GREGORIAN}, which {_IN_ORC}"),
+    Rule(
+        lambda field: bool(types.is_timestamp(field.type)),
+        _first_outside_nanoseconds,
+        f"it is outside of 1677-09-21 to 2262-04-11, which pyarrow can't read back from an ORC file. {_INSTEAD}",
+    ),
+    Rule(
+        lambda field: bool(types.is_date(field.type)),
+        _first_before_gregorian,
+        f"it has a day before {GREGORIAN}, which {_IN_ORC}",
+    ),
 )
