@@ -106,7 +106,7 @@ class OrcRecords:
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode ``batch``."""
         before = self._lent.written_bytes
-        self._writer.write(pa.table([_unsliced(column) for column in batch.columns], schema=batch.schema))
+        self._writer.write(pa.table([_without_surprises(column) for column in batch.columns], schema=batch.schema))
         self._lent.check()
         grown = self._lent.written_bytes > before  # by a stripe
         self.held_bytes = 0 if grown else self.held_bytes + batch.nbytes
@@ -134,11 +134,27 @@ def _types(schema: pa.Schema) -> Iterator[pa.DataType]:
             yield part.type
 
 
-def _unsliced(column: pa.Array) -> pa.Array:
-    """Copy columns with structs, to work around a bug of pyarrow 26: for a slice with null structs, its ORC writer
-    writes records from outside the slice."""
+def _without_surprises(column: pa.Array) -> pa.Array:
+    """Copy columns with structs, to work around two bugs of pyarrow 26. For a slice with null structs, its ORC writer
+    writes records from outside the slice. And where a struct in a struct is null, it writes what lies below that null
+    in place of the next value."""
     if any(types.is_struct(part.type) for part in parts(pa.field("", column.type))):
-        return pa.concat_arrays([column, column.slice(0, 0)])
+        return _null_below_null(pa.concat_arrays([column, column.slice(0, 0)]))
+    return column
+
+
+def _null_below_null(column: pa.Array) -> pa.Array:
+    """Return a column that is no slice with nulls below each null struct."""
+    type_, mask = column.type, column.is_null()
+    if types.is_struct(type_):
+        return pa.StructArray.from_arrays([*map(_null_below_null, column.flatten())], fields=[*type_], mask=mask)
+    if types.is_fixed_size_list(type_):
+        return pa.FixedSizeListArray.from_arrays(_null_below_null(column.values), type=type_, mask=mask)
+    if types.is_list(type_) or types.is_large_list(type_):
+        return type(column).from_arrays(column.offsets, _null_below_null(column.values), type=type_, mask=mask)
+    if types.is_map(type_):
+        keys, items = map(_null_below_null, (column.keys, column.items))
+        return pa.MapArray.from_arrays(column.offsets, keys, items, type=type_, mask=mask)
     return column
 
 
