@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -82,9 +83,7 @@ def test_keys_without_a_unique_index_on_just_them_are_refused_before_anything_is
 
 
 @pytest.mark.parametrize("key", ["int", "text", "numeric(9,0)", "uuid", "timestamptz"])
-def test_rows_that_refer_to_a_replaced_one_need_not_wait_nor_the_role_have_a_right_to_the_key(
-    key: str, place: Place
-) -> None:
+def test_a_row_that_refers_to_a_replaced_one_need_not_wait_for_the_batch(key: str, place: Place) -> None:
     values = {"text": pa.array(["a"]), "uuid": pa.array([str(uuid.UUID(int=1))])}
     moment = pa.array([0], pa.timestamp("us", "UTC"))
     id_ = values.get(key, moment if key == "timestamptz" else pa.array([1], pa.int32()))
@@ -119,3 +118,19 @@ def test_an_upsert_finds_its_rows_by_the_index_of_the_key(keyed: Place) -> None:
     read = transaction.connection.execute(ask, (keyed.schema,)).fetchall()
     sink.discard(transaction)
     assert read == [(0,)]
+
+
+def test_an_upsert_needs_no_right_to_change_the_key(keyed: Place) -> None:
+    role, password = keyed.schema, uuid.uuid4().hex
+    keyed.sink()  # creates the marker table
+    keyed.ask(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'; GRANT ALL ON SCHEMA {keyed.schema} TO {role}")
+    keyed.ask(f"GRANT SELECT, INSERT, UPDATE (value) ON {{}} TO {role}; GRANT ALL ON {{markers}} TO {role}")
+    own = psycopg.conninfo.make_conninfo(keyed.server.conninfo, user=role, password=password)
+    try:
+        for batch_id, value in enumerate("ab"):
+            records = {"id": pa.array([1], pa.int32()), "value": [value]}
+            keyed.sink().commit(keyed.pre_commit(records, Round(1, batch_id), upsert_by="id", conninfo=own))
+        assert rows(keyed) == [(1, "b")]
+    finally:
+        keyed.sink(conninfo=own).close()
+        keyed.ask(f"DROP OWNED BY {role}; DROP ROLE {role}")
