@@ -210,7 +210,7 @@ class LogFiles:
         except FileNotFoundError:
             return None  # removed since
         except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-            if getattr(error, "errno", None) is not None:
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
                 raise  # the store's, and not Arrow's
             return " ".join(str(error).split()) or "it is empty"
         return None
