@@ -310,6 +310,7 @@ def test_nothing_that_a_task_or_the_driver_sets_stays_in_its_session(place: Plac
         assert connection.execute(ask).fetchall() == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("sqlstate", ["58000", "58030", "XX000", "25P03"])
 def test_a_failure_of_the_system_and_not_of_the_statement_may_be_run_again(sqlstate: str, place: Place) -> None:
     add_trigger(place, f"RAISE EXCEPTION USING MESSAGE = 'odd words', ERRCODE = '{sqlstate}';")
@@ -349,6 +350,7 @@ def test_a_login_that_another_server_decides_is_asked_again(words: str, is_tempo
     assert outcomes.is_temporary(psycopg.OperationalError(words)) == is_temporary
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("sqlstate", ["XX001", "58P01", "55006", "25001", "0Z000"])
 def test_an_error_that_no_table_knows_stops_with_the_words_of_the_server(sqlstate: str, place: Place) -> None:
     add_trigger(place, f"RAISE EXCEPTION USING MESSAGE = 'odd words', ERRCODE = '{sqlstate}';")
