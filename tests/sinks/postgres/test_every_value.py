@@ -139,6 +139,7 @@ TYPES = """
 """Types as extensions have them: the first is made as citext is."""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("column", "text", "kept"),
     [

@@ -174,6 +174,7 @@ def test_a_null_in_the_key_of_an_upsert_is_refused_with_its_place(place: Place) 
     assert (left_out, place.values()) == ([1], ["a", "c"])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("column", "values", "kept"),
     [

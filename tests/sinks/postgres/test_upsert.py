@@ -83,6 +83,7 @@ def test_keys_without_a_unique_index_on_just_them_are_refused_before_anything_is
         place.sink(upsert_by="id").validate(pa.schema([("value", pa.string())]))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("key", ["int", "text", "numeric(9,0)", "uuid", "timestamptz"])
 def test_a_row_that_refers_to_a_replaced_one_need_not_wait_for_the_batch(key: str, place: Place) -> None:
     values = {"text": pa.array(["a"]), "uuid": pa.array([str(uuid.UUID(int=1))])}
