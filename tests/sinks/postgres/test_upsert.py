@@ -115,6 +115,7 @@ def test_an_upsert_finds_its_rows_by_the_index_of_the_key(keyed: Place) -> None:
     sink = keyed.sink(upsert_by="id")
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     sink.write(transaction, pa.record_batch({"id": pa.array(range(100), pa.int32()), "value": ["a"] * 100}))
+    assert transaction.upsert_table is not None
     sink._table.merge(transaction.connection, transaction.upsert_table, transaction.written())
     ask = "SELECT sum(seq_tup_read)::int FROM pg_stat_xact_user_tables WHERE relname = 'orders' AND schemaname = %s"
     read = transaction.connection.execute(ask, (keyed.schema,)).fetchall()
