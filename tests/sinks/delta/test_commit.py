@@ -1102,8 +1102,9 @@ def test_expired_entries_stay_where_a_checkpoint_lacks_parts(place: Place, monke
 
 
 def test_a_transaction_of_an_older_release_is_committed_although_its_types_were_noted_in_another_way(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    place = Place(str(tmp_path / "odd names"))
     kept = pa.struct([("two words", pa.int64())])
     place.create(pa.schema({"value": pa.string(), "s": kept}))
     records = pa.record_batch({"value": ["a"], "s": pa.array([{"two words": 1}], kept)})
