@@ -455,8 +455,7 @@ class Coordinator:
         if strangers:
             raise ConfigurationError(f"there are votes for {', '.join(sorted(strangers))}: this log has no such sink")
         sealed = {}
-        # Last those whose transactions may time out: the others' looks may take long, such as one at every file.
-        for name, sink in sorted(self._sinks.items(), key=lambda named: named[1].may_time_out):
+        for name, sink in self._sinks.items():
             of_sink = [vote[name] for vote in votes if name in vote]
             what = f"{round}: seal of sink {name!r}"
             with located(sink=name):

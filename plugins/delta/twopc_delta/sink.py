@@ -167,8 +167,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
     def _start(self, transaction: DeltaTransaction, schema: pa.Schema) -> None:
         if self._view is None:
             self._view = self._looked_at()
-        folder_bytes = self._storage.longest_folder_bytes
-        transaction.fit = replace(fit(schema, self._view, self._name), longest_folder_bytes=folder_bytes)
+        transaction.fit = fit(schema, self._view, self._name)
         notes, name = Notes(self._storage), transaction.id.exact
         target = self._options.target_file_bytes
         transaction.files = TaskFiles(

@@ -68,10 +68,6 @@ class PostgresTransaction(Transaction):
         self.ordinal = 0
         self.is_partial = False
 
-    def written(self) -> list[Column]:
-        """Return the columns that the records have."""
-        return [self.columns[name] for name in self.schema.names]
-
 
 class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
     """Writes records to a table. A record's values go into the columns of the same names.
@@ -129,9 +125,6 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
 
     def write_valid(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         self._require_columns(transaction, batch.schema)  # a savepoint would give the lock back
-        if transaction.upsert_table is not None and not transaction.ordinal:
-            with self._writing(transaction.id):
-                self._table.index_upsert_table(transaction.connection, transaction.upsert_table)
         return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
 
     def _write_or_undo(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
@@ -139,15 +132,14 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             with self._writing(transaction.id):
                 transaction.connection.execute(statement.encode())
 
-        ordinals = range(transaction.ordinal, transaction.ordinal + batch.num_rows)
+        first = transaction.ordinal
         try:
             with undone_if_refused(execute):
                 self.write(transaction, batch)
                 if transaction.upsert_table is not None:  # which has none of the table's rules
                     execute("SAVEPOINT twopc_tried")
                     with self._writing(transaction.id):
-                        columns = transaction.written()
-                        self._table.merge(transaction.connection, transaction.upsert_table, columns, ordinals)
+                        self._table.merge(transaction.connection, transaction.upsert_table, batch.schema.names, first)
                     execute("ROLLBACK TO SAVEPOINT twopc_tried")
         except RecordRefused:
             transaction.is_partial = False
@@ -162,7 +154,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         with self._writing(transaction.id):
             if transaction.upsert_table is not None:
                 if transaction.schema.names:
-                    self._table.merge(connection, transaction.upsert_table, transaction.written())
+                    self._table.merge(connection, transaction.upsert_table, transaction.schema.names)
                 self._table.drop(connection, transaction.upsert_table)
             # This statement fails in a failed transaction. PREPARE would roll the transaction back and report success.
             self._table.mark(connection, transaction.id, self.transactional_ids.scope)
@@ -284,9 +276,7 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             with self._writing(transaction.id):
                 self._table.make_markers(transaction.connection)
                 self._table.keep(transaction.connection)
-                written = self._table.copy_rows(transaction.connection, names, rows, transaction.upsert_table)
-                self._table.require_all(transaction.connection, written, len(rows))
-                transaction.columns = {column.name: column for column in self._table.columns(transaction.connection)}
+                self._table.copy_rows(transaction.connection, names, rows, transaction.upsert_table)
             transaction.schema = pa.schema([(name, pa.string()) for name in names])
             self.pre_commit(transaction)
         finally:
