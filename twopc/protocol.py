@@ -98,7 +98,8 @@ def seal(life: Life, round: Round, votes: Sequence[Vote]) -> Steps[dict[str, tup
     if strangers:
         raise ConfigurationError(f"there are votes for {', '.join(sorted(strangers))}: this log has no such sink")
     sealed = {}
-    for name in life.members:
+    # Last those whose transactions may time out: the others' looks may take long, such as one at every file.
+    for name in sorted(life.members, key=lambda name: life.members[name].may_time_out):
         of_sink = [vote[name] for vote in votes if name in vote]
         sealed[name] = yield effects.Seal(f"{round}: seal of sink {name!r}", name, of_sink)
     return sealed

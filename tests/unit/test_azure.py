@@ -32,7 +32,7 @@ def client(**options: Any) -> AzureClient:
     ("error", "number"),
     [
         (replied(404, "BlobNotFound"), errno.ENOENT),
-        (replied(404), errno.EIO),
+        (replied(404), errno.EBUSY),
         (replied(404, "ContainerNotFound"), errno.ENODEV),
         (replied(409, "ContainerBeingDeleted"), errno.ENODEV),
         (replied(409, "BlobAlreadyExists"), errno.EEXIST),

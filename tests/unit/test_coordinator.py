@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import logging
@@ -1240,6 +1241,16 @@ def test_a_fenced_coordinator_calls_no_operator_whatever_call_it_wakes_in(
     sink(coordinator, "b").during[call] = overtaken
     with pytest.raises(Fenced):
         run(coordinator, 0)
+
+
+def test_a_sink_whose_transactions_may_time_out_is_sealed_after_those_that_may_look_for_long(world: World) -> None:
+    coordinator = world.coordinator("ab")
+    sink(coordinator, "a").may_time_out = True
+    sealed: list[str] = []
+    for name in ("a", "b"):
+        sink(coordinator, name).during["seal"] = functools.partial(sealed.append, name)
+    run(coordinator, 0)
+    assert sealed == ["b", "a"]
 
 
 def test_a_coordinator_that_is_fenced_while_it_writes_lost_records_again_calls_no_operator(

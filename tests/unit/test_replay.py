@@ -335,6 +335,21 @@ def test_a_value_that_changed_in_a_copy_is_noticed_although_the_records_are_all_
         list(copies.read(name))
 
 
+@pytest.mark.parametrize("error", [MemoryError(), pa.lib.ArrowMemoryError("no room"), TimeoutError("no answer")])
+def test_a_copy_that_could_not_be_read_now_is_not_called_damaged(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pa.ipc.new_stream(tmp_path / "a.arrow", pa.schema({"value": pa.string()})):
+        pass
+
+    def fails(_: object) -> pa.RecordBatchReader:
+        raise error
+
+    monkeypatch.setattr(pa.ipc, "open_stream", fails)
+    with pytest.raises(type(error)):
+        list(ReplayCopies(str(tmp_path)).read("a.arrow"))
+
+
 def test_a_copy_of_an_older_release_has_no_digest_and_is_read(tmp_path: Path) -> None:
     records = pa.record_batch({"value": ["a"]})
     with pa.ipc.new_stream(tmp_path / "a.arrow", records.schema) as stream:

@@ -47,7 +47,7 @@ def test_a_refusal_means_what_its_exception_is(status: int, exception: str, numb
 
 
 @pytest.mark.parametrize(
-    ("status", "number"), [(404, errno.EIO), (403, errno.EACCES), (500, errno.EAGAIN), (503, errno.EAGAIN)]
+    ("status", "number"), [(404, errno.EAGAIN), (403, errno.EACCES), (500, errno.EAGAIN), (503, errno.EAGAIN)]
 )
 def test_an_answer_of_another_server_never_means_that_a_file_is_missing(status: int, number: int) -> None:
     failure = _failure(answer(status, b"<html>"))

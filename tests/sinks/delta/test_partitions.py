@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_readers import READERS
 from twopc.errors import RecordRefused
-from twopc_delta.partitions import folder_of, split
+from twopc_delta.partitions import folder_of, require_readable, split
+from twopc_delta.storage import Storage
 
 # All that a folder's name could lose: what it ends with, what is escaped, what lies behind its end, and case.
 TEXTS = ["Acme Inc.", "Acme Inc", "acme inc", ".", "..", "_", " ", "a/b", "a%2Fb", "50 % = x", "null", "true", "1"]
@@ -84,6 +85,15 @@ def test_records_share_a_partition_only_if_all_of_its_values_are_equal(keys: lis
     found = [(tuple(values.values()), part["id"].to_pylist()) for values, part in split(batch, ("a", "b", "c"))]
     assert len(found) == len(expected)
     assert dict(found) == expected
+
+
+def test_a_store_takes_longer_names_of_folders_than_a_disk() -> None:
+    on_disk, on_s3 = (Storage.at(url, {}).longest_folder_bytes for url in ("/data/t", "s3://bucket/t"))
+    value = pa.array(["x" * 500])
+    require_readable(value, "k", on_s3)
+    for text, longest in ((value, on_disk), (pa.array(["x" * 1000]), on_s3)):
+        with pytest.raises(RecordRefused, match="which the store does not take"):
+            require_readable(text, "k", longest)
 
 
 @pytest.mark.long

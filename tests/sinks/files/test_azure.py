@@ -93,7 +93,7 @@ class TestUploadsOfAzure(UploadContract):
         (azure_error(500, "OperationTimedOut"), Retriable),
         (azure_error(501, "NotImplemented"), OperatorRequired),
         (Answer(502, b"bad gateway"), Retriable),
-        (Answer(404, b"not of Azure"), OutcomeUnknown),
+        (Answer(404, b"not of Azure"), Retriable),
         (azure_error(400, "InvalidBlockList"), Retriable),
         (azure_error(409, "BlobAlreadyExists"), Retriable),
         (azure_error(412, "ConditionNotMet"), Retriable),
@@ -107,7 +107,7 @@ class TestUploadsOfAzure(UploadContract):
         (Lost.REPLY, Retriable),
         (busy, Retriable),
         (denied, OperatorRequired),
-        (Answer(404, b"not of Azure"), OutcomeUnknown),
+        (Answer(404, b"not of Azure"), Retriable),
     )
 
 

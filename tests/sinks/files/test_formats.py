@@ -200,6 +200,28 @@ def test_text_is_one_line_a_record() -> None:
 # ORC. --------------------------------------------------------------------------------------------------------
 
 
+INNER = pa.struct([("b", pa.int64())])
+
+
+@pytest.mark.parametrize(
+    ("type", "value"),
+    [
+        (INNER, None),
+        (pa.list_(INNER), [None, {"b": 1}]),
+        (pa.large_list(INNER), [None, {"b": 1}]),
+        (pa.list_(INNER, 2), [None, {"b": 1}]),
+        (pa.map_(pa.string(), INNER), [("k", None), ("l", {"b": 1})]),
+        (pa.struct([("deeper", pa.list_(INNER))]), {"deeper": [None, {"b": 1}]}),
+    ],
+    ids=str,
+)
+def test_orc_writes_what_follows_a_null_struct_in_a_struct_as_it_is(type: pa.DataType, value: Any) -> None:
+    after = {"b": 1} if type == INNER else value
+    batch = pa.record_batch({"s": pa.array([{"a": value}, None, {"a": after}], pa.struct([("a", type)]))})
+    for part in (batch, batch.slice(1)):
+        assert paorc.read_table(io.BytesIO(written(Orc(), part))).to_pylist() == part.to_pylist()
+
+
 def test_orc_writes_null_structs_of_a_slice_as_they_are() -> None:
     nested = pa.list_(pa.struct([("name", pa.string())]))
     batch = of(pa.array([{"n": 1, "m": {"o": 2}}, None, None, {"n": 3, "m": None}] * 3))

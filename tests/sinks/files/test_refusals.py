@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyarrow import types
+from pyarrow import orc, types
 
 from tests.support.typed_records import unchecked_text
 from twopc import Participant, Round
@@ -113,12 +113,14 @@ TEXT_REFUSES = {
     for value in ("a\nb", "a\r", "\r\n", None)
 } | {"bytes": JSON_REFUSES["bytes"]}
 _EARLY = "Spark can't read back from an ORC file"
+_FAR = "pyarrow can't read back from an ORC file. Cast the column to a string"
 ORC_REFUSES: dict[str, tuple[pa.Array, str]] = {
     **{name: JSON_REFUSES[name] for name in ("bytes", "a key twice")},
     "a fraction": (moments(NOON, None, FRACTION), "it has a fraction of a second before 1970, which " + _EARLY),
     "in a zone": (moments(NOON, None, FRACTION, zone="Europe/Berlin"), _EARLY),
-    "a moment": (moments(NOON, None, dt.datetime(1582, 10, 14, 23, 59, 59, tzinfo=UTC)), _EARLY),
-    "seconds": (moments(NOON, None, FIRST, unit="s"), _EARLY),
+    "a moment": (moments(NOON, None, dt.datetime(1677, 9, 21, 0, 12, 43, tzinfo=UTC)), _FAR),
+    "seconds": (moments(NOON, None, FIRST, unit="s"), _FAR),
+    "a late moment": (moments(NOON, None, dt.datetime(2262, 4, 11, 23, 47, 17, tzinfo=UTC)), _FAR),
     "a day": (pa.array([None, dt.date(1582, 10, 15), dt.date(1582, 10, 14)]), "it has a day before 1582-10-15"),
     "in a list": (pa.array([None, [], [NOON, FRACTION]], pa.list_(pa.timestamp("us", "UTC"))), _EARLY),
     "in a struct": (pa.array([None, {"a": []}, {"a": [{"b": dt.date(1, 1, 1)}]}]), _EARLY),
@@ -197,9 +199,12 @@ def test_a_time_in_a_zone_is_written_to_json_with_its_offset_up_to_the_borders()
 
 
 def test_days_and_moments_at_the_borders_are_written_to_orc() -> None:
-    first = dt.datetime(1582, 10, 15, tzinfo=UTC)
-    assert write(Orc(), of(moments(first, NINETEEN_SIXTY, NOON, LAST)))
-    assert write(Orc(), of(pa.array([first.date()])))
+    first = dt.datetime(1677, 9, 21, 0, 12, 44, tzinfo=UTC)
+    last = dt.datetime(2262, 4, 11, 23, 47, 16, 854775, tzinfo=UTC)
+    borders = of(moments(first, NINETEEN_SIXTY, NOON, last))
+    read = orc.read_table(io.BytesIO(write(Orc(), borders))).cast(borders.schema)
+    assert read == pa.Table.from_batches([borders])
+    assert write(Orc(), of(pa.array([dt.date(1582, 10, 15)])))
 
 
 def test_what_lies_below_a_null_is_no_value() -> None:

@@ -549,7 +549,7 @@ def test_a_404_of_a_gateway_is_not_taken_for_lost_files(body: bytes, proxied: Pl
     committable = proxied.pre_commit()
     for method in ("GET", "HEAD"):
         proxy.disturb_all(method, Answer(404, body))
-    with pytest.raises(OutcomeUnknown, match="does not report whether it is committed"):
+    with pytest.raises(Retriable, match="can't be committed yet"):
         proxied.sink().commit(committable)
     proxy.heal()
     proxied.sink().commit(committable)

@@ -406,7 +406,7 @@ NO_TEXT = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"a\xff", None],
     ("kind", "values", "why"),
     [
         (DateType(), FAR_DAY, "is outside of the years 1 to 9999"),
-        (TimestamptzType(), FAR_TIME, "is outside of the years 1 to 9999"),
+        (TimestamptzType(), FAR_TIME, "is outside of the years 1 to 9999.* the year counts in UTC"),
         (StringType(), NO_TEXT, "is text that is not UTF-8"),
         (UUIDType(), NO_TEXT.slice(1), "is text that is not UTF-8"),
     ],

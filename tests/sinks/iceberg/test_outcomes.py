@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 
+import psycopg
 import pyarrow as pa
+import pymysql
 import pytest
 import requests
 from pyiceberg import exceptions
@@ -47,6 +49,10 @@ TEMPORARY = [
     of_postgres("server closed the connection unexpectedly"),
     *(of_postgres("x", "57P01"), of_postgres("x", "53100"), of_postgres("x", "40001"), of_postgres("x", "55P03")),
     InterfaceError("SELECT 1", {}, Exception("connection already closed")),
+    OperationalError("SELECT 1", {}, psycopg.errors.AdminShutdown("terminating connection")),
+    OperationalError("SELECT 1", {}, psycopg.OperationalError("failed to resolve host 'db'")),
+    OperationalError("SELECT 1", {}, psycopg.OperationalError("the connection is lost")),
+    *(OperationalError("SELECT 1", {}, pymysql.OperationalError(n, "x")) for n in (1040, 1053, 1213, 2003, 2013)),
     *(of_sqlite("database is locked"), of_sqlite("disk I/O error")),
     *(OSError(errno.ENOSPC, "x"), OSError(errno.EIO, "x"), FileNotFoundError("x"), TimeoutError("x")),
     *(of_s3("NETWORK_CONNECTION"), of_s3("SLOW_DOWN"), of_s3("UNKNOWN (HTTP status 503)")),
@@ -62,7 +68,9 @@ REFUSED = [
 ]
 
 UNKNOWN = [
-    *(exceptions.RESTError("RESTError 422: x"), of_http(404), of_http(302)),
+    *(exceptions.RESTError("RESTError 422: x"), of_http(404), of_http(302), of_http(501)),
+    of_s3("UNKNOWN (HTTP status 501)"),
+    OperationalError("SELECT 1", {}, pymysql.OperationalError(1064, "a syntax error")),
     requests.TooManyRedirects("x"),
     of_postgres('connection to server at "db" failed: FATAL:  password authentication failed for user "me"'),
     of_postgres('connection to server at "db" failed: FATAL:  database "lake" does not exist'),
@@ -107,5 +115,6 @@ def test_whatever_a_decoder_raises_names_the_file_and_what_a_store_raises_passes
     for error in (EOFError(), AssertionError(), KeyError("x"), RecursionError()):
         with pytest.raises(Damaged, match="file s3://b/k is damaged"), reading("s3://b/k"):
             raise error
-    with pytest.raises(TimeoutError), reading("s3://b/k"):
-        raise TimeoutError
+    for passing in (TimeoutError(), MemoryError()):
+        with pytest.raises(type(passing)), reading("s3://b/k"):
+            raise passing

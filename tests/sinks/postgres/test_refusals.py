@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
-from twopc.errors import ConfigurationError, RecordRefused, Refused, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborted, SchemaMismatch
 from twopc_postgres import outcomes
 from twopc_postgres.sessions import session
 
@@ -75,11 +76,22 @@ def test_a_type_stays_as_it_is_although_a_bad_record_was_left_out(place: Place) 
 def test_a_record_that_a_trigger_leaves_out_is_refused_and_not_lost(upsert_by: str, place: Place) -> None:
     place.create("value text PRIMARY KEY")
     add_trigger(place, "IF NEW.value = 'b' THEN RETURN NULL; END IF;")
-    with pytest.raises(RecordRefused, match="a trigger of the table leaves out 1 of 3 records"):
+    with pytest.raises(RecordRefused, match=r"a trigger of the table \(watch\) leaves out 1 of 3 records"):
         place.pre_commit(["a", "b", "c"], upsert_by=upsert_by)
     vote, refused = place.vote_without_bad({"value": ["a", "b", "c"]}, upsert_by=upsert_by)
     place.sink().commit(vote)
     assert (refused, place.values()) == ([1], ["a", "c"])
+
+
+def test_a_trigger_that_writes_records_to_another_table_is_named_with_what_works(place: Place) -> None:
+    place.ask("CREATE TABLE {}_old (LIKE {})")
+    add_trigger(place, f"INSERT INTO {place.table}_old VALUES (NEW.*); RETURN NULL;")  # noqa: S608
+    with pytest.raises(RecordRefused, match=r"\(watch\) leaves out 1 of 1 .*partition the table with PARTITION BY"):
+        place.pre_commit(["a"])
+    sink = place.unbound()
+    sink.bind("orders", "doctor")
+    [warned] = [each for each in sink.check() if each.result is CheckStatus.WARNING]
+    assert "a trigger of the table (watch) leaves out" in warned.detail
 
 
 @pytest.mark.parametrize("when", ["BEFORE INSERT", "AFTER INSERT"])
@@ -162,12 +174,40 @@ def test_a_null_in_the_key_of_an_upsert_is_refused_with_its_place(place: Place) 
     assert (left_out, place.values()) == ([1], ["a", "c"])
 
 
-def test_a_key_that_is_equal_and_not_the_same_is_written_as_it_was_given(place: Place) -> None:
-    place.create("value float8 PRIMARY KEY")
-    for batch_id, value in enumerate([0.0, -0.0]):
-        records = {"value": pa.array([value])}
+@pytest.mark.variants
+@pytest.mark.parametrize(
+    ("column", "values", "kept"),
+    [
+        ("float8", pa.array([0.0, -0.0]), "-0"),
+        ("numeric", pa.array([Decimal("1.0"), Decimal("1.00")], pa.decimal128(3, 2)), "1.00"),
+        ("interval", pa.array(["24:00:00", "1 day"]), "1 day"),
+        ("bpchar", pa.array(["a", "a "]), "a "),
+    ],
+)
+def test_a_key_that_is_equal_and_not_the_same_is_written_as_it_was_given(
+    column: str, values: pa.Array, kept: str, place: Place
+) -> None:
+    place.create(f"value {column} PRIMARY KEY, n int")
+    for batch_id in range(2):
+        records = {"value": values.slice(batch_id, 1), "n": pa.array([batch_id], pa.int32())}
         place.sink().commit(place.pre_commit(records, Round(1, batch_id), upsert_by="value"))
-    assert place.ask("SELECT value::text FROM {}") == [("-0",)]
+    assert place.ask("SELECT format('%%s', value), n FROM {}") == [(kept, 1)]
+
+
+@pytest.mark.parametrize(
+    "folds", ["ALTER TABLE {} ALTER value TYPE text COLLATE", "CREATE UNIQUE INDEX ON {} (value COLLATE"]
+)
+def test_a_key_that_a_collation_folds_is_written_too(folds: str, place: Place) -> None:
+    """Whether PostgreSQL itself folds depends on how it was built: the catalog says so in any case."""
+    place.ask(f'CREATE COLLATION {place.schema}.folding FROM "C"')
+    place.ask(
+        "UPDATE pg_collation SET collisdeterministic = false WHERE collnamespace = %s::regnamespace", place.schema
+    )
+    with session(place.server.conninfo) as connection:
+        table = place.sink()._table
+        assert [column.needs_its_key for column in table.columns(connection)] == [False]
+        place.ask(f"{folds} {place.schema}.folding{')' * folds.count('(')}")
+        assert [column.needs_its_key for column in table.columns(connection)] == [True]
 
 
 def test_a_rule_of_the_table_that_an_upsert_finds_late_still_names_the_record(place: Place) -> None:
@@ -272,7 +312,47 @@ def test_nothing_that_a_task_or_the_driver_sets_stays_in_its_session(place: Plac
 
 
 @pytest.mark.variants
-@pytest.mark.parametrize("sqlstate", ["XX000", "58030", "55006", "25001", "0Z000"])
+@pytest.mark.parametrize("sqlstate", ["58000", "58030", "XX000", "25P03"])
+def test_a_failure_of_the_system_and_not_of_the_statement_may_be_run_again(sqlstate: str, place: Place) -> None:
+    add_trigger(place, f"RAISE EXCEPTION USING MESSAGE = 'odd words', ERRCODE = '{sqlstate}';")
+    with pytest.raises(RoundAborted, match=r"odd words.*can be run again"):
+        place.pre_commit(["a"])
+
+
+class FakeDiagnostic:
+    def __init__(self, severity: str) -> None:
+        self.severity_nonlocalized = severity
+
+
+class Unknown(psycopg.Error):
+    sqlstate = "PP000"
+    diag: Any = FakeDiagnostic("FATAL")
+
+
+def test_an_error_that_has_ended_the_session_is_temporary_whatever_code_a_pooler_gives_it() -> None:
+    error = Unknown()
+    assert outcomes.is_temporary(error)
+    error.diag = FakeDiagnostic("ERROR")
+    assert not outcomes.is_temporary(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_temporary"),
+    [
+        ('FATAL:  password authentication failed for user "etl"', False),
+        ('FATAL:  LDAP authentication failed for user "etl"', True),
+        ('FATAL:  PAM authentication failed for user "etl"', True),
+        ('FATAL:  RADIUS authentication failed for user "etl"', True),
+        ("FATAL:  server login has been failing, cached error: connect failed (server_login_retry)", True),
+    ],
+)
+def test_a_login_that_another_server_decides_is_asked_again(words: str, is_temporary: bool) -> None:
+    """PostgreSQL has the same words for a wrong password and for an LDAP server that it can't reach."""
+    assert outcomes.is_temporary(psycopg.OperationalError(words)) == is_temporary
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("sqlstate", ["XX001", "58P01", "55006", "25001", "0Z000"])
 def test_an_error_that_no_table_knows_stops_with_the_words_of_the_server(sqlstate: str, place: Place) -> None:
     add_trigger(place, f"RAISE EXCEPTION USING MESSAGE = 'odd words', ERRCODE = '{sqlstate}';")
     with pytest.raises(Refused, match=rf"odd words.*does not know this error \({sqlstate}\)"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -79,3 +81,59 @@ def test_keys_without_a_unique_index_on_just_them_are_refused_before_anything_is
     place.sink(upsert_by="id").validate(schema)
     with pytest.raises(SchemaMismatch, match="'id', which 'upsert_by' names"):
         place.sink(upsert_by="id").validate(pa.schema([("value", pa.string())]))
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("key", ["int", "text", "numeric(9,0)", "uuid", "timestamptz"])
+def test_a_row_that_refers_to_a_replaced_one_need_not_wait_for_the_batch(key: str, place: Place) -> None:
+    values = {"text": pa.array(["a"]), "uuid": pa.array([str(uuid.UUID(int=1))])}
+    moment = pa.array([0], pa.timestamp("us", "UTC"))
+    id_ = values.get(key, moment if key == "timestamptz" else pa.array([1], pa.int32()))
+    place.create(f"id {key} PRIMARY KEY, value text")
+    place.ask(f"CREATE TABLE {{}}_items (id {key} REFERENCES {{}})")
+    records = {"id": id_, "value": ["a"]}
+    place.sink().commit(place.pre_commit(records, upsert_by="id"))
+    vote = place.pre_commit(records, Round(1, 1), upsert_by="id")
+    place.ask("SET lock_timeout = 50; INSERT INTO {}_items SELECT id FROM {}")
+    place.sink().commit(vote)
+
+
+def test_a_batch_whose_bad_records_are_left_out_reads_no_other_batch_again(keyed: Place) -> None:
+    sink = keyed.sink(upsert_by="id")
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    for first in range(0, 2_000, 200):
+        batch = pa.record_batch({"id": pa.array(range(first, first + 200), pa.int32())})
+        assert list(sink.write_valid(transaction, batch)) == []
+    ask = "SELECT relname, seq_tup_read FROM pg_stat_xact_user_tables WHERE schemaname = %s AND seq_tup_read > 200"
+    read = transaction.connection.execute(ask, (keyed.schema,)).fetchall()
+    sink.discard(transaction)
+    assert read == []
+
+
+def test_an_upsert_finds_its_rows_by_the_index_of_the_key(keyed: Place) -> None:
+    keyed.ask("INSERT INTO {} (id) SELECT generate_series(1, 20000)")
+    sink = keyed.sink(upsert_by="id")
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"id": pa.array(range(100), pa.int32()), "value": ["a"] * 100}))
+    assert transaction.upsert_table is not None
+    sink._table.merge(transaction.connection, transaction.upsert_table, transaction.written())
+    ask = "SELECT sum(seq_tup_read)::int FROM pg_stat_xact_user_tables WHERE relname = 'orders' AND schemaname = %s"
+    read = transaction.connection.execute(ask, (keyed.schema,)).fetchall()
+    sink.discard(transaction)
+    assert read == [(0,)]
+
+
+def test_an_upsert_needs_no_right_to_change_the_key(keyed: Place) -> None:
+    role, password = keyed.schema, uuid.uuid4().hex
+    keyed.sink()  # creates the marker table
+    keyed.ask(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'; GRANT ALL ON SCHEMA {keyed.schema} TO {role}")
+    keyed.ask(f"GRANT SELECT, INSERT, UPDATE (value) ON {{}} TO {role}; GRANT ALL ON {{markers}} TO {role}")
+    own = psycopg.conninfo.make_conninfo(keyed.server.conninfo, user=role, password=password)
+    try:
+        for batch_id, value in enumerate("ab"):
+            records = {"id": pa.array([1], pa.int32()), "value": [value]}
+            keyed.sink().commit(keyed.pre_commit(records, Round(1, batch_id), upsert_by="id", conninfo=own))
+        assert rows(keyed) == [(1, "b")]
+    finally:
+        keyed.sink(conninfo=own).close()
+        keyed.ask(f"DROP OWNED BY {role}; DROP ROLE {role}")
