@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from twopc.errors import RoundAborted, TransactionLost
-from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
+from twopc.keyed import KeyedSink
+from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 
@@ -24,22 +25,34 @@ class MemoryTarget:
     Attributes:
         visible: the records of committed transactions, in the order of their commits.
         open: transaction id → records, pre-committed or not.
+        deletes: id of an open transaction → the keys that it removes.
         committed: the ids of committed transactions.
         batches: scope of a sink that commits whole batches → the newest one that is committed.
     """
 
     visible: list[dict[str, Any]] = field(default_factory=list)
     open: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    deletes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     committed: set[str] = field(default_factory=set)
     batches: dict[str, int] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
 
-class MemorySink(TwoPhaseCommitSink[Transaction]):
-    """Writes to a ``MemoryTarget``. It can't be pickled, since its target system is in this process."""
+class MemorySink(KeyedSink[Transaction]):
+    """Writes to a ``MemoryTarget``. It can't be pickled, since its target system is in this process.
 
-    def __init__(self, target: MemoryTarget) -> None:
+    Args:
+        target: the target system.
+        key: the columns by which a record replaces another; none to append.
+    """
+
+    def __init__(self, target: MemoryTarget, key: Sequence[str] = ()) -> None:
         self.target = target
+        self._key = tuple(key)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._key
 
     def begin(self, transaction_id: TransactionId) -> Transaction:
         with self.target.lock:
@@ -49,6 +62,10 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         with self.target.lock:
             self.target.open[transaction.id.exact].extend(batch.to_pylist())
+
+    def delete(self, transaction: Transaction, keys: pa.RecordBatch) -> None:
+        with self.target.lock:
+            self.target.deletes.setdefault(transaction.id.exact, []).extend(keys.to_pylist())
 
     def pre_commit(self, transaction: Transaction) -> Committable:
         with self.target.lock:
@@ -63,12 +80,23 @@ class MemorySink(TwoPhaseCommitSink[Transaction]):
                 return
             if name not in self.target.open:
                 raise TransactionLost(f"transaction {name} is decided, and the target does not have it any more")
-            self.target.visible.extend(self.target.open.pop(name))
+            self._apply(name)
             self.target.committed.add(name)
+
+    def _apply(self, name: str) -> None:
+        """Make the records and deletes of a transaction visible."""
+        records, deletes = self.target.open.pop(name), self.target.deletes.pop(name, [])
+        if self.key:
+            gone = [{column: each[column] for column in self.key} for each in [*records, *deletes]]
+            self.target.visible[:] = [
+                each for each in self.target.visible if {column: each.get(column) for column in self.key} not in gone
+            ]
+        self.target.visible.extend(records)
 
     def abort(self, committable: Committable) -> None:
         with self.target.lock:
             self.target.open.pop(committable.transaction_id, None)
+            self.target.deletes.pop(committable.transaction_id, None)
 
     def recover(self) -> Iterable[Committable]:
         with self.target.lock:
@@ -109,5 +137,6 @@ class MemoryTableSink(WholeBatchSink[Transaction], MemorySink):
     def _show(self, batch_id: int, committables: Sequence[Committable]) -> None:
         if not self._is_visible(batch_id):
             names = [committable.transaction_id for committable in committables]
-            self.target.visible.extend(record for name in names for record in self.target.open.pop(name))
+            for name in names:
+                self._apply(name)
             self.target.batches[self.transactional_ids.scope] = batch_id
