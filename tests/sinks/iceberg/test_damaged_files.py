@@ -3,6 +3,8 @@ operator is called; the message names the file. Where nothing is at stake, the q
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +59,7 @@ MANIFEST, DATA, NOTE = "-m0.avro", ".parquet", "_twopc/"
 OF_A_BATCH = [(MANIFEST, how) for how in CHANGED] + [(DATA, how) for how in ("gone", *CUT)]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("part", "how"), OF_A_BATCH)
 def test_a_changed_file_of_a_large_batch_is_a_veto(part: str, how: str, place: Place) -> None:
     """However many files there are: a snapshot that lacks one could not be read."""
@@ -189,7 +192,7 @@ def test_a_mark_that_is_not_a_number_stops_the_query(mark: str, place: Place) ->
 
 
 @pytest.fixture
-def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
+def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     """A query whose catalog was restored while it was stopped: batches 1 and 2 are gone."""
     monkeypatch.setattr("twopc_iceberg.sink.STALE_S", 0.0)
     query = Query(place, tmp_path / "log")
@@ -199,7 +202,8 @@ def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Q
     query.run(2, value=["c"])
     query.close()
     place.point_to(copy)
-    return Query(place, tmp_path / "log")
+    with closing(Query(place, tmp_path / "log")) as query:
+        yield query
 
 
 def test_a_table_that_was_restored_while_the_query_was_stopped_gets_no_further_batch(
@@ -243,6 +247,7 @@ def test_a_table_that_has_no_batch_of_the_query_is_not_taken_for_one_that_lost_t
     sink.open()
 
 
+@pytest.mark.long
 def test_a_batch_that_is_not_known_to_be_committed_is_not_missed_at_the_start(place: Place) -> None:
     """The commit that follows settles it."""
     batch, sink = place.decided(["a"]), place.unbound()
