@@ -36,6 +36,7 @@ from twopc.events import (
 from twopc.exit_codes import ExitCode
 from twopc.foreign import refuse_foreign_files
 from twopc.hookspecs import hookimpl
+from twopc.keyed import KeyedSink
 from twopc.log.entries import Entry
 from twopc.log.store import LogStore, open_store
 from twopc.observing import register_observer, unregister_observer
@@ -67,6 +68,7 @@ __all__ = [
     "ExitCode",
     "Fenced",
     "InDoubt",
+    "KeyedSink",
     "LogMismatch",
     "LogStore",
     "OpenTransactions",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from twopc.bad_records import one_too_many
 from twopc.errors import RecordRefused, Retriable, RoundAborted
 from twopc.failures import located
+from twopc.keyed import KeyedSink
 from twopc.recompute import sum_of_hashes
 from twopc.replay import ReplayCopy
 from twopc.retry import until_answered
@@ -72,6 +73,40 @@ class Participant:
         Raises:
             Refused: the sink can't write records of this schema, or refuses more records than may be left out.
         """
+        return self._add(sink, batch, hashes, self._sinks[sink].write, self._sinks[sink].write_valid)
+
+    def delete(
+        self, sink: str, records: pa.RecordBatch, hashes: pa.Int64Array | None = None
+    ) -> Sequence[RecordRefused]:
+        """Delete the rows of ``sink``, a ``KeyedSink``, that have the keys of ``records``. Their other columns are
+        ignored. Like ``write`` in everything else.
+        """
+        import pyarrow as pa
+
+        keyed = self._sinks[sink]
+        assert isinstance(keyed, KeyedSink)
+        key = list(keyed.key)
+        # As a record, a delete has nulls beside its key: so it is counted, and copied for a replay.
+        columns = {field.name: pa.nulls(records.num_rows, field.type) for field in records.schema}
+        deletes = pa.record_batch(columns | {name: records.column(name) for name in key}, schema=records.schema)
+
+        def delete(transaction: Transaction, batch: pa.RecordBatch) -> None:
+            keyed.delete(transaction, batch.select(key))
+
+        def delete_valid(transaction: Transaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+            return keyed.delete_valid(transaction, batch.select(key))
+
+        return self._add(sink, deletes, hashes, delete, delete_valid)
+
+    def _add(
+        self,
+        sink: str,
+        batch: pa.RecordBatch,
+        hashes: pa.Int64Array | None,
+        add: Callable[[Transaction, pa.RecordBatch], None],
+        add_valid: Callable[[Transaction, pa.RecordBatch], Iterator[RecordRefused]],
+    ) -> Sequence[RecordRefused]:
+        """Add records or deletes to the transaction of ``sink`` by one of these methods."""
         if batch.num_rows == 0:
             return ()
         if batch.schema != self._schemas.get(sink):
@@ -80,7 +115,7 @@ class Participant:
         if sink not in self._transactions:
             self._begin(sink, batch.schema)
         with self._locating(sink):
-            refused = self._write(sink, batch)
+            refused = self._added(self._transactions[sink], batch, add, add_valid)
         if refused:
             taken = [position not in refused for position in range(batch.num_rows)]
             batch = batch.filter(taken)
@@ -89,14 +124,19 @@ class Participant:
             self._count(sink, batch, hashes)
         return tuple(refused.values())
 
-    def _write(self, name: str, batch: pa.RecordBatch) -> Mapping[int, RecordRefused]:
-        """Write what the sink does not refuse. Return the refusals by their positions in the batch."""
-        sink, transaction = self._sinks[name], self._transactions[name]
+    def _added(
+        self,
+        transaction: Transaction,
+        batch: pa.RecordBatch,
+        add: Callable[[Transaction, pa.RecordBatch], None],
+        add_valid: Callable[[Transaction, pa.RecordBatch], Iterator[RecordRefused]],
+    ) -> Mapping[int, RecordRefused]:
+        """Add what the sink does not refuse. Return the refusals by their positions in the batch."""
         if not self._max_bad_records:
-            sink.write(transaction, batch)
+            add(transaction, batch)
             return {}
         refused: dict[int, RecordRefused] = {}
-        for each in sink.write_valid(transaction, batch):
+        for each in add_valid(transaction, batch):
             assert each.record is not None
             self._bad_records += 1
             if self._bad_records > self._max_bad_records:

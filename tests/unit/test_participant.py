@@ -373,3 +373,67 @@ def test_a_refusal_of_a_record_that_is_not_in_the_batch_fails_the_attempt(calls:
         Participant({"a": Astray("a", calls)}, ROUND, partition=0, max_bad_records=3) as participant,
     ):
         participant.write("a", ROWS)
+
+
+KEYED = pa.record_batch({"id": pa.array([1, 2, 3]), "value": pa.array(["a", "b", "c"])})
+
+
+def test_a_delete_reaches_the_sink_with_the_key_alone_and_is_counted() -> None:
+    target = MemoryTarget()
+    sink = MemorySink(target, key=["id"])
+    sink.bind("a", "log")
+    with Participant({"a": sink}, ROUND, partition=0) as participant:
+        participant.write("a", KEYED)
+        vote = participant.pre_commit()
+    sink.commit(vote["a"])
+    with Participant({"a": sink}, Round(3, 7), partition=0) as participant:
+        participant.write("a", KEYED.slice(0, 1))
+        participant.delete("a", KEYED.slice(1, 1))
+        vote = participant.pre_commit()
+    assert vote["a"].records == 2
+    assert [*target.deletes.values()] == [[{"id": 2}]]
+    sink.commit(vote["a"])
+    assert sorted(each["id"] for each in target.visible) == [1, 3]
+
+
+def test_a_transaction_may_have_deletes_alone() -> None:
+    sink = MemorySink(MemoryTarget(), key=["id"])
+    sink.bind("a", "log")
+    with Participant({"a": sink}, ROUND, partition=0) as participant:
+        participant.delete("a", KEYED)
+        assert participant.pre_commit()["a"].records == 3
+
+
+def test_a_delete_that_a_sink_refuses_is_left_out() -> None:
+    class Choosy(MemorySink):
+        def delete_valid(self, transaction: Transaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+            return written_without(partial(self.delete, transaction), keys)
+
+        def delete(self, transaction: Transaction, keys: pa.RecordBatch) -> None:
+            if 2 in keys.column("id").to_pylist():
+                raise RecordRefused("two", record=keys.column("id").to_pylist().index(2))
+            super().delete(transaction, keys)
+
+    target = MemoryTarget()
+    sink = Choosy(target, key=["id"])
+    sink.bind("a", "log")
+    with Participant({"a": sink}, ROUND, partition=0, max_bad_records=1) as participant:
+        [refused] = participant.delete("a", KEYED)
+        vote = participant.pre_commit()
+    assert refused.record == 1
+    assert vote["a"].records == 2
+    assert [*target.deletes.values()] == [[{"id": 1}, {"id": 3}]]
+
+
+def test_a_replay_copy_has_a_delete_as_a_record_of_its_key_and_nulls(tmp_path: Path) -> None:
+    class Forgetful(MemorySink):
+        may_time_out = True
+
+    sink = Forgetful(MemoryTarget(), key=["id"])
+    copies = ReplayCopies(str(tmp_path))
+    sink.bind("a", "log", copies)
+    with Participant({"a": sink}, ROUND, partition=0) as participant:
+        participant.delete("a", KEYED.slice(0, 1))
+        vote = participant.pre_commit()
+    assert vote["a"].replay_copy is not None
+    assert [batch.to_pylist() for batch in copies.read(vote["a"].replay_copy)] == [[{"id": 1, "value": None}]]
