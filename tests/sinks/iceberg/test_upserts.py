@@ -45,6 +45,7 @@ from twopc.errors import (
     TransactionLost,
 )
 from twopc.testing import SinkContract
+from twopc.testing.kills import Choice, killed_at_each_step
 from twopc_iceberg import checks
 
 if TYPE_CHECKING:
@@ -500,6 +501,27 @@ class Upserts(SinkContract):
         manifests = [] if snapshot is None else snapshot.manifests(table.io)
         known = {Path(e.data_file.file_path).name for each in manifests for e in each.fetch_manifest_entry(table.io)}
         return [name for name in self.place.files() if name.endswith(".parquet") and Path(name).name not in known]
+
+    def test_a_process_killed_at_any_step_leaves_each_key_with_its_record_of_a_whole_batch(
+        self, tmp_path: Path
+    ) -> None:
+        def rows(of_batch: int, keys: str = "abc") -> list[tuple[str, int]]:
+            return [(key, of_batch) for key in keys]
+
+        def records(of_batch: int, keys: str) -> pa.RecordBatch:
+            batch = self.record_batch([*keys])
+            column = pa.array([of_batch] * len(keys), pa.int64())
+            return batch.set_column(batch.schema.get_field_index("whole"), "whole", column)
+
+        choice, number = Choice.given(self.kills), 0
+        batches = [[records(n, "ab"), records(n, "c")] for n in range(choice.at_most + 1)]
+        kills = killed_at_each_step("orders", self.make_sink(), batches, tmp_path, self.patience_s, choice)
+        for number, step in enumerate(kills):
+            seen = sorted((row["value"], row["whole"]) for row in read(self.place))
+            assert seen in (rows(number), rows(number - 1)), step
+        assert number >= choice.at_most // 2
+        assert sorted((row["value"], row["whole"]) for row in read(self.place)) == rows(number)
+        assert self.leftovers() == []
 
 
 @pytest.mark.long
