@@ -212,6 +212,23 @@ class Storage:
         if self.is_local:
             sync_folder((Path(self.path) / path).parent)
 
+    def write(self, path: str, data: bytes) -> None:
+        """Create a file below the folder, durably."""
+        with self.meaning():
+            file = self.create(path)
+            file.write(data)
+            self.close(file, path)
+
+    def open(self, path: str) -> IO[bytes]:
+        """Open a file below the folder for reading."""
+        opened: IO[bytes] = self.filesystem.open(f"{self.path}/{path}", "rb")
+        return opened
+
+    def read(self, path: str) -> bytes:
+        """Return a file below the folder. Raises FileNotFoundError."""
+        with self.meaning(), self.open(path) as file:
+            return file.read()
+
     def size_bytes(self, path: str) -> int | None:
         """Return how long a file is; None where there is none."""
         with self.meaning():
