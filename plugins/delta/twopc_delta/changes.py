@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 from pyroaring import BitMap64
 
-from twopc.errors import ConfigurationError
+from twopc.errors import ConfigurationError, Retriable
 from twopc_delta import vectors
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
@@ -78,6 +78,26 @@ def obstacle(view: TableView) -> str | None:
     if not is_true("delta.enableDeletionVectors"):
         return f"it has no deletion vectors. Add them: {set_to} ('delta.enableDeletionVectors' = 'true')"
     return None
+
+
+def require_own_files(files: LogFiles, version: int, what: str) -> None:
+    """Make sure that all files and deletion vectors of the table are in its folder, where the commit can read them.
+
+    Raises:
+        ConfigurationError: one is not, as in a shallow clone.
+        Retriable: the log was changed meanwhile.
+    """
+    try:
+        live = live_files(files, version)
+    except (FileExistsError, ValueError) as error:
+        raise Retriable(f"the log of {what} was changed while it was read: {error}") from None
+    for file in live:
+        has_place = ":" in file.path.partition("/")[0] or file.path.startswith("/")
+        if has_place or (file.vector or {}).get("storageType") == "p":
+            raise ConfigurationError(
+                f"{what} has file {file.path}, which is outside of its folder, as in a shallow clone. The delta sink"
+                " can't replace rows there. Make a copy: CREATE TABLE … AS SELECT."
+            )
 
 
 # The files of a version. --------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_delta import outcomes
-from twopc_delta.changes import require_key
+from twopc_delta.changes import require_key, require_own_files
 from twopc_delta.checks import checks
 from twopc_delta.columns import Fit, as_added, fit, missing, type_names
 from twopc_delta.commit import TableLog, load, mark_of
@@ -112,6 +112,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         """
         self._view = self._looked_at()
         self._require_put_if_absent()
+        if self.key:
+            with self._asking(f"a look at {self._name}", is_decided=False):
+                require_own_files(LogFiles(self._storage), self._view.version, self._name)
 
     def _looked_at(self) -> TableView:
         """Return the table as it is now, without its mark: a coordinator validates before it binds the sink."""
@@ -309,11 +312,11 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         return [Committable(name, {}) for name in sorted(names) if self.transactional_ids.owns_exact(name)]
 
     @contextlib.contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _asking(self, what: str, is_decided: bool = True) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise outcomes.look_failed(self._failure(error), what, is_decided=True) from None
+            raise outcomes.look_failed(self._failure(error), what, is_decided) from None
 
 
 def _require_keys(batch: pa.RecordBatch, fit: Fit, key: Sequence[str]) -> None:
