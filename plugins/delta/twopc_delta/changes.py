@@ -275,8 +275,8 @@ def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: i
         ValueError: a file or a deletion vector of the table can't be read.
     """
     touched: dict[str, tuple[LiveFile, BitMap64, int]] = {}
-    for file in live:
-        if (found := keys.rows_of(file)) is None:
+    for file, found in zip(live, storage.at_once(keys.rows_of, live), strict=True):
+        if found is None:
             continue
         rows, total = found
         before = BitMap64() if file.vector is None else vectors.read(storage, file.vector)
