@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.logging import caplog_records_key
 from hypothesis import settings
 
 from tests.support.hdfs_server import HdfsServer, why_not
@@ -87,11 +88,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if not SERVERS.isdisjoint(_fixtures(item)):
             item.add_marker(pytest.mark.server)
+        if item.get_closest_marker("variants") and any(item.callspec.indices.values()):  # type: ignore[attr-defined]
+            item.add_marker(pytest.mark.long)
         if group := _group(item):
             item.add_marker(pytest.mark.xdist_group(group))
         # The contract ships without this project's marks.
         if item.name.partition("[")[0] == KILLS_IN_THE_CONTRACT:
             item.add_marker(pytest.mark.crash)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Let go of the errors in a test's log records: their frames keep files open, which would count as left."""
+    item.stash.get(caplog_records_key, {}).get("call", []).clear()
 
 
 def _fixtures(item: pytest.Item) -> frozenset[str]:

@@ -106,6 +106,7 @@ def test_a_target_that_is_silent_is_named_while_it_is_waited_for_and_the_wait_en
     assert SECRET not in done.out + done.err
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_wait_that_ends_before_the_client_gives_up_ends_with_what_the_client_has_met(shop: Any, run: Any) -> None:
     shop.sinks.write_text(kafka_table("127.0.0.1:1"))
@@ -147,6 +148,7 @@ def test_an_ended_wait_reports_the_clients_last_warning_and_none_of_twopc() -> N
     ended.set()
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_topic_is_checked_and_no_secret_is_shown(shop: Any, run: Any, kafka_broker: Any) -> None:
     shop.sinks.write_text(kafka_table(kafka_broker.bootstrap_servers))

@@ -52,6 +52,7 @@ def test_status_tells_what_is_in_doubt_and_since_when(shop: Any, look: Any) -> N
     assert all(word in table.out for word in ("shop", entry["log_id"], entry["written_at"], "In doubt", "archive"))
 
 
+@pytest.mark.long
 def test_in_doubt_since_is_when_it_was_decided_and_not_when_resolve_failed(shop: Any, run: Any, look: Any) -> None:
     shop.drive("committing")
     [*_, decision] = sorted(shop.log.glob("*.json"))
@@ -73,6 +74,7 @@ def test_status_of_a_query_that_stopped_cleanly_says_so(shop: Any, look: Any) ->
     assert "Nothing is in doubt" in table.out
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("kill_at", "verdicts"),
     [
@@ -103,6 +105,7 @@ def test_transactions_have_the_logs_verdict_beside_them(
     assert shop.snapshot() == before
 
 
+@pytest.mark.long
 def test_what_an_older_incarnation_left_is_undecided_and_of_no_running_driver(shop: Any, run: Any, look: Any) -> None:
     shop.drive("deciding")
     [older, _] = sorted((shop.target / "_twopc").iterdir())
@@ -119,6 +122,7 @@ def test_what_an_older_incarnation_left_is_undecided_and_of_no_running_driver(sh
     assert row["verdict"] == "undecided"
 
 
+@pytest.mark.long
 def test_orphans_are_rolled_back_beside_a_driver_that_goes_on(shop: Any, run: Any, look: Any) -> None:
     """Its newest round may be under way, and what is decided is its business, too."""
     shop.drive("deciding")
@@ -168,6 +172,7 @@ def test_a_dry_run_changes_nothing_and_resolve_does_what_it_showed(
     assert shop.files() == BATCH_0 + BATCH_1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answers", ["", "n\n"])
 def test_without_a_yes_nothing_is_changed(answers: str, shop: Any, run: Any) -> None:
     shop.drive("committing")
@@ -228,6 +233,7 @@ def test_abandon_gives_up_what_is_lost_alone_and_the_log_keeps_who_and_what(shop
     assert look("status", shop.log, "--json").json["abandoned"][0]["by"] == "ann"
 
 
+@pytest.mark.long
 def test_abandon_of_a_batch_of_which_nothing_is_lost_commits_it_and_gives_up_nothing(
     shop: Any, run: Any, look: Any
 ) -> None:
@@ -239,6 +245,7 @@ def test_abandon_of_a_batch_of_which_nothing_is_lost_commits_it_and_gives_up_not
     assert look("status", shop.log, "--json").json["abandoned"] == []
 
 
+@pytest.mark.long
 def test_what_can_be_mended_is_not_given_up(shop: Any, run: Any, look: Any) -> None:
     shop.drive("committing")
     [staged, _] = sorted((shop.target / "_twopc").iterdir())
@@ -254,6 +261,7 @@ def test_what_can_be_mended_is_not_given_up(shop: Any, run: Any, look: Any) -> N
     assert shop.files() == BATCH_0 + BATCH_1
 
 
+@pytest.mark.long
 def test_what_could_be_repaired_is_given_up_if_the_operator_says_so_and_the_rest_is_committed(
     shop: Any, run: Any, look: Any
 ) -> None:
@@ -273,6 +281,7 @@ def test_what_could_be_repaired_is_given_up_if_the_operator_says_so_and_the_rest
     assert not list((shop.target / "_twopc").iterdir())
 
 
+@pytest.mark.long
 def test_what_the_query_can_compute_again_is_given_up_only_if_the_operator_says_so(
     shop: Any, run: Any, look: Any
 ) -> None:
@@ -299,6 +308,7 @@ def test_what_the_query_can_compute_again_is_given_up_only_if_the_operator_says_
     assert look("status", shop.log, "--json").json["in_doubt"] == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("batch", [0, 2, 99])
 def test_only_what_is_in_doubt_can_be_abandoned(batch: int, shop: Any, run: Any) -> None:
     shop.drive("committing")
@@ -309,6 +319,7 @@ def test_only_what_is_in_doubt_can_be_abandoned(batch: int, shop: Any, run: Any)
     assert shop.snapshot() == before
 
 
+@pytest.mark.long
 def test_of_several_batches_in_doubt_the_one_that_is_stuck_is_abandoned(shop: Any, run: Any, look: Any) -> None:
     shop.drive("committing")
     *_, older, tail = sorted(shop.log.glob("*.json"))
@@ -328,6 +339,7 @@ def test_of_several_batches_in_doubt_the_one_that_is_stuck_is_abandoned(shop: An
     assert shop.files() == BATCH_0 + BATCH_1[3:]
 
 
+@pytest.mark.long
 def test_abandon_without_accept_loss_is_wrong_usage(shop: Any, run: Any) -> None:
     shop.drive("committing")
     before = shop.snapshot()
@@ -340,6 +352,7 @@ def test_abandon_without_accept_loss_is_wrong_usage(shop: Any, run: Any) -> None
 # On files and Kafka together. -------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.parametrize("kill_at", [pytest.param("deciding", marks=pytest.mark.long), "commit 1"])
 def test_a_topic_and_a_folder_are_resolved_together(

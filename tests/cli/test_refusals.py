@@ -207,6 +207,7 @@ def kafka_sinks(servers: str) -> str:
     )
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_target_that_does_not_answer_is_named_while_it_is_waited_for_and_the_wait_ends(
     left: Any, run: Any, silent: str

@@ -256,6 +256,7 @@ def test_a_log_of_one_entry_has_a_page(tmp_path: Path, look: Any) -> None:
     assert "incarnation 1 opened" in Elements(tmp_path / "page.html").text
 
 
+@pytest.mark.long
 def test_a_long_history_is_drawn_whole_and_the_table_has_its_newest_part(tmp_path: Path, look: Any) -> None:
     run(tmp_path / "log", range(2), MemoryTarget())
     write_events(tmp_path / "events.jsonl", [finished(batch_id) for batch_id in range(10, 20_010)])

@@ -39,6 +39,7 @@ def masked(text: str) -> str:
     return " ".join(re.sub(r"\b[0-9a-f]{12}\b", "ID", text).split())
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_the_example_of_a_killed_query_is_what_the_commands_print(shop: Any, run: Any) -> None:
     shop.drive("commit 1")
@@ -47,6 +48,7 @@ def test_the_example_of_a_killed_query_is_what_the_commands_print(shop: Any, run
         assert masked(printed) == masked(shown)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_the_example_of_abandoned_transactions_is_what_the_command_prints(shop: Any, run: Any) -> None:
     shop.drive("committing")

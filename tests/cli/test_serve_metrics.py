@@ -567,6 +567,7 @@ def test_a_port_in_use_is_refused(tmp_path: Path, taken: int, run: Any) -> None:
     assert f"metrics can't be served at 127.0.0.1:{taken}: Address already in use. Name another --port" in done.err
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("logs", "why"),
     [

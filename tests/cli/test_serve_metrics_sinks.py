@@ -183,6 +183,7 @@ def test_the_sinks_of_one_query_need_one_log(tmp_path: Path, run: Any) -> None:
     assert "give one LOG" in done.err
 
 
+@pytest.mark.long
 def test_secrets_of_the_sinks_file_are_neither_served_nor_printed(tmp_path: Path, silent: str) -> None:
     sinks = tmp_path / "sinks.toml"
     secret = tmp_path / "secret"

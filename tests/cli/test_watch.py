@@ -14,6 +14,7 @@ from tests.support.terminal import Terminal
 from twopc.testing import MemorySink, MemoryTarget
 
 
+@pytest.mark.long
 def test_it_follows_a_log_and_ends_with_ctrl_c(tmp_path: Path, terminal: Callable[..., Terminal], wait: Any) -> None:
     coordinator = twopc.Coordinator({"a": MemorySink(MemoryTarget())}, str(tmp_path / "log"), owner="query")
     coordinator.run(0, lambda _: [])

@@ -65,6 +65,7 @@ def checked(document: Any, version: str) -> str:
     return str(done.stdout + done.stderr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [OLDEST, pytest.param("1.37", marks=pytest.mark.long)])
 def test_kubernetes_takes_the_manifests_of_the_job(version: str) -> None:
     own = [document for name, document in MANIFESTS if name == "job.yaml"]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.kafka
 
 
+@pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.timeout(120)
 def test_serves_what_was_written_before_a_stop_and_before_a_kill_at_the_same_address(tmp_path: Path) -> None:
@@ -69,6 +70,7 @@ def test_leaves_neither_process_nor_data_behind() -> None:
     assert not accepts_connections(address)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_is_gone_after_its_parent_is_killed_with_sigkill(tmp_path: Path) -> None:
     program = (
@@ -112,6 +114,7 @@ def test_a_topic_that_exists_already_is_refused_by_name(kafka_broker: KafkaBroke
         kafka_broker.create_topic("twice")
 
 
+@pytest.mark.long
 def test_a_broker_that_dies_while_it_starts_tells_the_end_of_its_log(tmp_path: Path) -> None:
     broker = KafkaBroker(tmp_path, properties={"num.io.threads": "many"})
     with pytest.raises(BrokerFailed, match=r"num\.io\.threads"):

@@ -461,6 +461,7 @@ for number in range(300):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("length", "max_bytes"),
     [(100_000, 1 << 30), (2_000, 800_000)],

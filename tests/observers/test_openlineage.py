@@ -443,6 +443,7 @@ def test_the_key_of_the_client_s_configuration_reaches_the_receiver(
     assert "hunter3" not in json.dumps(receiver.events)
 
 
+@pytest.mark.long
 def test_the_close_of_an_observer_ends_in_time(query: Query, observer: Observer, receiver: LineageReceiver) -> None:
     receiver.delay_s = 5.0
     lineage = observer()

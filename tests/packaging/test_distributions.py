@@ -37,6 +37,7 @@ def test_an_index_has_nothing_against_any_of_them(built: Path) -> None:
     assert [*contents.of_index(built)] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOURCES)
 def test_a_wheel_has_the_package_with_its_types_the_license_and_nothing_else(name: str, built: Path) -> None:
     assert [*contents.of_wheel(name, built)] == []
@@ -47,6 +48,7 @@ def test_the_metadata_has_the_license_the_classifiers_and_the_readme(name: str, 
     assert [*contents.of_metadata(name, built)] == []
 
 
+@pytest.mark.long
 def test_an_sdist_has_what_its_wheel_is_built_from_and_gives_the_same_wheel(
     built: Path, uv: str, tmp_path: Path
 ) -> None:
@@ -64,6 +66,7 @@ def test_the_extra_all_has_every_other_one(built: Path) -> None:
 INSTALLED = sorted({line for page in PAGES for line in installations(page)})
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("requirements", INSTALLED)
 def test_what_pages_install_comes_from_our_wheels_and_brings_no_foreign_twopc(
     requirements: str, built: Path, uv: str
@@ -121,10 +124,12 @@ def environment(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Environmen
     return environment
 
 
+@pytest.mark.long
 def test_the_core_imports_three_small_packages_and_nothing_else(environment: Environment) -> None:
     assert json.loads(environment.run("-c", IMPORTED)) == ["fsspec", "pluggy", "tenacity", "twopc"]
 
 
+@pytest.mark.long
 def test_every_backend_loads_with_what_its_wheel_asks_for(environment: Environment) -> None:
     loaded = [line.split()[0] for line in environment.run("-c", LOADED).splitlines()]
     assert sorted(loaded) == sorted({*(found.name for found in entry_points(group="twopc")), "sqlite"})

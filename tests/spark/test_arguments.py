@@ -79,12 +79,14 @@ def test_the_condition_of_an_output_is_text(where: Any) -> None:
         Output(sink(), where=where)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("options", [None, "path=/data"])
 def test_options_of_a_sink_are_a_mapping(options: Any) -> None:
     with pytest.raises(ConfigurationError, match="the options of the backend 'files' must be a mapping"):
         twopc.create_sink("files", options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("batch", "batch_id"), [(pd.DataFrame({"id": [1]}), 0), (None, 0)])
 def test_what_is_no_batch_of_spark_is_refused_before_the_log_is_there(
     batch: Any, batch_id: int, tmp_path: Path

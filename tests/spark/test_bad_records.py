@@ -86,6 +86,7 @@ def test_bad_records_go_to_their_sink_and_the_others_to_theirs(shop: Shop, event
     assert writer.last_progress.transactions == {"bad_records": 0, "orders": 1}
 
 
+@pytest.mark.long
 def test_the_row_is_the_one_that_the_record_was_made_from(shop: Shop) -> None:
     """Not the record: an output may have computed other columns, and may have other rows before it."""
     shop.pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "trap"}, *rows(5)])
@@ -115,6 +116,7 @@ def test_an_output_chooses_what_becomes_of_a_bad_record(shop: Shop) -> None:
     assert shop.refused() == [{"value": "orders: 7"}]
 
 
+@pytest.mark.long
 def test_more_bad_records_than_a_batch_may_have_fail_it_before_its_decision(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), *({"id": number, "name": ""} for number in range(6))])
     with pytest.raises(StreamingQueryException, match="the sinks refused 6 records of the batch, more than"):
@@ -124,6 +126,7 @@ def test_more_bad_records_than_a_batch_may_have_fail_it_before_its_decision(shop
     assert (shop.ids(), shop.refused(), shop.pipeline.decided_batches()) == ([], [], [])
 
 
+@pytest.mark.long
 def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
     with pytest.raises(StreamingQueryException, match="task 0, record 1, column 'name': Delta's readers"):
@@ -146,6 +149,7 @@ VALUES: Mapping[str, Any] = {
 }
 
 
+@pytest.mark.long
 def test_a_row_is_returned_whatever_is_in_it(shop: Shop) -> None:
     """Else the record could not be left out, and its batch would fail for good."""
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])

@@ -230,6 +230,7 @@ class FromKafka:
         query.start(source.load().selectExpr("CAST(CAST(value AS STRING) AS LONG) AS id"))
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, topic: Topic) -> None:
     query = FromKafka(pipeline, topic)

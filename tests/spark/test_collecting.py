@@ -222,6 +222,7 @@ def test_what_is_computed_again_if_it_is_lost_keeps_its_tasks(copying: Copying) 
     assert copying.shows()
 
 
+@pytest.mark.long
 def test_a_batch_with_many_records_is_left_to_tasks(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collecting, "RECORDS_AT_MOST", RECORDS - 1)
     copying.produce()
@@ -247,6 +248,7 @@ def with_headers(frame: DataFrame) -> DataFrame:
     return frame.selectExpr("value", "array(struct('a' AS key, value AS value)) AS headers")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     [exploded, *(pytest.param(each, marks=pytest.mark.long) for each in (of_a_union, by_a_function, with_headers))],
@@ -269,6 +271,7 @@ def test_the_source_of_files_does_not_tell_how_many_records_a_batch_has(pipeline
     assert pipeline.archived_ids() == [*range(BATCHES)]
 
 
+@pytest.mark.long
 def test_a_record_that_is_too_large_is_left_to_tasks_with_its_batch_and_some_after_it(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +288,7 @@ def test_a_record_that_is_too_large_is_left_to_tasks_with_its_batch_and_some_aft
     assert copying.target.shows([value(number) for number in range(BATCHES * RECORDS)])
 
 
+@pytest.mark.long
 def test_what_the_driver_can_not_write_is_rolled_back_and_written_by_tasks(
     copying: Copying, driver_fails: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +349,7 @@ def test_a_record_that_a_sink_refuses_is_named_as_tasks_name_it(copying: Copying
     assert copying.on_driver[-1] is BY_TASKS
 
 
+@pytest.mark.long
 def test_the_driver_writes_records_of_the_schema_that_tasks_write(copying: Copying, tmp_path: Path) -> None:
     copying.produce()
     columns = [

@@ -18,6 +18,7 @@ def plan(checkpoint: Path, batch_id: int) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_batch_that_is_run_again_reads_the_same_and_follows_the_same(tmp_path: Path) -> None:
     plan(tmp_path, 0)
     plan(tmp_path, 1)

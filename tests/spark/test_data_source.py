@@ -138,6 +138,7 @@ FAULTS = [
 everything is done and Spark has not recorded it."""
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_batch_that_failed_at_any_step_is_there_once_after_a_restart(target: Target) -> None:
     pipeline = target.pipeline
@@ -259,6 +260,7 @@ def test_a_round_that_a_newer_driver_has_fenced_shows_nothing_and_touches_nothin
     assert target.open() == []
 
 
+@pytest.mark.long
 def test_a_decision_that_came_in_between_is_not_rolled_back(files: Target) -> None:
     """The newer driver finds the round's files only after the decision and commits them. This driver is fenced."""
     files.pipeline.add_batch(rows(1))
@@ -322,6 +324,7 @@ def test_a_deleted_log_is_refused_before_a_task_writes(files: Target) -> None:
     assert files.shows(1, 2, 3)
 
 
+@pytest.mark.long
 def test_a_query_can_change_from_foreach_batch_and_back(files: Target) -> None:
     pipeline = files.pipeline
 
@@ -422,6 +425,7 @@ def test_a_batch_write_of_a_number_is_there_once_however_often_it_is_repeated(pi
     assert pipeline.decided_batches() == [0, 1]
 
 
+@pytest.mark.long
 def test_a_batch_write_without_a_number_is_the_next_one(files: Target) -> None:
     for _ in range(2):
         write(values(files.pipeline, 1), files)
@@ -429,6 +433,7 @@ def test_a_batch_write_without_a_number_is_the_next_one(files: Target) -> None:
     assert files.pipeline.decided_batches() == [0, 1]
 
 
+@pytest.mark.long
 def test_a_batch_write_that_failed_is_there_once_after_it_is_repeated(files: Target) -> None:
     for number, (step, was_decided) in enumerate([("seal", False), ("commit", True)]):
         files.fault(step, "raise")
@@ -448,6 +453,7 @@ def test_a_batch_write_without_records_is_decided_too(files: Target) -> None:
     assert files.pipeline.decided_batches() == [0]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("mode", "options", "said"),
     [
@@ -474,6 +480,7 @@ def test_the_log_of_a_query_is_refused_to_a_batch_write(files: Target) -> None:
     assert files.shows(1)
 
 
+@pytest.mark.long
 def test_types_arrive_as_they_were_also_those_that_need_a_time_zone(files: Target) -> None:
     data = files.pipeline.spark.sql(
         "SELECT TIMESTAMP '2026-10-25 00:30:00' AS at, TIMESTAMP_NTZ '2026-10-25 00:30:00' AS local,"

@@ -108,6 +108,7 @@ def test_metrics_and_lineage_are_those_of_a_driver_that_runs_the_batches_itself(
     assert [repr(recorded.event) for recorded in EventReader(spool).read()] == [*map(repr, events)]
 
 
+@pytest.mark.long
 def test_a_file_that_can_not_be_written_fails_no_batch_and_one_among_the_records_is_refused(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     run(pipeline, pipeline.folder / "not there" / "events.jsonl")

@@ -58,6 +58,7 @@ def test_the_events_file_is_a_local_path_however_it_is_spelled(checkpoint: Path,
     assert target.events == "/var/log/e.jsonl"
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("given", ["e.jsonl", "s3://bucket/e.jsonl", "file://host/e.jsonl", "/var/log/", " "])
 def test_events_are_not_written_elsewhere_than_to_a_local_file(checkpoint: Path, given: str) -> None:
     with pytest.raises(ConfigurationError, match=r"'events' of format\('twopc'\) must be the absolute path"):

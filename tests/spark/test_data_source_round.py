@@ -77,6 +77,7 @@ def staged(rounds: Rounds) -> int:
     return len(list(Path(rounds.options["path"]).glob("_twopc/*")))
 
 
+@pytest.mark.long
 def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(rounds: Rounds, task: Any) -> None:
     for batch_id in range(3):
         rounds.finish(batch_id, written(rounds.open(SCHEMA), batch_id))
@@ -93,6 +94,7 @@ def test_a_commit_that_is_called_again_changes_nothing(rounds: Rounds, task: Any
     assert archived(rounds) == 1
 
 
+@pytest.mark.long
 def test_what_is_sealed_is_as_old_as_the_round_not_as_the_process_that_commits(
     rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_the_events_of_a_batch_have_what_was_done_for_it_in_both_processes(
     assert [*finished.phases_ms][:2] == ["recovering", "pre-committing"]
 
 
+@pytest.mark.long
 def test_a_failed_batch_is_reported_once_whichever_process_finds_it_failed(
     rounds: Rounds, task: Any, tmp_path: Path
 ) -> None:
@@ -266,6 +269,7 @@ def test_a_checkpoint_that_can_not_be_read_is_refused_before_the_log_is_opened(p
     assert read_tail(open_store(planned.log)) is None
 
 
+@pytest.mark.long
 def test_rows_of_spark_4_0_become_record_batches_of_the_same_schema_one_at_a_time() -> None:
     schema = StructType([StructField("id", LongType()), StructField("names", ArrayType(StringType()))])
     taken = 0

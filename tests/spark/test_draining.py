@@ -113,6 +113,7 @@ def test_windows_that_the_drained_records_close_are_emitted(pipeline: Pipeline) 
     ]
 
 
+@pytest.mark.long
 def test_a_query_that_fails_before_it_is_drained_says_so(pipeline: Pipeline, hold: Hold) -> None:
     def failing(source: DataFrame) -> DataFrame:
         return source.selectExpr("IF(name = 'bad', raise_error('no such name'), id) AS id")

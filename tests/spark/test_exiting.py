@@ -103,6 +103,7 @@ def test_a_driver_that_is_asked_to_end_finishes_its_batch_and_does_not_end_with_
     assert (tail[1].kind, tail[1].decided) == ("close", 0)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("error", "holds"), [("Fenced", True), ("Retriable", False)])
 def test_a_driver_that_is_to_be_held_waits_for_an_operator_and_says_why_in_a_file(
     error: str, holds: bool, tmp_path: Path

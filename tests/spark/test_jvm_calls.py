@@ -54,6 +54,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("collect", "at_most"), [(True, 51), (False, 66)], ids=["by-driver", "by-tasks"])
 def test_a_batch_makes_few_calls_to_the_jvm(
     collect: bool,

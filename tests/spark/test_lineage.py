@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
 
+@pytest.mark.long
 def test_a_query_reports_the_topics_that_it_reads_and_those_that_its_records_name(
     pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

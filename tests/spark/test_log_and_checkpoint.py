@@ -64,6 +64,7 @@ def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
     assert len(pipeline.entries("open")) == 1  # the query that owns the log was not fenced
 
 
+@pytest.mark.long
 def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     pipeline.add_batch(rows(2))
@@ -173,6 +174,7 @@ def test_a_sink_that_vetoes_stops_the_query_with_its_own_message(pipeline: Pipel
     assert pipeline.entries("decide") == []
 
 
+@pytest.mark.long
 def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_written(
     pipeline: Pipeline, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_writ
     assert list(pipeline.folder.glob("part-*")) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", ["", pytest.param("offsets", marks=pytest.mark.long)])
 def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is_written(
     place: str, pipeline: Pipeline
@@ -209,6 +212,7 @@ def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is
     assert pipeline.archived() == []
 
 
+@pytest.mark.long
 def test_a_log_among_the_files_that_a_query_reads_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     source = pipeline.folder / "source"

@@ -179,6 +179,7 @@ MOMENTS = ["deciding", "committing", "orders committed", "offsets committed"]
 """The moments at which the driver is killed, in consecutive batches."""
 
 
+@pytest.mark.long
 def test_the_group_is_never_ahead_of_the_output_however_the_driver_dies_and_has_no_lag_in_the_end(
     query: FromKafka, make_source: Callable[[int], str], watched: list[bool]
 ) -> None:

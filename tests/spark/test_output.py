@@ -33,6 +33,7 @@ NOT_PLAIN = [
 ]
 
 
+@pytest.mark.variants
 @pytest.mark.spark
 @pytest.mark.parametrize(
     "by_plan",

@@ -64,6 +64,7 @@ def test_a_sink_that_cannot_be_loaded_is_named_with_what_to_install(
     assert "No module named 'elsewhere'. Install twopc-elsewhere 2.1 into that Python" in str(refused.value)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_batch_whose_tasks_lack_a_sink_is_refused_and_no_aborted_round(
     elsewhere: FileSink, pipeline: Pipeline

@@ -76,6 +76,7 @@ def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monk
     assert pipeline.archived_ids() == [0, 1]
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.kafka
 def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:

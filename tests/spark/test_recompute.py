@@ -153,6 +153,7 @@ def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(
     assert hashes(records[::-1], in_structs=False) == found[::-1]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -234,6 +235,7 @@ class Lost:
         return str(stopped.value)
 
 
+@pytest.mark.long
 def test_what_is_lost_while_the_driver_is_down_is_computed_again_when_spark_repeats_the_batch(
     pipeline: Pipeline, events: list[Event]
 ) -> None:
@@ -247,6 +249,7 @@ def test_what_is_lost_while_the_driver_is_down_is_computed_again_when_spark_repe
     assert pipeline.pending_files() == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "expression",
     ["rand()", *(pytest.param(each, marks=pytest.mark.long) for each in ("uuid()", "current_timestamp()"))],

@@ -95,6 +95,7 @@ def watched(pipeline: Pipeline) -> Watched:
     return Watched(pipeline)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "plan",
     [
@@ -206,6 +207,7 @@ def through_an_rdd(source: DataFrame) -> DataFrame:
     return source.join(F.broadcast(static), "id")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     [

@@ -69,6 +69,7 @@ def test_each_row_goes_to_the_outputs_whose_condition_holds_for_it(routed: Route
     assert writer.last_progress.unrouted == 0
 
 
+@pytest.mark.long
 def test_rows_that_go_nowhere_are_counted_and_null_counts_as_false(routed: Routed, events: list[Event]) -> None:
     routed.pipeline.add_batch([*rows(*range(6)), {"id": None, "name": "none"}])
     routed.pipeline.add_batch(rows(7, 8))
@@ -125,6 +126,7 @@ def test_otherwise_refuse_fails_the_batch_before_its_decision(routed: Routed) ->
     assert routed.found("low") == routed.found("odd") == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("where", "says"),
     [

@@ -72,6 +72,7 @@ def transactions(
     return [len(pipeline.decided(batch)["sink"]) for batch in range(BATCHES)]
 
 
+@pytest.mark.long
 def test_what_comes_after_a_small_batch_is_written_by_as_many_tasks_as_there_are_cores(source: Pipeline) -> None:
     assert transactions(source) == [PARTITIONS, CORES]
     assert len(source.archived()) == BATCHES * ROWS
@@ -94,6 +95,7 @@ def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch
     assert [len(source.decided(batch)["sink"]) for batch in range(BATCHES, 2 * BATCHES)] == [PARTITIONS, CORES]
 
 
+@pytest.mark.long
 def test_what_comes_after_a_large_batch_is_written_by_a_task_a_partition(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +207,7 @@ def joined(source: DataFrame) -> DataFrame:
     return source.join(F.broadcast(source.sparkSession.range(1000)), "id")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     [

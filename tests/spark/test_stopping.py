@@ -67,6 +67,7 @@ PHASES = {
 """The phase of a batch when Spark's stop() comes, and whether the batch is finished all the same."""
 
 
+@pytest.mark.long
 def test_a_batch_that_sparks_stop_interrupts_is_rolled_back_or_finished_and_there_once_after_a_restart(
     pipeline: Pipeline, hold: Hold
 ) -> None:
@@ -192,6 +193,7 @@ class Silent(FileSink):
         return super().recover()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("end", "questions"),
     [
@@ -334,6 +336,7 @@ def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_has_the_error(p
     assert pipeline.archived_ids() == [1]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("drain", [False, True])
 def test_stop_from_within_a_batch_is_refused(drain: bool, pipeline: Pipeline) -> None:
     said: list[Exception] = []

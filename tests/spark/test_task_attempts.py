@@ -93,6 +93,7 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topi
     assert (pipeline.pending_files(), topic.ongoing()) == ([], [])
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_query_writes_it(
     pipeline: Pipeline, topic: Topic

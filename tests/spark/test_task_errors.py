@@ -124,6 +124,7 @@ def test_another_missing_module_stays_what_spark_raised() -> None:
     assert type(spark_reports("ModuleNotFoundError: No module named 'pandas_of_mine'")) is Spark
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -138,6 +139,7 @@ def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
     assert "RoundAborted" not in str(ended.value)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.kafka
 def test_a_record_that_can_not_be_written_is_located_in_the_querys_error(pipeline: Pipeline, topic: Topic) -> None:

@@ -36,6 +36,7 @@ def writer(pipeline: Pipeline) -> ForeachBatch:
     return foreach_batch(pipeline.files(), log=str(pipeline.log))
 
 
+@pytest.mark.long
 def test_a_query_with_a_processing_time_writes_what_comes_until_it_is_stopped(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(0))
     query = pipeline.start(writer(pipeline), trigger={"processingTime": "100 milliseconds"})
@@ -116,6 +117,7 @@ def by_minute(source: DataFrame) -> DataFrame:
     return minute.select(F.unix_timestamp("minute.start").alias("id"), F.col("count").cast("string").alias("name"))
 
 
+@pytest.mark.long
 def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_if_spark_repeats_it(
     pipeline: Pipeline, events: list[Event]
 ) -> None:
@@ -179,6 +181,7 @@ def test_a_frame_that_was_made_of_the_batch_in_any_way_is_written(pipeline: Pipe
     assert pipeline.archived_ids() == [0, 1, 2, 3]
 
 
+@pytest.mark.long
 def test_a_log_in_use_is_refused_to_a_second_query_and_the_first_goes_on(pipeline: Pipeline) -> None:
     other = pipeline.beside("other")
     pipeline.add_batch(rows(1))

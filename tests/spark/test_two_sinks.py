@@ -132,6 +132,7 @@ def test_an_empty_batch_is_decided_all_the_same(pipeline: Pipeline, topic: Topic
     assert topic.shows(['{"id":0,"name":"a"}', '{"id":2,"name":"a"}'])
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     ("columns", "named"),

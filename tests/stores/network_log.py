@@ -71,11 +71,21 @@ class NetworkLogContract(LogStoreContract):
 
     # ----------------------------------------------------------------------------------------------------------------
 
+    @pytest.mark.long
+    def test_of_many_writers_exactly_one_wins_a_slot(self) -> None:
+        super().test_of_many_writers_exactly_one_wins_a_slot()
+
+    @pytest.mark.long
+    def test_of_many_that_open_at_once_only_the_newest_decides(self) -> None:
+        super().test_of_many_that_open_at_once_only_the_newest_decides()
+
+    @pytest.mark.long
     def test_of_processes_that_race_for_a_slot_one_wins(self) -> None:
         outcomes = self.race()
         assert sorted(outcomes) == ["refused"] * (self.writers - 1) + ["won"]
         assert self.make_store().read(0) == str(outcomes.index("won")).encode()
 
+    @pytest.mark.long
     def test_nothing_but_entries_is_left_in_the_folder(self) -> None:
         CommitLog.open(self.store(), "query").close()
         assert self.names() == [entry_name(0), entry_name(1)]
@@ -84,6 +94,7 @@ class NetworkLogContract(LogStoreContract):
         self.store().put_if_absent(0, b"x")
         assert pickle.loads(pickle.dumps(self.store())).read(0) == b"x"  # noqa: S301  # our own bytes
 
+    @pytest.mark.variants
     @pytest.mark.parametrize("repeats_by_itself", [False, True])
     @pytest.mark.parametrize("lost", Lost)
     def test_a_decision_whose_request_or_reply_is_lost_is_in_the_log_once(
@@ -104,6 +115,7 @@ class NetworkLogContract(LogStoreContract):
             assert self.proxy.is_done
         assert read_tail(self.make_store()) == (len(self.busy), log.tail)
 
+    @pytest.mark.long
     def test_a_store_that_goes_on_telling_nothing_leaves_the_decision_in_doubt(self) -> None:
         log = CommitLog.open(self.store(), "query")
         for answer in self.busy[:2]:
@@ -198,6 +210,7 @@ class ObjectLogContract(NetworkLogContract):
 
     bucket: Bucket | Container | GcsBucket
 
+    @pytest.mark.long
     def test_a_log_at_the_top_of_a_bucket_is_fine(self) -> None:
         store = twopc.open_store(self.url_at(f"{self.bucket.name}/"), **self.bucket.storage_options)
         CommitLog.open(store, "query")
@@ -212,6 +225,7 @@ class ObjectLogContract(NetworkLogContract):
         with pytest.raises(TwoPhaseCommitError, match="there is no such bucket"):
             CommitLog.open(store, "query")
 
+    @pytest.mark.long
     def test_an_answer_that_no_table_knows_is_told_and_not_taken_for_an_outage(self) -> None:
         self.proxy.disturb_all("GET", self.unknown)
         with pytest.raises(OperatorRequired, match=r"/log refused a request .*a teapot"):
@@ -221,6 +235,7 @@ class ObjectLogContract(NetworkLogContract):
         with pytest.raises(ConfigurationError, match=r"/log: it refuses a trial object .*a teapot"):
             self.store().put_if_absent(0, b"x")
 
+    @pytest.mark.long
     def test_a_trial_that_cannot_be_removed_does_not_stop_the_log(self) -> None:
         self.proxy.disturb_all("DELETE", self.denied)
         self.store().put_if_absent(0, b"x")

@@ -11,6 +11,7 @@ from twopc.errors import ConfigurationError
 from twopc_files.sink import FileSink
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("logs", ["spark", "manifest"])
 def test_a_server_that_ignores_the_condition_is_refused_before_the_first_entry(logs: str, bucket: Bucket) -> None:
     bucket.proxy.disturb_all("PUT", OnS3.ignoring)

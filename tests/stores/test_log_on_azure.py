@@ -235,6 +235,7 @@ def test_no_secret_is_in_what_is_shown_or_written(container: Container, caplog: 
 # Replies that get lost. -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_decision_survives_a_kill_of_a_server_that_keeps_what_it_has_acknowledged(tmp_path: Path) -> None:
     """As the campaign that kills needs it: by itself, Azurite saves every five seconds."""

@@ -249,6 +249,7 @@ def test_a_secret_in_the_url_is_refused_and_not_repeated(url: str) -> None:
 # Races. -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_of_processes_that_race_for_the_table_and_a_slot_one_wins(place: Place) -> None:
     for _ in range(3):
         outcomes = race(4, place.url, {"PGPASSWORD": place.server.password})
@@ -327,6 +328,7 @@ def test_a_server_that_is_killed_during_an_insert_leaves_the_decision_in_doubt_a
     assert (next_log.incarnation, next_log.tail.decided) == (2, None)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_entries_outlive_a_killed_server(own_place: Place) -> None:
     log = CommitLog.open(own_place.store(), "query")
@@ -337,6 +339,7 @@ def test_entries_outlive_a_killed_server(own_place: Place) -> None:
     log.decide(Decision(Round(1, 1), {}))  # the connections of this process were lost with it
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_server_that_is_away_may_be_asked_again(own_place: Place) -> None:
     store = own_place.store()
@@ -390,6 +393,7 @@ def cancelling(place: Place, call: str = "pg_cancel_backend") -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("call", ["pg_cancel_backend", "pg_terminate_backend"])
 def test_a_decision_whose_wait_for_a_standby_was_ended_is_in_doubt_until_the_standby_has_it(
@@ -406,6 +410,7 @@ def test_a_decision_whose_wait_for_a_standby_was_ended_is_in_doubt_until_the_sta
     assert answered(TEST_TIMEOUT_S, CommitLog.open, own_place.store(), "query").tail.decided == 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_slot_that_is_taken_on_this_server_alone_is_not_called_taken(
     own_place: Place, away: Callable[[], None]
@@ -422,6 +427,7 @@ def test_a_slot_that_is_taken_on_this_server_alone_is_not_called_taken(
         answered(TEST_TIMEOUT_S, store.put_if_absent, 1, b"mine")
 
 
+@pytest.mark.variants
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("setting", ["off", "local", "remote_write"])
 def test_a_decision_waits_for_standbys_whatever_the_role_prefers(
@@ -435,6 +441,7 @@ def test_a_decision_waits_for_standbys_whatever_the_role_prefers(
         own_place.store().put_if_absent(1, b"x")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_decision_waits_for_standbys_also_in_a_session_that_a_pooler_has_exchanged(
     own_place: Place, away: Callable[[], None]
@@ -454,6 +461,7 @@ def test_a_decision_waits_for_standbys_also_in_a_session_that_a_pooler_has_excha
         store.put_if_absent(2, b"x")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_was_replaced_is_not_believed_that_its_newest_entry_is_the_newest(
     own_place: Place, away: Callable[[], None]
@@ -467,6 +475,7 @@ def test_a_server_that_was_replaced_is_not_believed_that_its_newest_entry_is_the
     answered(TEST_TIMEOUT_S, log.verify)
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(own_place: Place) -> None:
     primary = own_place.server
@@ -489,6 +498,7 @@ def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(
         assert (newer.incarnation, newer.tail.decided) == (2, 0)
 
 
+@pytest.mark.long
 def test_no_answer_of_a_standby_is_believed_whoever_sent_the_question_there(
     own_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -512,6 +522,7 @@ def _rows(server: PostgresServer) -> int:
     return 0
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_driver_that_still_asks_the_old_server_after_a_failover_gets_no_listing(own_place: Place) -> None:
     with Standby(own_place.server) as standby:
@@ -737,6 +748,7 @@ def test_a_server_that_loses_what_it_acknowledged_is_warned_of() -> None:
         assert (warned.result, "set both on" in warned.advice) == (CheckStatus.WARNING, True)
 
 
+@pytest.mark.long
 def test_a_server_that_waits_for_none_of_its_standbys_is_warned_of(own_place: Place) -> None:
     with Standby(own_place.server):
         until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE state = 'streaming'"))
@@ -763,6 +775,7 @@ def test_standbys_that_need_not_acknowledge_are_found(names: str, may_spare: boo
     assert tables.may_spare_a_standby(names) is may_spare
 
 
+@pytest.mark.long
 def test_a_server_that_can_commit_without_one_of_its_named_standbys_is_warned_of(own_place: Place) -> None:
     with Standby(own_place.server):
         own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (standby, other)'")

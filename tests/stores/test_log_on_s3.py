@@ -65,6 +65,7 @@ class TestLogOnS3(ObjectLogContract):
         return [key.removeprefix("log/") for key in self.bucket.objects()]
 
 
+@pytest.mark.long
 def test_a_coordinator_takes_a_store_with_options_in_the_place_of_a_url(bucket: Bucket) -> None:
     sink = twopc.testing.MemorySink(twopc.testing.MemoryTarget())
     with twopc.Coordinator({"sink": sink}, open_store(bucket), owner="query") as coordinator:
@@ -74,6 +75,7 @@ def test_a_coordinator_takes_a_store_with_options_in_the_place_of_a_url(bucket: 
     assert (tail[1].kind, tail[1].decided) == ("close", 0)
 
 
+@pytest.mark.long
 def test_options_that_are_not_given_come_from_fsspecs_environment(bucket: Bucket) -> None:
     environment = {
         **os.environ,
@@ -89,6 +91,7 @@ def test_options_that_are_not_given_come_from_fsspecs_environment(bucket: Bucket
 # Replies that get lost. -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("body", [b"", b"default backend - 404"])
 def test_a_404_of_a_gateway_is_taken_neither_for_an_empty_log_nor_for_a_newer_coordinator(
     body: bytes, bucket: Bucket
@@ -155,6 +158,7 @@ def test_a_client_without_credentials_is_not_asked_again(
     assert bucket.proxy.requests == []
 
 
+@pytest.mark.long
 def test_no_secret_is_in_what_is_shown_or_written(bucket: Bucket) -> None:
     options = {**bucket.storage_options, "key": "the-key-id", "secret": "the-secret"}
     store = twopc.open_store(bucket.url("log"), **options)

@@ -42,6 +42,7 @@ def staged(stage: ReplayCopies, *batches: pa.RecordBatch) -> str:
     return copy.finish()
 
 
+@pytest.mark.variants
 def test_a_finished_copy_is_read_by_another_process(stage: ReplayCopies) -> None:
     name = staged(stage, RECORDS, RECORDS)
     other = of_another_process(stage)
@@ -57,6 +58,7 @@ def test_a_copy_that_is_not_there_is_not_found(stage: ReplayCopies) -> None:
     stage.remove("absent.arrow")
 
 
+@pytest.mark.variants
 def test_what_another_process_stages_and_removes_is_listed_at_once(stage: ReplayCopies) -> None:
     other = of_another_process(stage)
     assert stage.names() == other.names() == []
@@ -66,6 +68,7 @@ def test_what_another_process_stages_and_removes_is_listed_at_once(stage: Replay
     assert stage.names() == other.names() == []
 
 
+@pytest.mark.variants
 def test_a_copy_that_is_discarded_is_gone(stage: ReplayCopies) -> None:
     copy = stage.create(TRANSACTION, SCHEMA)
     copy.write(RECORDS)
@@ -96,6 +99,7 @@ def test_a_copy_of_many_parts_is_read_as_it_was_written(bucket: Bucket) -> None:
     assert list(stage.read(name)) == [large, large, large]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("answer", [Lost.REQUEST, Answer(500), s3_error(403, "AccessDenied"), FRAMED])
 def test_a_copy_that_is_not_stored_is_no_vote(answer: Lost | Answer | Changed, bucket: Bucket) -> None:
     """Upholds: what is decided can be written again."""
@@ -128,6 +132,7 @@ class ForgetfulSink(MemorySink):
         super().commit(committable)
 
 
+@pytest.mark.long
 def test_what_a_target_rolled_back_is_written_again_from_a_copy_on_s3(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

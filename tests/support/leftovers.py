@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import tempfile
 import threading
 import time
@@ -66,11 +67,16 @@ def _command(process: psutil.Process) -> str:
 
 
 def _open_files() -> set[str]:
-    """Return the paths of open files below the folder of temporary files. Libraries may keep others."""
+    """Return the paths of open files below the folder of temporary files. Libraries may keep others.
+
+    A lease of a transactional id is no leftover: it ends with the object that holds it, and the log record of an error
+    may keep that object.
+    """
     below = tempfile.gettempdir()
+    leases = str(Path(below) / f"twopc-{os.getuid()}")
     descriptors = Path("/proc/self/fd")
     found: set[str] = set()
     for descriptor in descriptors.iterdir() if descriptors.is_dir() else ():
         with contextlib.suppress(OSError):  # closed meanwhile
             found.add(str(descriptor.readlink()))
-    return {path for path in found if path.startswith(below)}
+    return {path for path in found if path.startswith(below) and not path.startswith(leases)}

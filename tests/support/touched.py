@@ -10,6 +10,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from tests.support.pages import ROOT
@@ -58,13 +59,15 @@ def _name(path: Path) -> str:
     return ".".join(below[:-1] if below[-1] == "__init__" else below)
 
 
-def _imported(path: Path) -> Iterator[str]:
+@cache
+def _imported(path: Path) -> frozenset[str]:
+    found: set[str] = set()
     for node in ast.walk(ast.parse((ROOT / path).read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (each.name for each in node.names)
+            found.update(each.name for each in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{each.name}" for each in node.names)
+            found.update((node.module, *(f"{node.module}.{each.name}" for each in node.names)))
+    return frozenset(found)
 
 
 def _conftests(path: Path) -> Iterator[str]:

@@ -23,21 +23,23 @@ def test_a_test_that_kills_a_process_has_the_mark() -> None:
             continue
         module = ast.parse(text)
         all_have_it = any(isinstance(node, ast.Assign) and _names_mark(node) for node in module.body)
+        one_has_it = _names_mark(module)
         for part in module.body:
             is_test = isinstance(part, ast.FunctionDef) and part.name.startswith("test_")
             # A helper, or the text of a program, is run by some test of the file.
-            has_it = all_have_it or _names_mark(part if is_test else module)
+            has_it = all_have_it or (_names_mark(part) if is_test else one_has_it)
             lines = [getattr(node, "lineno", 0) for node in _outside_cleanup(part) if _kills(node)]
             assert has_it or not lines, f"{file}:{lines} kills a process, and the test has no mark 'crash'"
 
 
 def _outside_cleanup(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes below, but for what a ``finally`` does to end processes that a test has started."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(node, ast.Try) and child in node.finalbody:
-            continue
-        yield child
-        yield from _outside_cleanup(child)
+    found = [node]
+    while found:
+        above = found.pop()
+        below = [each for each in ast.iter_child_nodes(above) if each not in getattr(above, "finalbody", ())]
+        yield from below
+        found += below
 
 
 def _kills(node: ast.AST) -> bool:

@@ -247,6 +247,7 @@ def test_killed_at_any_step_a_restart_gives_the_same_result(observer: Observer) 
         world.check(3)
 
 
+@pytest.mark.long
 def test_killed_at_any_step_and_at_any_step_of_its_restart_a_second_restart_gives_the_same_result(
     observer: Observer,
 ) -> None:
@@ -267,6 +268,7 @@ def test_killed_at_any_step_and_at_any_step_of_its_restart_a_second_restart_give
     assert pairs > 400
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [OSError("no reply"), Retriable("busy"), ValueError("a bug")], ids=repr)
 def test_a_call_that_fails_once_at_any_step_costs_at_most_a_repetition(observer: Observer, error: Exception) -> None:
     for at in range(len(steps_of_a_run(observer, 2))):
@@ -292,6 +294,7 @@ def test_a_call_that_fails_once_at_any_step_costs_at_most_a_repetition(observer:
         world.check(3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lives_on", [True, False])
 def test_an_older_coordinator_that_sleeps_at_any_step_harms_nothing_of_a_newer_one(
     observer: Observer, lives_on: bool
@@ -330,6 +333,7 @@ def test_an_older_coordinator_that_sleeps_at_any_step_harms_nothing_of_a_newer_o
         world.check(5)
 
 
+@pytest.mark.long
 def test_an_older_coordinator_that_wakes_at_any_step_rolls_back_nothing_that_a_newer_one_is_about_to_decide(
     observer: Observer,
 ) -> None:

@@ -286,6 +286,7 @@ def test_a_coordinator_that_nobody_has_any_more_stops_resting(world: World) -> N
     assert not thread.is_alive()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ends_by", ["", "raise SystemExit(3)", "raise RuntimeError"])
 def test_a_process_that_ends_records_that_its_last_batch_is_complete(tmp_path: Path, ends_by: str) -> None:
     program = (

@@ -1074,6 +1074,7 @@ def test_an_entry_has_what_deltas_protocol_asks_for(tmp_path: Path) -> None:
     assert sorted(row["day of"] or "" for row in parted.rows()) == ["", "50 % = x/y"]
 
 
+@pytest.mark.long
 def test_expired_entries_stay_where_a_checkpoint_lacks_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """delta-rs takes it for whole, and would remove the entries that only a whole one stands for."""
     monkeypatch.setattr(commit, "CHECKPOINT_INTERVAL", 2)

@@ -97,6 +97,7 @@ def test_an_undecided_transaction_with_a_damaged_note_is_ended(
     assert "VACUUM" in caplog.text
 
 
+@pytest.mark.variants
 def test_a_decided_transaction_with_a_damaged_note_is_named(place: Place, damage: Callable[[Path], object]) -> None:
     decided = place.pre_commit(["a"])
     [note] = place.folder.glob("_twopc/*.json")
@@ -109,6 +110,7 @@ def test_a_decided_transaction_with_a_damaged_note_is_named(place: Place, damage
     assert place.values() == ["a"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("content", [b'{"table":"t","batch":"0","version":1,"entry":"e"}', b"{}", b"[]", b"null", b""])
 def test_a_receipt_with_other_content_is_named(place: Place, content: bytes) -> None:
     place.sink().commit_batch(0, [place.pre_commit(["a"])])

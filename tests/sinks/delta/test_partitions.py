@@ -67,6 +67,7 @@ def test_each_value_of_a_partition_has_a_file_of_its_own_and_every_reader_finds_
 few = st.sampled_from([None, "", "a", "b", "\0", "a\0", "\0b", "n", "v", "vn", "."])
 
 
+@pytest.mark.long
 @given(st.lists(st.tuples(few, few, st.sampled_from([None, 1, 11])), max_size=30))
 def test_records_share_a_partition_only_if_all_of_its_values_are_equal(keys: list[tuple[Any, ...]]) -> None:
     batch = pa.record_batch(
@@ -85,11 +86,13 @@ def test_records_share_a_partition_only_if_all_of_its_values_are_equal(keys: lis
     assert dict(found) == expected
 
 
+@pytest.mark.long
 @given(st.text(), st.text())
 def test_a_folder_has_the_whole_value_in_its_name(one: str, other: str) -> None:
     assert (folder_of("c", one) == folder_of("c", other)) is (one == other)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("fine", "refused"),
     [

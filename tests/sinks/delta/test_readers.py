@@ -64,6 +64,7 @@ def test_a_reader_sees_nothing_before_the_commit_and_all_of_it_after(place: Plac
     assert sorted(read(place)["value"].to_pylist()) == expected
 
 
+@pytest.mark.variants
 def test_a_reader_finds_every_batch_behind_checkpoints(place: Place, read: Reader) -> None:
     for batch_id in range(12):
         place.sink().commit_batch(batch_id, [place.pre_commit([f"{batch_id}"], Round(1, batch_id))])
@@ -108,6 +109,7 @@ def test_duckdb_skips_no_file_that_has_what_it_looks_for(tmp_path: Path) -> None
     assert by_duckdb(place, "f > 100").num_rows == 1  # NaN is greater than any number to DuckDB, too
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("written", [0.0, -0.0])
 @pytest.mark.parametrize("where", ["f = 0", "f >= 0", "f <= 0", "f = '-0.0'::DOUBLE", "f <= '-0.0'::DOUBLE"])
 def test_duckdb_finds_a_zero_of_either_sign(tmp_path: Path, written: float, where: str) -> None:

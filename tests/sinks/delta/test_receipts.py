@@ -184,6 +184,7 @@ def test_the_loss_of_a_batch_that_another_one_follows_is_named_as_a_replaced_ent
         commit(place, 2)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("following", [0, 1, 40])
 def test_a_batch_is_found_in_the_log_by_few_reads_after_a_crash(
     place: Place, monkeypatch: pytest.MonkeyPatch, following: int

@@ -95,6 +95,7 @@ def test_batches_are_in_the_table_once(options: dict[str, Any]) -> None:
     assert list(sink(options).recover()) == []
 
 
+@pytest.mark.long
 def test_an_undecided_transaction_is_recovered_and_leaves_no_object(options: dict[str, Any]) -> None:
     bound = sink(options)
     transaction = bound.begin(bound.transactional_ids.allocate(Round(1, 0), 0))
@@ -108,6 +109,7 @@ def test_an_undecided_transaction_is_recovered_and_leaves_no_object(options: dic
     assert [path for path in left if "_delta_log" not in path] == []
 
 
+@pytest.mark.long
 def test_coordinators_that_commit_at_once_put_the_batch_once(options: dict[str, Any]) -> None:
     committable = pre_commit(options, "a")
     threads = [
@@ -120,6 +122,7 @@ def test_coordinators_that_commit_at_once_put_the_batch_once(options: dict[str, 
     assert values(options) == ["a"]
 
 
+@pytest.mark.long
 def test_no_secret_is_in_a_committable_a_note_a_repr_an_error_or_the_log(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +167,7 @@ def test_a_lost_request_or_reply_of_the_entry_does_not_lose_or_double_the_batch(
     assert values(options) == ["a"]
 
 
+@pytest.mark.long
 def test_a_server_that_is_away_is_repeated_and_the_batch_is_there_once(options: dict[str, Any], tmp_path: Path) -> None:
     committable = pre_commit(options, "a")
     away = {**options["storage_options"], "endpoint_url": "http://127.0.0.1:9"}
@@ -206,6 +210,7 @@ def test_parts_of_a_large_file_have_one_size(options: dict[str, Any], server: S3
     assert last <= whole[0]
 
 
+@pytest.mark.long
 def test_headers_that_a_bucket_asks_for_are_sent_and_one_that_is_missing_is_told(
     options: dict[str, Any], server: S3Server
 ) -> None:
@@ -245,6 +250,7 @@ def requests_of_a_batch(options: dict[str, Any], proxy: HttpProxy, batch_id: int
     return len(sent)
 
 
+@pytest.mark.long
 def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: dict[str, Any], server: S3Server) -> None:
     with HttpProxy(server.endpoint_url) as proxy:
         few, many = requests_of_a_batch(options, proxy, 0, 3), requests_of_a_batch(options, proxy, 1, 30)
@@ -252,6 +258,7 @@ def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: di
     assert len(values(options)) == 33
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", ["the removal of many", pytest.param("a listing", marks=pytest.mark.long)])
 def test_a_server_without_a_request_for_many_objects_gets_one_for_each(
     options: dict[str, Any], server: S3Server, monkeypatch: pytest.MonkeyPatch, step: str
@@ -328,6 +335,7 @@ def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[s
         assert proxy.sent("POST", "uploads") == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_made_again", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_table_that_is_dropped_between_look_and_commit_leaves_no_entry_behind(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_made_again: bool

@@ -35,6 +35,7 @@ def records(values: list[str], bytes_each: int = 1) -> pa.RecordBatch:
     return pa.record_batch({"value": values, "payload": [os.urandom(bytes_each) for _ in values]})
 
 
+@pytest.mark.long
 def test_a_task_with_many_partitions_has_few_files_open(parted: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     create = Storage.create

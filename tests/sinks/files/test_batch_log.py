@@ -292,6 +292,7 @@ def run(log: BatchLog, batch_id: int, files: list[CommittedFile]) -> None:
     log.complete(batch_id, files)
 
 
+@pytest.mark.variants
 @CASES
 def test_a_crash_between_any_two_steps_and_a_repeat_are_as_no_crash(
     through: int | None, batch_id: int, store: Store
@@ -319,6 +320,7 @@ def test_a_crash_between_any_two_steps_and_a_repeat_are_as_no_crash(
     assert step > 5
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("through", "batch_id"), [(None, 0), (8, 9), (28, 29)])
 def test_a_crash_between_any_two_system_calls_leaves_no_half_entry(
     through: int | None, batch_id: int, disk: Store, monkeypatch: pytest.MonkeyPatch
@@ -354,6 +356,7 @@ def stepped(steps: Steps, call: Callable[..., Any]) -> Callable[..., Any]:
     return take
 
 
+@pytest.mark.variants
 @CASES
 @pytest.mark.parametrize("ahead", [1, 25])
 def test_a_zombie_that_wakes_in_mid_call_changes_nothing_that_a_reader_needs(
@@ -675,6 +678,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
         yield server
 
 
+@pytest.mark.long
 def test_on_s3_the_log_names_files_as_spark_opens_them(s3: S3Server, make: Any) -> None:
     bucket = f"b{uuid.uuid4().hex}"
     store = Store(lambda: fsspec.filesystem("s3", **s3.storage_options), f"{bucket}/orders", make)

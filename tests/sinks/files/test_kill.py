@@ -34,6 +34,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     assert list((folder / "_twopc").iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, folder: Path, make_sink: MakeSink) -> None:
     killed_writer("files", {"path": str(folder)}, when)

@@ -363,6 +363,7 @@ def test_no_more_files_are_open_than_their_stores_buffers_have_room(
     assert staging.states() == ["closed"] * 6
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", [Parquet(), JsonLines("gzip"), Csv(), Orc(), Text("zstd")], ids=str)
 def test_writers_that_are_let_go_of_write_nothing_more(kind: Format, staging: Staging) -> None:
     files = Files(kind, Layout(("p",), max_records_per_file=2), staging.create)

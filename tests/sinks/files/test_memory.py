@@ -84,6 +84,7 @@ def measure(name: str, size_mib: int, *partition_by: str) -> dict[str, float]:
     return {"before": before, "over": peak_mib() - before, "written": written, "files": len(made)}
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from Linux' /proc")
 @pytest.mark.parametrize(
     "arguments",

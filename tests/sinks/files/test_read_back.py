@@ -179,6 +179,7 @@ FORMATS: dict[str, list[Any]] = {
 CASES = [pytest.param(name, kind, id=f"{name}-{kind.compression}") for name, kinds in FORMATS.items() for kind in kinds]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_spark_reads_equal_values(name: str, kind: Format, spark: SparkSession, tmp_path: Path) -> None:
     rows = ROWS if name == "orc" else [*ROWS, ANCIENT]
@@ -257,6 +258,7 @@ OF_SPARK_ALONE = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("type_", OF_SPARK_ALONE)
 def test_types_that_only_spark_has_are_refused_with_a_cast_that_works(
     type_: str, spark: SparkSession, tmp_path: Path
@@ -293,6 +295,7 @@ COLUMNS = {
 }  # fmt: skip
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("column", COLUMNS)
 def test_folders_have_the_names_that_spark_gives_them(column: str, spark: SparkSession, tmp_path: Path) -> None:
     values = COLUMNS[column]
@@ -305,6 +308,7 @@ def test_folders_have_the_names_that_spark_gives_them(column: str, spark: SparkS
     assert {folder: part["n"].to_pylist() for folder, part in split(table.to_batches()[0], (column,))} == of_spark
 
 
+@pytest.mark.long
 def test_spark_reads_partition_folders_back(spark: SparkSession, tmp_path: Path) -> None:
     schema = pa.schema([("day", pa.date32()), ("city", pa.string()), ("n", pa.int64())])
     days = [dt.date(2024, 5, 1), dt.date(2024, 5, 2), None]

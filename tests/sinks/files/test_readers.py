@@ -160,6 +160,7 @@ def test_while_batches_are_committed_every_read_is_of_whole_batches(
     assert len(set(seen)) >= 4
 
 
+@pytest.mark.long
 def test_a_spark_stream_sees_each_batch_whole_and_once(spark: SparkSession, folder: Path, tmp_path: Path) -> None:
     query = Query(folder)
     query.open()
@@ -181,6 +182,7 @@ def test_a_spark_stream_sees_each_batch_whole_and_once(spark: SparkSession, fold
         stream.stop()
 
 
+@pytest.mark.long
 def test_spark_reads_a_log_of_which_the_old_entries_are_gone(spark: SparkSession, folder: Path) -> None:
     query = Query(folder, kept_for_s=0)
     query.open()
@@ -190,6 +192,7 @@ def test_spark_reads_a_log_of_which_the_old_entries_are_gone(spark: SparkSession
     assert len(list((folder / "_spark_metadata").iterdir())) < 20
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("first", [0, 25])
 def test_a_log_that_is_begun_in_a_folder_with_batches_shows_them(first: int, spark: SparkSession, folder: Path) -> None:
     before = Query(folder, batch_logs="")

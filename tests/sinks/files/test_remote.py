@@ -23,6 +23,7 @@ def test_a_commit_that_died_between_its_copy_and_the_removal_is_completed_by_the
     assert memory.files() == [file.target]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("kind", "call"), [("renaming", "mv"), ("memory", "cp_file")])
 def test_a_rename_or_copy_that_the_store_refuses_without_a_word_is_repeated(
     kind: str, call: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -120,6 +121,7 @@ def test_an_error_of_the_store_is_never_a_success_and_a_later_commit_completes(
     assert renaming.values() == ["a", "b"]
 
 
+@pytest.mark.long
 def test_a_sweep_of_a_store_that_is_busy_is_repeated(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pre_commit()
     [found] = memory.sink().recover()

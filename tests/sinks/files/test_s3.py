@@ -699,6 +699,7 @@ def killed_writer(place: Place, when: str) -> str:
     return writer.stdout
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_what_a_killed_writer_pre_committed_is_committed_by_another_process(s3: Place) -> None:
     committable = Committable.from_json(json.loads(killed_writer(s3, "after pre-commit")))
@@ -729,6 +730,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, s3:
 SECRETS = ("AKIAVERYSECRETKEY", "very/secret+secret", "verysecrettoken")
 
 
+@pytest.mark.long
 def test_credentials_are_in_no_log_entry_error_or_repr(
     s3: Place, proxy: HttpProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -69,6 +69,7 @@ class UploadContract:
     absent_is: str
     sends_lost = 1
 
+    @pytest.mark.long
     def test_a_publication_without_a_good_reply_is_no_success_and_a_later_commit_completes(
         self, proxied: Place, proxy: HttpProxy
     ) -> None:
@@ -156,6 +157,7 @@ class UploadContract:
         with pytest.raises(ConfigurationError, match="Teapot"):
             sink.open()
 
+    @pytest.mark.long
     def test_batches_of_many_files_go_through_a_coordinator_with_a_server_that_is_busy_now_and_then(
         self, proxied: Place, proxy: HttpProxy, tmp_path: Path
     ) -> None:

@@ -68,6 +68,7 @@ def test_a_batch_of_many_tasks_adds_one_manifest_and_leaves_no_other(place: Plac
     assert place.values() == RECORDS
 
 
+@pytest.mark.long
 def test_another_process_that_finds_the_batch_visible_removes_the_tasks_manifests(place: Place) -> None:
     batch = place.decided(*TASKS)
     place.sink().commit_batch(0, batch)
@@ -93,6 +94,7 @@ def test_whoever_commits_a_batch_writes_the_same_manifest(place: Place) -> None:
     assert place.values() == RECORDS
 
 
+@pytest.mark.long
 def test_a_commit_whose_answer_is_lost_adds_its_manifest_once(place: Place) -> None:
     batch, sink = place.decided(*TASKS), place.sink()
     Between(after=once(lost)).stand(sink)
@@ -211,6 +213,7 @@ def test_manifests_of_two_specs_are_joined_apart(place: Place) -> None:
     assert place.table().scan(row_filter="value = 'b1'").count() == 1
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("of_type", "values"),
     [
@@ -239,6 +242,7 @@ def test_a_filter_finds_each_value_of_a_partition_field(
         assert place.table().scan(row_filter=_equal_to(value)).count() == 1, value
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("tasks", [[[0.0, -0.0]], [[0.0], [-0.0]]], ids=["one task", "joined"])
 @pytest.mark.parametrize("is_merged", [False, True])
 def test_bounds_of_partitions_enclose_both_zeros(tasks: list[list[float]], is_merged: bool, place: Place) -> None:
@@ -280,6 +284,7 @@ def _equal_to(value: Any) -> BooleanExpression:
     return IsNaN(term=column) if is_nan else EqualTo(term=column, value=value)
 
 
+@pytest.mark.long
 def test_joined_manifests_of_many_batches_are_merged(place: Place) -> None:
     place.create(spec=BY_VALUE, properties={MERGE_AT: "3"})
     sink = place.sink()

@@ -57,6 +57,7 @@ MANIFEST, DATA, NOTE = "-m0.avro", ".parquet", "_twopc/"
 OF_A_BATCH = [(MANIFEST, how) for how in CHANGED] + [(DATA, how) for how in ("gone", *CUT)]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("part", "how"), OF_A_BATCH)
 def test_a_changed_file_of_a_large_batch_is_a_veto(part: str, how: str, place: Place) -> None:
     """However many files there are: a snapshot that lacks one could not be read."""
@@ -243,6 +244,7 @@ def test_a_table_that_has_no_batch_of_the_query_is_not_taken_for_one_that_lost_t
     sink.open()
 
 
+@pytest.mark.long
 def test_a_batch_that_is_not_known_to_be_committed_is_not_missed_at_the_start(place: Place) -> None:
     """The commit that follows settles it."""
     batch, sink = place.decided(["a"]), place.unbound()

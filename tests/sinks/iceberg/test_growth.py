@@ -79,6 +79,7 @@ def test_what_a_driver_keeps_of_a_table_is_what_another_program_reads(place: Pla
         assert [repr(each) for each in of_driver] == [repr(each) for each in of_reader]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("codec", ["gzip", "null"])
 def test_what_others_do_between_batches_is_in_the_next_one(codec: str, place: Place) -> None:
     sink = place.sink()
@@ -97,6 +98,7 @@ def test_what_others_do_between_batches_is_in_the_next_one(codec: str, place: Pl
     assert len(place.table().snapshots()) == 2
 
 
+@pytest.mark.long
 def test_a_manifest_list_of_an_attempt_that_lost_a_race_is_not_taken_for_the_tables(place: Place) -> None:
     sink = place.sink()
     batch(place, sink, 0, "0")
@@ -106,6 +108,7 @@ def test_a_manifest_list_of_an_attempt_that_lost_a_race_is_not_taken_for_the_tab
     assert place.values() == ["0", "1", "2", "foreign"]
 
 
+@pytest.mark.long
 def test_a_session_token_without_an_end_gets_one_with_each_load(place: Place) -> None:
     sink = replace(place, properties={**place.properties, "s3.session-token": "token"}).sink()
     ends = [sink._lake.load().io.properties["s3.session-token-expires-at-ms"] for _ in range(2)]

@@ -227,6 +227,7 @@ def test_a_sql_catalog_has_no_joint_commit(place: Place) -> None:
     assert place.sink().commit_group is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", few([501], 403))
 def test_a_refusal_is_logged_once_and_the_catalog_is_not_asked_again(
     status: int, places: list[Place], proxy: ProxyIntoHost, caplog: pytest.LogCaptureFixture
@@ -275,6 +276,7 @@ def test_after_a_lost_request_each_table_is_asked_for_the_same_snapshot(
     assert are_visible_once(places)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("committed", few([1], 2))
 def test_a_request_that_comes_after_some_tables_were_committed_changes_nothing_twice(
     committed: int, places: list[Place], proxy: ProxyIntoHost
@@ -318,6 +320,7 @@ def test_a_request_that_a_proxy_sends_twice_is_applied_once(places: list[Place],
     assert are_visible_once(places)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("status", few([409, 500], 400, 401, 419, 429, 502, 503, 504))
 @pytest.mark.parametrize("happens", [True, False])
 def test_no_error_is_believed(status: int, happens: bool, places: list[Place], proxy: ProxyIntoHost) -> None:
@@ -344,6 +347,7 @@ def test_no_success_is_believed(answer: Answer, places: list[Place], proxy: Prox
     assert are_visible_once(places)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("answer", few([409], 204, 500, None))
 def test_a_server_that_changes_a_part_of_the_tables_leaves_the_rest_to_their_own_commits(
     answer: int | None, places: list[Place], proxy: ProxyIntoHost
@@ -369,6 +373,7 @@ def test_a_server_that_changes_a_part_of_the_tables_leaves_the_rest_to_their_own
 # Other writers. -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_all_tables_are_looked_at_and_asked_for_again_if_another_writer_was_faster_in_one(
     places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -392,6 +397,7 @@ def test_tables_commit_by_themselves_if_other_writers_are_faster_each_time(
     assert places[0].values() == [*["foreign"] * 5, "new 0", "old"]
 
 
+@pytest.mark.long
 def test_a_coordinator_that_was_replaced_and_its_successor_make_the_batch_visible_once(
     places: list[Place], proxy: ProxyIntoHost
 ) -> None:
@@ -407,6 +413,7 @@ def test_a_coordinator_that_was_replaced_and_its_successor_make_the_batch_visibl
     assert are_visible_once(places)
 
 
+@pytest.mark.long
 def test_a_table_that_has_the_batch_is_left_out(places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places, proxy)
     places[0].sink().commit_batch(0, batch.decided[0])
@@ -419,6 +426,7 @@ def test_a_table_that_has_the_batch_is_left_out(places: list[Place], proxy: Prox
 # What is wrong with one table ends its own commit, and no other. ------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_table_that_was_dropped_does_not_hold_back_the_others(places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places, proxy)
     places[0].catalog().drop_table(places[0].name)

@@ -30,6 +30,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     assert place.values() == sorted(VALUES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("when", few([BEFORE], "after pre-commit"))
 def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, place: Place) -> None:
     before = place.files()

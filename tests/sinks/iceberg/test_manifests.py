@@ -179,6 +179,7 @@ def test_a_merge_that_fails_is_a_warning_once_and_stops_no_query(
     assert len([record for record in caplog.records if "are not merged" in record.message]) == 1
 
 
+@pytest.mark.long
 def test_a_table_may_say_that_nothing_is_merged(place: Place) -> None:
     place.create(properties={**FEW, "commit.manifest-merge.enabled": "false"})
     sink = place.sink()

@@ -176,6 +176,7 @@ def test_a_committable_is_small_and_has_no_credentials(place: Place) -> None:
         assert secret not in text + repr(sink) + repr(sink._for_tasks) + repr(sink._options)
 
 
+@pytest.mark.long
 def test_what_travels_to_tasks_does_not_grow_with_the_history_of_the_table(place: Place) -> None:
     sizes = []
     for number in range(4):

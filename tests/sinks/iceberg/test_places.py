@@ -95,6 +95,7 @@ def test_a_catalog_in_postgres_that_restarts_is_waited_for(on_postgres: Place, p
     assert on_postgres.values() == ["a"]
 
 
+@pytest.mark.long
 def test_two_queries_and_a_lost_race_in_postgres(on_postgres: Place) -> None:
     batch, one, other = on_postgres.decided(["a"]), on_postgres.sink(), on_postgres.sink()
     Between(before=once(lambda: other.commit_batch(0, batch))).stand(one)
@@ -144,6 +145,7 @@ def assert_refused(place: Place, batch: Sequence[Committable]) -> None:
 REFUSALS = {"InvalidAccessKeyId": 403, "SignatureDoesNotMatch": 403, "AccessDenied": 403, "ExpiredToken": 400}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "refusal"),
     # pyarrow passes on no code of an answer to HEAD, and of one to GET only those that it knows.

@@ -550,6 +550,7 @@ def test_a_conflict_that_is_reported_for_a_commit_that_landed_removes_no_file(pl
 # Clocks and settings. -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_times_in_the_table_never_go_back_with_the_clock(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     append(place)
     newest = place.table().metadata.last_updated_ms
@@ -597,6 +598,7 @@ def test_a_commit_keeps_the_settings_of_the_branch(place: Place) -> None:
 # Credentials. ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_credentials_that_have_ended_unannounced_are_renewed_by_the_next_call(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

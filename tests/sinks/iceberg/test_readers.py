@@ -69,6 +69,7 @@ def test_duckdb_finds_records_by_their_partition(place: Place) -> None:
         assert duckdb_reads(place, where=f"value = '{value}'").num_rows == 1
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("written", [0.0, -0.0])
 @pytest.mark.parametrize("where", ["f = 0", "f >= 0", "f <= 0", "f = '-0.0'::DOUBLE", "f <= '-0.0'::DOUBLE"])
 def test_duckdb_finds_a_zero_of_either_sign(place: Place, written: float, where: str) -> None:
@@ -78,6 +79,7 @@ def test_duckdb_finds_a_zero_of_either_sign(place: Place, written: float, where:
     assert duckdb_reads(place, where=where).num_rows == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reader", ["native", "pyiceberg"])
 def test_polars_reads_what_was_written_with_either_reader(reader: Any, place: Place) -> None:
     place.create(SCHEMA, SPEC)

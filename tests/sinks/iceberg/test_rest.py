@@ -70,6 +70,7 @@ def test_a_lost_request_is_repeated_and_comes_late(rest: Place, proxy: ProxyInto
     assert rest.values() == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", few([1], 0))
 def test_a_late_request_to_a_table_that_was_replaced_adds_no_record(
     number: int, rest: Place, proxy: ProxyIntoHost
@@ -116,6 +117,7 @@ def test_a_request_that_comes_late_to_a_table_that_was_rolled_back_is_refused(
     assert rest.values() == ["first"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("status", few([409, 502], 500, 503, 504))
 def test_an_error_that_stands_for_success_is_not_believed(status: int, rest: Place, proxy: ProxyIntoHost) -> None:
     """As a gateway answers that repeats requests: the first one was made, and the second one's answer is passed on."""
@@ -137,6 +139,7 @@ def test_an_error_that_stands_for_success_is_not_believed(status: int, rest: Pla
     assert rest.appends() == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", few([503], 500, 502, 504))
 def test_a_catalog_that_fails_is_asked_again_without_a_trace(status: int, rest: Place, proxy: ProxyIntoHost) -> None:
     batch, sink = rest.decided(["a"]), disturbed(rest, proxy)
@@ -157,6 +160,7 @@ def test_a_principal_without_the_right_to_commit_calls_an_operator(rest: Place, 
     assert rest.values() == ["a"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("answer", "raises"),
     [
@@ -223,6 +227,7 @@ def test_a_catalog_that_was_killed_is_waited_for(rest: Place, server: RestCatalo
     assert rest.values() == ["a"]
 
 
+@pytest.mark.long
 def test_a_table_that_the_catalog_denies_for_a_moment_calls_an_operator_and_loses_nothing(
     rest: Place, proxy: ProxyIntoHost
 ) -> None:

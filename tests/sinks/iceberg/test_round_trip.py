@@ -347,6 +347,7 @@ def test_any_values_come_back_and_are_found_by_every_reader(spec: str, place: Pl
     assert list(wrong(place, written(place, values, spec), spec)) == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("spec", [name for name in SPECS if name != "whole"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(values=drawn())

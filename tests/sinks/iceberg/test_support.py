@@ -182,6 +182,7 @@ def test_a_column_that_was_dropped_and_one_that_was_renamed_meanwhile(place: Pla
 NUMBERED = Schema(NestedField(1, "value", StringType()), NestedField(2, "number", IntegerType()))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
@@ -264,6 +265,7 @@ def test_a_schema_whose_id_came_back_with_other_columns_is_not_taken_for_the_old
         place.sink().commit_batch(0, batch)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("when", ["before the look", "between look and commit"])
 @pytest.mark.parametrize("has_snapshot", [True, False])
 def test_a_batch_whose_partition_spec_was_removed_calls_an_operator(
@@ -291,6 +293,7 @@ def test_a_batch_whose_partition_spec_was_removed_calls_an_operator(
     assert place.appends() == has_snapshot
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
@@ -318,6 +321,7 @@ def test_a_table_that_the_sink_can_not_write_any_more_takes_nothing(
 # doctor. --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_doctor_warns_of_many_snapshots_and_of_metadata_that_is_kept(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

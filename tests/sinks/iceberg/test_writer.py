@@ -79,6 +79,7 @@ def test_partitions_that_come_again_and_again_lose_no_record(place: Place, monke
     assert place.values() == sorted(value for values in batches for value in values)
 
 
+@pytest.mark.long
 def test_all_open_files_together_hold_no_more_than_the_limit(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "HELD_BYTES", 4 * MIB)
     monkeypatch.setattr(writer, "ROW_GROUPS_BYTES", 4 * MIB)
@@ -96,6 +97,7 @@ def test_all_open_files_together_hold_no_more_than_the_limit(place: Place, monke
     assert held < 16 * MIB
 
 
+@pytest.mark.long
 def test_a_file_ends_at_its_target_even_if_that_is_less_than_a_row_group(place: Place) -> None:
     sink = place.sink(target_file_bytes="1000")
     with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
@@ -105,6 +107,7 @@ def test_a_file_ends_at_its_target_even_if_that_is_less_than_a_row_group(place: 
     assert vote.handle["files"] == 4
 
 
+@pytest.mark.long
 def test_a_column_of_distinct_values_gets_no_dictionary_and_others_do(place: Place) -> None:
     nested = Schema(
         NestedField(1, "key", StringType()),

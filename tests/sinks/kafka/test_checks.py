@@ -43,6 +43,7 @@ def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_recor
     assert topic.records("read_uncommitted") == []
 
 
+@pytest.mark.long
 def test_what_the_cluster_refuses_is_told_and_nothing_is_tried(topic: Any, make_sink: Any) -> None:
     failed = of(CheckStatus.FAILED, list(make_sink(topic, topic="nobody-made-this").check()))
     assert "Create it with the partitions" in failed["topic 'nobody-made-this': existence"]

@@ -46,6 +46,7 @@ class Unanswered:
         patch.setattr(Control, "send", sent)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("version", [4, 5])
 def test_all_transactions_are_committed_by_one_call(version: int, topic: Any, make_sink: Any, pre_commit: Any) -> None:
     due = [
@@ -94,6 +95,7 @@ def test_nothing_counts_as_asked_for_if_no_coordinator_is_found(
     assert sorted(sink.commit_many(due)) == sorted(ids(due))
 
 
+@pytest.mark.long
 def test_what_gets_no_answer_is_in_doubt_and_no_further_commit_is_sent(
     topic: Any, make_sink: Any, pre_commit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def pre_committed(sink: Any, partition: int = 0) -> Committable:
     return sealed  # type: ignore[no-any-return]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("login", LOGINS)
 def test_the_rights_of_the_readme_suffice(
@@ -114,6 +115,7 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
         sink.commit(Committable(f"{prefix}.log.orders.1.0.0.0", handle, 1))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("wrong", "reason"),
     [

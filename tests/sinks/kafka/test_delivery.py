@@ -233,6 +233,7 @@ def test_recover_finds_open_transactions_also_after_the_mode_was_changed(
 TOO_LARGE = "x" * 5000
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
 def test_a_record_that_the_topic_does_not_take_is_refused(
     batches: list[list[str]], make_topic: Any, make_either: Any
@@ -525,6 +526,7 @@ def test_a_name_that_no_topic_can_have_is_refused_and_not_asked_for_again(ask: A
     assert make_sink(topic)._control.unknown_topics(["o o"]) == ["o o"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("server", [CLOSED_PORT, "no-such-host.invalid:9092"])
 def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_address(
     server: str, make_sink: Any, topic: Any, monkeypatch: pytest.MonkeyPatch
@@ -560,6 +562,7 @@ def test_what_a_broker_answers_is_in_the_message_and_not_below_a_trace_of_its_cl
     assert "direct cause" not in "".join(traceback.format_exception(raised.value))
 
 
+@pytest.mark.variants
 @pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal
 @pytest.mark.parametrize(
     ("writer", "delivery"), [("arrow", "exactly-once"), ("librdkafka", "exactly-once"), ("librdkafka", "at-least-once")]
@@ -576,6 +579,7 @@ def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
     assert time.monotonic() - started < 10
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_transaction_timeout_that_the_broker_refuses_names_both_settings(
     writer: str, topic: Any, make_sink: Any, tmp_path: Any

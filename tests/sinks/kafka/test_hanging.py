@@ -149,6 +149,7 @@ def test_a_batch_without_transactions_is_complete_without_a_look(
     sink.complete(0, [Committable("delivered without a transaction", {})])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("writer", ["arrow", "librdkafka"])
 @pytest.mark.parametrize(
     "ended", [lambda *_: None, *ROLL_BACKS], ids=["not ended", "by the coordinator", "by another", "by itself"]

@@ -93,6 +93,7 @@ def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_
         wait.repeated(lambda p=process: p.complete(0, [committable]))
 
 
+@pytest.mark.long
 def test_what_was_committed_before_the_version_was_lowered_is_committed(
     cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:
@@ -160,6 +161,7 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
     topic.becomes(["a"])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "answers",
     [

@@ -285,6 +285,7 @@ def test_every_record_names_its_batch_and_the_marker_has_what_a_committed_reader
     assert [sum(count for count, _ in parts.values()) for _, parts in stated] == [RECORDS] * 3
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_the_marker_is_written_when_all_of_the_batch_is_visible(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, seen = query.coordinator(), []
@@ -297,6 +298,7 @@ def test_the_marker_is_written_when_all_of_the_batch_is_visible(query: Query, mo
     assert query.written() == {batch: parts}
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_what_was_rolled_back_is_in_no_marker(query: Query) -> None:
     with pytest.raises(Exception, match="the job failed"):
@@ -326,6 +328,7 @@ def test_a_crash_after_the_marker_repeats_it_as_it_was(query: Query, monkeypatch
     assert dict([first]) == query.written()
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query: Query) -> None:
     class Dies:
@@ -345,6 +348,7 @@ def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query
     assert dict(query.stated()) == query.written() != {}
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize("now", [None, "another"])
 def test_what_is_written_again_after_the_option_changed_is_written_for_the_marker_of_its_batch(
@@ -416,6 +420,7 @@ def test_a_missing_topic_of_markers_is_refused_before_anything_is_written(topic:
         sink.validate(pa.schema({"value": pa.string()}))
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_topic_of_markers_that_was_deleted_after_the_decision_stops_the_query_until_it_is_there(
     query: Query, kafka_broker: Any, monkeypatch: pytest.MonkeyPatch
@@ -548,6 +553,7 @@ class Hand:
         self.write(self.markers, (batch, stated.encode()))
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.crash
 @pytest.mark.parametrize("language", [PYTHON, pytest.param(JAVA, marks=pytest.mark.long)])

@@ -153,6 +153,7 @@ def observed() -> Iterator[Callable[[object], None]]:
         twopc.unregister_observer(observer)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("moment", "batches"), [("deciding", 1), ("committing", 1), ("commit of orders", 1), ("commit of a-progress", 2)]
 )

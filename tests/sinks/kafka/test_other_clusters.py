@@ -267,6 +267,7 @@ def test_only_an_empty_consumer_group_takes_offsets(
         progress_sink.validate(OFFSET.schema)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_what_refuses_the_offsets_is_found_by_the_trial_of_the_doctor(
     progress_sink: Any, monkeypatch: pytest.MonkeyPatch, topic: Any

@@ -39,6 +39,7 @@ def text(value: str, topic: str | None = None) -> pa.RecordBatch:
     return pa.record_batch({"value": [value]} if topic is None else {"value": [value], "topic": [topic]})
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("by", ["option", "column"])
 @pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
 @pytest.mark.parametrize("writer", WRITERS)

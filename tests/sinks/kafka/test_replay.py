@@ -69,6 +69,7 @@ def run(second_broker: Any, make_topic: Any, make_sink: Any, tmp_path: Path) -> 
 ALL = [f"{partition}-{n}" for partition in range(2) for n in range(3)]
 
 
+@pytest.mark.long
 def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy(
     run: Any, kill: Kill, wait: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

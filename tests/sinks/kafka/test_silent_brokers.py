@@ -62,6 +62,7 @@ def servers(silent: list[str], on: Any) -> dict[str, Any]:
     return {"bootstrap_servers": [*silent, on.servers]}
 
 
+@pytest.mark.variants
 def test_a_task_finds_the_broker_that_answers_among_silent_ones(
     silent_servers: list[str], topic: Any, make_sink: Any
 ) -> None:
@@ -86,6 +87,7 @@ def test_the_control_connection_finds_the_broker_that_answers_among_silent_ones(
     asked.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
 def test_where_all_are_silent_the_wait_ends_when_it_should(protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 1000)
@@ -104,6 +106,7 @@ def test_where_all_are_silent_the_wait_ends_when_it_should(protocol: str, monkey
         cluster.close()
 
 
+@pytest.mark.long
 def test_a_tls_handshake_that_gets_no_answer_leaves_no_connection_open(
     monkeypatch: pytest.MonkeyPatch, wait: Any
 ) -> None:
@@ -130,6 +133,7 @@ def test_a_process_that_has_met_older_brokers_speaks_to_newer_ones_as_they_do(to
     asked.close()
 
 
+@pytest.mark.variants
 def test_of_several_brokers_one_that_answers_is_asked_after_those_that_do_not(
     silent_servers: list[str], topic: Any
 ) -> None:

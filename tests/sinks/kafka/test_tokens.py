@@ -126,6 +126,7 @@ def test_what_the_endpoint_answers_is_told_with_what_to_correct_and_without_a_se
         provider.token()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

@@ -218,6 +218,7 @@ def encoded_alone(batch: pa.RecordBatch) -> memoryview:
     return encoded.data
 
 
+@pytest.mark.long
 def test_a_topic_is_looked_up_again_for_a_partition_that_it_did_not_have() -> None:
     options = parse_options({"bootstrap.servers": "broker:9092"})
     asked: list[tuple[str, int]] = []
@@ -289,6 +290,7 @@ def filled(expected: dict[str, Any], topic: Any) -> dict[str, Any]:
     return {name: topic.name if value == "{topic}" else value for name, value in expected.items()}
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize("bad", BY_VALUE, ids=lambda bad: bad.name)
 def test_what_can_never_be_written_is_refused_alike_whatever_writes_it(
@@ -530,6 +532,7 @@ def test_a_topic_is_asked_for_what_it_accepts_once_per_transaction(
     assert asked == [topic.name]
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 def test_a_topic_that_is_missing_is_waited_for_once_however_many_records_name_one(
@@ -590,6 +593,7 @@ def delete(topic: Any) -> None:
     admin.delete_topics([topic.name])[topic.name].result(10)
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("by", ["option", "column"])
@@ -693,6 +697,7 @@ def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
 # A broker that does not say. ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize("delivery", ["at-least-once", "none"])
 def test_a_topic_that_no_broker_can_be_asked_for_makes_the_vote_no_within_message_timeout(

@@ -30,6 +30,7 @@ def warned(found: list[CheckResult], what: str) -> list[str]:
     return [each.found for each in found if each.result is CheckStatus.WARNING and what in each.check]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("upsert_by", ["", "id"])
 def test_a_table_passes_and_the_server_is_as_it_was(upsert_by: str, place: Place) -> None:
     place.create("id INT PRIMARY KEY, value TEXT NOT NULL, two INT AS (2) STORED")
@@ -42,6 +43,7 @@ def test_a_table_passes_and_the_server_is_as_it_was(upsert_by: str, place: Place
     assert place.ask("SELECT * FROM {}") == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("upsert_by", ["", "value"])
 def test_a_right_that_is_missing_is_found_by_trying(upsert_by: str, place: Place) -> None:
     place.create("value VARCHAR(50) PRIMARY KEY")
@@ -88,6 +90,7 @@ def test_transactions_that_hold_rows_are_counted(place: Place) -> None:
     assert "hold their rows locked" in advice
 
 
+@pytest.mark.long
 def test_a_server_that_may_lose_acknowledged_commits_is_warned_of() -> None:
     with MariaDbServer(binlog=True, innodb_flush_log_at_trx_commit=2) as server:
         place = new_place(server)

@@ -296,6 +296,7 @@ def test_a_number_that_a_column_would_round_is_refused(kind: str, place: Place) 
         place.sink().validate(pa.schema({"value": pa.float32()}))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("column", "changed"), [("DATETIME(6)", "DATETIME"), ("DECIMAL(12,3)", "DECIMAL(12,1)"), ("BIGINT", "INT")]
 )
@@ -312,6 +313,7 @@ def test_a_type_that_was_changed_since_it_was_validated_is_refused_by_the_task(
     assert place.prepared() == []
 
 
+@pytest.mark.long
 def test_a_type_stays_as_it_is_until_its_records_are_committed(place: Place) -> None:
     place.create("value DATETIME(6)")
     vote = place.pre_commit({"value": pa.array([LOCAL], pa.timestamp("us"))})

@@ -306,6 +306,7 @@ def test_a_server_that_is_too_old_is_refused(place: Place, monkeypatch: pytest.M
         place.sink()
 
 
+@pytest.mark.long
 def test_a_binary_log_of_statements_is_refused_and_the_setting_named() -> None:
     with MariaDbServer(binlog=True, binlog_format="STATEMENT") as server:
         place = new_place(server)

@@ -61,6 +61,7 @@ def test_it_also_does_so_with_a_binary_log(server_of_version: MariaDbServer) -> 
     outlives(new_place(server_of_version), "")
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Place) -> None:
     written(place)
     sink = place.sink()
@@ -70,6 +71,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Pla
     assert place.values() == []
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_had_not_pre_committed_the_server_rolls_back_by_itself(place: Place) -> None:
     place.create("value VARCHAR(50) PRIMARY KEY")
     written(place, BEFORE)

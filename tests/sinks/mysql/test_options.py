@@ -132,6 +132,7 @@ def test_a_file_of_a_certificate_that_is_not_there_is_reported(place: Place) -> 
         place.sink(url=place.server.url(place.database, query="&ssl_ca=/nowhere/ca.pem"))
 
 
+@pytest.mark.long
 def test_a_connection_over_the_network_is_encrypted_and_a_given_authority_is_believed_alone() -> None:
     with MariaDbServer(ssl="ON", version="11.4.5") as server:
         place = new_place(server)

@@ -43,6 +43,7 @@ def stopped(server: MariaDbServer) -> Iterator[None]:
         os.kill(server._process.pid, signal.SIGCONT)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_commit_that_a_stopped_server_does_not_answer_is_repeated(own_place: Place) -> None:
     committable = own_place.pre_commit(["a"])
@@ -64,6 +65,7 @@ def test_a_task_whose_server_is_stopped_votes_no(own_place: Place) -> None:
     answered(30, of_task.discard, transaction)
 
 
+@pytest.mark.variants
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("lock", ["FLUSH TABLES WITH READ LOCK", "LOCK TABLES {markers} WRITE"])
 def test_a_coordinator_that_waits_for_a_lock_repeats_and_comes_to_its_result(lock: str, place: Place) -> None:

@@ -80,7 +80,7 @@ def test_tasks_that_write_keys_between_each_other_do_not_wait(keyed: Place) -> N
     """A gap lock of a prepared transaction would keep the next task from the keys between its own."""
     keyed.ask("INSERT INTO {} (id) VALUES (10), (20), (30)")
     wrote = [
-        keyed.pre_commit(records(ids, ["x"] * len(ids)), partition=n, upsert_by="id", lock_timeout_s=1)
+        keyed.pre_commit(records(ids, ["x"] * len(ids)), partition=n, upsert_by="id", lock_timeout_s=10)
         for n, ids in enumerate(([5, 15, 20, 35], [14, 16, 19, 21, 30], [4, 6, 10, 17, 34, 36]))
     ]
     for each in wrote:

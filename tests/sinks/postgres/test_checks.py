@@ -28,6 +28,7 @@ def failed(findings: list[CheckResult]) -> list[str]:
     return [finding.found for finding in findings if finding.result is CheckStatus.FAILED]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("upsert_by", ["", "id"])
 def test_a_table_passes_and_the_server_is_as_it_was(upsert_by: str, place: Place) -> None:
     place.create("id int PRIMARY KEY, value text NOT NULL, days int[], two int GENERATED ALWAYS AS (2) STORED")
@@ -62,6 +63,7 @@ def test_a_table_that_is_not_there_or_has_no_key_is_told(place: Place) -> None:
         examined(place, upsert_by="value")
 
 
+@pytest.mark.long
 def test_a_server_that_prepares_nothing_or_loses_what_it_acknowledged_is_told() -> None:
     with PostgresServer() as server:
         sink = PostgresSink({"conninfo": server.conninfo, "table": "orders"})

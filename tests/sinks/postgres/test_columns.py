@@ -195,6 +195,7 @@ def test_a_server_that_fails_otherwise_fails_the_task_though_bad_records_are_lef
     assert place.prepared() == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("of_table", "column"),
     [

@@ -147,6 +147,7 @@ def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:
 # Before anything is written. --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_server_that_prepares_no_transactions_is_refused_and_told_what_to_set() -> None:
     with PostgresServer() as server:
         sink = PostgresSink({"conninfo": server.conninfo, "table": "orders"})

@@ -41,6 +41,7 @@ def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_
     assert tables == [("orders",), ("twopc_committed",)]
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Place) -> None:
     written(place)
     sink = place.sink()
@@ -50,6 +51,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(place: Pla
     assert place.values() == []
 
 
+@pytest.mark.long
 def test_what_a_killed_writer_had_not_pre_committed_the_server_rolls_back_by_itself(place: Place) -> None:
     written(place, BEFORE)
     deadline = time.monotonic() + 30

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 if TYPE_CHECKING:
     from tests.sinks.postgres.conftest import Place
 
 
+@pytest.mark.long
 def test_prepared_transactions_are_counted_with_the_age_of_the_oldest(place: Place) -> None:
     place.create("value text")
     sink: Any = place.sink()

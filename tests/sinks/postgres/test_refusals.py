@@ -271,6 +271,7 @@ def test_nothing_that_a_task_or_the_driver_sets_stays_in_its_session(place: Plac
         assert connection.execute(ask).fetchall() == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("sqlstate", ["XX000", "58030", "55006", "25001", "0Z000"])
 def test_an_error_that_no_table_knows_stops_with_the_words_of_the_server(sqlstate: str, place: Place) -> None:
     add_trigger(place, f"RAISE EXCEPTION USING MESSAGE = 'odd words', ERRCODE = '{sqlstate}';")

@@ -99,6 +99,7 @@ def waits_for_standbys(place: Place) -> bool:
         return bool(connection.unreplicated)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_commit_that_a_stopped_server_does_not_answer_is_repeated(
     own_place: Place, own_server: PostgresServer
@@ -120,6 +121,7 @@ def test_a_commit_that_a_stopped_server_does_not_answer_is_repeated(
     assert own_place.values() == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_commit_that_waits_for_an_absent_standby_is_in_doubt_until_it_is_back(
     own_place: Place, away: Callable[[], None]
@@ -143,6 +145,7 @@ def test_a_commit_that_waits_for_an_absent_standby_is_in_doubt_until_it_is_back(
     assert own_place.values() == ["a"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "setting",
     [
@@ -169,6 +172,7 @@ def test_a_commit_whose_wait_for_a_standby_was_cancelled_is_in_doubt(
     assert own_place.values() == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_was_replaced_is_not_believed_that_a_transaction_is_lost(
     own_place: Place, away: Callable[[], None]
@@ -180,6 +184,7 @@ def test_a_server_that_was_replaced_is_not_believed_that_a_transaction_is_lost(
         sink.commit(Committable(f"{own_place.prefix}.log.orders.1.1.0.0.0", {}, 1))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_task_whose_wait_for_a_standby_was_cancelled_votes_no(own_place: Place, away: Callable[[], None]) -> None:
     own_place.sink()  # creates the marker table
@@ -189,6 +194,7 @@ def test_a_task_whose_wait_for_a_standby_was_cancelled_votes_no(own_place: Place
         own_place.pre_commit(["a"])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("impatient")
 def test_a_coordinator_that_needs_a_locked_table_is_told_and_repeats(place: Place) -> None:
     committable: Committable = place.pre_commit(["a"])

@@ -65,6 +65,7 @@ def test_a_lost_attempt_keeps_the_next_one_from_its_keys_until_it_is_swept(keyed
     assert rows(keyed) == [(1, "a")]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("index", ["(value)", "(id, value)", "(id) WHERE id > 1", "(abs(id))"])
 def test_keys_without_a_unique_index_on_just_them_are_refused_before_anything_is_written(
     index: str, place: Place

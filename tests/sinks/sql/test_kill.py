@@ -45,6 +45,7 @@ def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_
     assert place.values() == sorted(VALUES)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
 def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(when: str, place: Place) -> None:
     written(place, when)
@@ -56,6 +57,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(when: str,
     assert (place.values(), place.staged()) == ([], 0)
 
 
+@pytest.mark.variants
 def test_a_server_that_is_killed_amid_a_write_fails_the_attempt_and_loses_nothing_that_is_prepared(
     databases: Databases, place: Place
 ) -> None:

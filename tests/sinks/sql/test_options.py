@@ -76,6 +76,7 @@ def test_the_password_is_in_no_repr_error_log_or_committable(place: Place, caplo
     assert not [text for text in [*told, caplog.text] if secret in text]
 
 
+@pytest.mark.variants
 def test_a_sink_that_has_travelled_reaches_the_same_database(place: Place) -> None:
     twin = pickle.loads(pickle.dumps(place.sink()))  # noqa: S301  # our own bytes
     assert list(twin.recover()) == []

@@ -39,6 +39,7 @@ CHANGED: list[tuple[str, str, str, pa.Array]] = [
 ]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("database", "columns", "column", "values"), CHANGED)
 def test_a_value_that_a_database_would_change_is_a_bad_record(
     columns: str, column: str, values: pa.Array, place: Place
@@ -188,6 +189,7 @@ def test_a_record_without_a_key_is_a_bad_record(upsert_by: str, place: Place) ->
     assert place.values() == ["x", "z"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("database", ["mysql"])
 @pytest.mark.parametrize("keys", ["UNIQUE (value(3))", "UNIQUE (value), UNIQUE (number)", "KEY (value)"])
 def test_a_key_by_which_another_row_could_be_replaced_is_refused(keys: str, place: Place) -> None:
@@ -247,6 +249,7 @@ def test_names_of_columns_that_can_not_be_told_apart_are_refused(names: list[str
         place.sink().validate(records.schema)
 
 
+@pytest.mark.variants
 def test_records_of_one_task_have_the_same_columns_in_any_order(place: Place) -> None:
     place.create("value {text}, number BIGINT")
     with Participant({"orders": place.sink()}, Round(1, 0), partition=0) as participant:
@@ -261,6 +264,7 @@ def test_records_of_one_task_have_the_same_columns_in_any_order(place: Place) ->
         participant.write("orders", pa.record_batch({"value": ["a"]}))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("database", ["duckdb"])
 def test_a_task_waits_for_the_file_that_another_process_has_open(place: Place) -> None:
     sink = place.sink()

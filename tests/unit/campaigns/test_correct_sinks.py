@@ -129,6 +129,7 @@ def test_a_process_that_recovers_after_a_kill_may_get_no_answer_at_first(tmp_pat
     assert sorted(json.loads(line)["value"] for line in lines) == ["0", "1", "2"]
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_a_process_has_the_patience_for_an_answer_in_addition_to_its_own_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

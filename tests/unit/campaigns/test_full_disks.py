@@ -16,6 +16,7 @@ from twopc.log.store import open_store
 from twopc.transactional_ids import Round
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("lack", "names_left"), [("bytes", 0), ("names", 0), ("names", 1)], ids=["write", "create", "link"]
 )

@@ -7,12 +7,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support.pages import DOCS, write_files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
+@pytest.mark.long
 def test_the_sink_of_the_guide_keeps_the_contract(tmp_path: Path) -> None:
     assert write_files(DOCS / "write-your-own-sink.md", tmp_path) == [
         "pyproject.toml",

@@ -20,6 +20,7 @@ def first(checks: Sequence[Check]) -> Sequence[Any]:
     return [checks[0], *(pytest.param(check, marks=pytest.mark.long) for check in checks[1:])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", first(SHORT), ids=str)
 def test_every_promise_holds(check: Check, tmp_path: Path) -> None:
     outcome = run(check, tmp_path / "model", workers=1)
@@ -27,6 +28,7 @@ def test_every_promise_holds(check: Check, tmp_path: Path) -> None:
     assert outcome.states > 100
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("check", first(HOLES), ids=lambda check: check.hole)
 def test_a_defect_leads_to_a_counterexample(check: Check, tmp_path: Path) -> None:
     outcome = run(check, tmp_path / "model", workers=1)

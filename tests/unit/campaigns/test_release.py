@@ -161,6 +161,7 @@ def changed(built: Path, folder: Path, leave_out: str, more: dict[str, str]) -> 
     return folder
 
 
+@pytest.mark.long
 def test_a_correct_wheel_has_no_fault(built: Path) -> None:
     checks = (contents.of_wheel, contents.of_metadata, contents.of_requirements, contents.of_sdist)
     assert [fault for check in checks for fault in check("twopc_sql", built)] == []

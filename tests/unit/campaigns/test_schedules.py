@@ -31,11 +31,13 @@ def failures(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]]) -> li
     return found
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("scenario", [SMALL[0], *SMALL[-3::2]], ids=str)
 def test_no_fault_at_any_step_breaks_a_promise(scenario: Scenario) -> None:
     assert failures(scenario, singles(scenario)) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", SMALLEST, ids=str)
 def test_no_second_fault_after_some_first_breaks_a_promise(scenario: Scenario) -> None:
     """One in four hundred first faults. ``make simulate`` tries all."""
@@ -50,6 +52,7 @@ TWO_LOST = (944, 11801, 21223)
 """Seeds in which two decided batches are lost, of which Spark repeats only the newer one."""
 
 
+@pytest.mark.long
 def test_no_seed_breaks_a_promise() -> None:
     for seed in (*range(800), *DAMAGED, *TWO_LOST):
         scenario, result = run_seed(seed)
@@ -101,6 +104,7 @@ def test_a_mutant_whose_code_was_renamed_raises_an_error() -> None:
         """Not reached."""
 
 
+@pytest.mark.long
 def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
     [mutant] = [mutant for mutant in MUTANTS if mutant.name == "recovery commits nothing"]
     caught = catch(mutant)
@@ -112,6 +116,7 @@ def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
         assert shortest(scenario, with_more).schedule == needed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("counts_on", [True, False])
 def test_a_lost_task_of_an_earlier_stage_attempt_rolls_back_nothing_that_is_decided(counts_on: bool) -> None:
     assert list(stage_retries(Scenario(sinks="k", stage_retries_count_on=counts_on))) == []

@@ -477,6 +477,7 @@ def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(
         kills.go_on(second_broker.broker.pid)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_throttled_client_waits_and_loses_nothing(
     topic: Any, make_sink: Any, kafka_broker: Any, caplog: pytest.LogCaptureFixture

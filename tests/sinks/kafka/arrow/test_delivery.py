@@ -53,6 +53,7 @@ def text(*values: str) -> pa.RecordBatch:
 # As given. ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("codec", list(NUMBERS))
 def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, make_arrow_sink: Any, wait: Any) -> None:
     topic = make_topic(partitions=2)
@@ -63,6 +64,7 @@ def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, ma
     topic.becomes(values)
 
 
+@pytest.mark.variants
 def test_many_batches_to_many_partitions_and_topics_keep_their_order(
     partitions_come: str, make_topic: Any, make_arrow_sink: Any, wait: Any
 ) -> None:
@@ -165,6 +167,7 @@ def test_a_batch_size_below_the_topics_limit_lets_all_records_through(make_topic
     assert vote.records == 50
 
 
+@pytest.mark.long
 def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
     second_broker: Any, make_topic: Any, make_arrow_sink: Any
 ) -> None:

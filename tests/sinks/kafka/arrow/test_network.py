@@ -112,6 +112,7 @@ def test_all_that_was_written_arrives_while_the_task_waits_for_its_plan(
         wait.until("the brokers have acknowledged all records", lambda: sent.acknowledged == BATCH.num_rows)
 
 
+@pytest.mark.long
 def test_a_request_that_takes_long_to_send_does_not_time_out(far_broker: FarBroker) -> None:
     far_broker.network.shape("20mbit")
     sink = far_broker.sink(far_broker.create_topic(), socket_timeout_ms=1000)  # 4 MB take 1.6 s
@@ -153,6 +154,7 @@ def test_a_batch_follows_requests_that_take_long_to_send_without_a_question_firs
     assert not any(asked_amid)
 
 
+@pytest.mark.long
 def test_a_task_that_begins_does_not_take_a_connection_that_is_busy_for_one_that_is_dead(
     slowly_under_way: Participant,
 ) -> None:

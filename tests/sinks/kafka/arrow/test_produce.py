@@ -30,6 +30,7 @@ def request(kind: Any, version: int, topics: dict[str, dict[int, bytes]]) -> byt
     return bytes(made.encode(framed=True, header=True))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("version", range(FIRST_COMPACT, 13))
 def test_a_produce_request_is_byte_for_byte_what_kafka_python_encodes(version: int) -> None:
     topics = {"a": {0: b"x" * 126, 200: b"y" * 127}, "größe" * 40: {1: b"z" * 20_000, 2: b"q", 3: b""}}

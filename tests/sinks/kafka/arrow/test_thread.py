@@ -214,6 +214,7 @@ def test_an_error_amid_a_repeat_fails_the_task(
     assert ended(task) is raised
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("kind", [ProduceRequest, InitProducerIdRequest, MetadataRequest])
 def test_a_thread_that_dies_fails_the_task_that_waits_for_it_and_the_next_task_has_another(
