@@ -38,7 +38,7 @@ from twopc_delta.storage import Storage
 
 COLUMNS = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False), ("day", pa.string())])
 
-Rows = list[tuple[int | None, str, str]]
+Rows = list[tuple[int | None, str, str | None]]
 
 put = TableLog._put
 
@@ -140,6 +140,12 @@ def test_the_records_of_several_tasks_and_files_replace_older_rows_alone(table: 
     ]
     commit(table, 1, *votes)
     assert names(table) == ["new", "new", "new", "new 0", "new 1", "new 2"]
+
+
+def test_a_null_is_a_value_that_replaces_another(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", None)])
+    run(table, 1, [(1, "a", None), (2, "b", "tue")])
+    assert sorted((row["id"], row["day"]) for row in table.rows()) == [(1, None), (2, "tue")]
 
 
 def test_a_key_may_have_several_columns(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ SPECS = [
 
 ARROW = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False), ("day", pa.string())])
 
-Rows = list[tuple[int | None, str, str]]
+Rows = list[tuple[int | None, str, str | None]]
 
 
 @pytest.fixture(params=SPECS)
@@ -219,6 +219,12 @@ def test_manifests_of_deletes_are_merged_and_deletes_keep_their_place_in_the_ord
     assert snapshot is not None
     found = [each.content for each in snapshot.manifests(place.table().io)]
     assert max(found.count(content) for content in ManifestContent) < 8
+
+
+def test_a_null_is_a_value_that_replaces_another(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", None)])
+    run(table, 1, [(1, "a", None), (2, "b", "tue")])
+    assert sorted((row["id"], row["day"]) for row in read(table)) == [(1, None), (2, "tue")]
 
 
 def test_a_key_may_have_several_columns(place: Place) -> None:
