@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from twopc.errors import RecordRefused
@@ -70,3 +70,16 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 def key_of(sink: TwoPhaseCommitSink[TransactionT]) -> tuple[str, ...]:
     """Return the columns by which records of a sink replace others; empty if it only appends."""
     return sink.key if isinstance(sink, KeyedSink) else ()
+
+
+def may_refuse_an_exchange(index: Collection[str | None], key: Collection[str], written: Collection[str]) -> bool:
+    """Whether rows with different keys may collide in another unique index while they exchange their values. Then no
+    order of the two changes satisfies it, although the source has made both.
+
+    Args:
+        index: the columns of the index. One that is an expression, or of an index with a condition, is None.
+        key: the columns by which a record replaces a row.
+        written: the columns that records have.
+    """
+    columns = {*index}
+    return not (columns >= {*key} or columns.isdisjoint({None, *written}))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.typed_records import typed
-from twopc.testing import MemorySink, MemoryTableSink, MemoryTarget, SinkContract
+from twopc.testing import KeyedSinkContract, MemorySink, MemoryTableSink, MemoryTarget, SinkContract
 
 
 class TestMemorySink(SinkContract):
@@ -34,3 +34,22 @@ class TestMemorySink(SinkContract):
 class TestMemoryTableSink(TestMemorySink):
     def make_sink(self) -> MemorySink:
         return MemoryTableSink(self.target)
+
+
+class TestKeyedMemorySink(KeyedSinkContract):
+    picklable = False
+    kind = MemorySink
+
+    @pytest.fixture(autouse=True)
+    def _target(self) -> None:
+        self.target = MemoryTarget()
+
+    def make_sink(self) -> MemorySink:
+        return self.kind(self.target, key=["id"])
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(record["id"], record.get("value")) for record in self.target.visible]
+
+
+class TestKeyedMemoryTableSink(TestKeyedMemorySink):
+    kind = MemoryTableSink

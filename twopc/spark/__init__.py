@@ -2,6 +2,7 @@
 
 from twopc.foreign import refuse_foreign_files
 from twopc.spark.data_source.source import TwoPhaseCommitDataSource
+from twopc.spark.debezium import debezium
 from twopc.spark.doctor import doctor
 from twopc.spark.exiting import exit_code, exiting, until_stopped
 from twopc.spark.foreach_batch import ForeachBatch, foreach_batch
@@ -14,6 +15,7 @@ __all__ = [
     "ForeachBatch",
     "Output",
     "TwoPhaseCommitDataSource",
+    "debezium",
     "doctor",
     "exit_code",
     "exiting",

@@ -12,6 +12,7 @@ A batch that turns out to be too large, or that the driver can't write, is left 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame
@@ -71,11 +72,14 @@ class Collecting:
         self._pause = 0
         self._parsed: dict[str, Column] = {}
 
-    def write(self, frame: DataFrame, plan: Plan, records: int | None, task: Task) -> Written | None:
+    def write(
+        self, frame: Callable[[], DataFrame], schema: StructType, plan: Plan, records: int | None, task: Task
+    ) -> Written | None:
         """Take the records of a batch and write them, or return None: then tasks do.
 
         Args:
-            frame: the batch.
+            frame: returns the batch.
+            schema: its schema.
             plan: its plan.
             records: how many records its sources give at most, or None if that is not known.
             task: what a task would do.
@@ -87,13 +91,13 @@ class Collecting:
             return None
         # The same for most batches: Spark compiles each new condition.
         bytes_a_record = BYTES_AT_MOST // 2 ** (records - 1).bit_length()
-        condition = _fits(frame.schema, bytes_a_record)
+        condition = _fits(schema, bytes_a_record)
         if condition is None:
             return None
         if condition not in self._parsed:
             self._parsed[condition] = expr(condition)
         try:
-            batches = _collected(frame.where(self._parsed[condition]))
+            batches = _collected(frame().where(self._parsed[condition]))
             # With copies of the sinks, as tasks have them.
             return task.write(task.sinks.loaded(), batches, partition=0, serial=DRIVERS_SERIAL)
         except Exception as error:

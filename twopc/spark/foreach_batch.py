@@ -16,17 +16,21 @@ from pyspark.sql.types import StructType
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.events import BatchFinished, CallRetried, LeftOut
+from twopc.failures import located
+from twopc.keyed import KeyedSink
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.recompute import Wanted, hashes_of
 from twopc.replay import ReplayCopies
+from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord, as_output_takes, schema_of
 from twopc.spark.batch_input import OFFSETS_SCHEMA
+from twopc.spark.changes import ByKey
 from twopc.spark.collecting import Collecting
 from twopc.spark.engine import ClassicEngine, ConnectEngine, Engine, Input, UnknownPlans, is_connected
-from twopc.spark.output import Output, projected, require_conditions_of_rows
+from twopc.spark.output import Output, by_key, projected, require_conditions_of_rows
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, Written, portable, refusals_from_tasks
@@ -159,8 +163,9 @@ def _require_types(given: Mapping[str, Any]) -> None:
 
 def _taker(given: TwoPhaseCommitSink[Any] | Output) -> Output:
     output = Output.of(given)
-    if output.where is not None:
-        raise ConfigurationError("the output of 'on_bad_record' gets every bad record: leave out its 'where'")
+    for option in ("where", "delete_where", "latest_by"):
+        if getattr(output, option) is not None:
+            raise ConfigurationError(f"the output of 'on_bad_record' gets every bad record: leave out its {option!r}")
     return output
 
 
@@ -232,6 +237,7 @@ class ForeachBatch:
         self._schemas_on_driver: Mapping[str, pa.Schema] = {}
         self._collecting = Collecting()
         self._limited_by_rows = LimitedByRows()
+        self._by_key = ByKey()
         self._left_out = LeftOut()
         self._turn = Turn()
         settings.coordinator("not started", self._gives_up)  # reject wrong arguments here, not at the first batch
@@ -259,12 +265,18 @@ class ForeachBatch:
         settings = self._settings
         coordinator = self._ensure_coordinator(engine.query_id)
         batch_input, plans = self._ensure_input(engine, batch)
-        frame, rows = projected(batch, settings.outputs, settings.hashed, settings.on_bad_record is not None)
+        selected, rows = projected(batch, settings.outputs, settings.hashed, settings.on_bad_record is not None)
+        plan = plans.of(selected)
+        plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
+        selected, tasks = on_few_tasks(selected, plan) if settings.coalesce else (selected, plan.tasks)
+        frame = by_key(selected, rows, self._by_key, tasks) if rows.keyed else selected
+        schema = frame.schema
         # Here rather than in each task, and before the log is opened.
         coordinator.validate({**rows.schemas(frame), **self._schemas_on_driver})
-        plan = plans.of(frame)
-        plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
-        schema, frame = frame.schema, on_few_tasks(frame, plan) if settings.coalesce else frame
+
+        def on_driver() -> DataFrame:
+            return by_key(selected.coalesce(1), rows, self._by_key, 1) if rows.keyed else frame
+
         offsets = batch_input.kafka_offsets() if settings.offsets else None
         names = ", ".join(settings.outputs)
 
@@ -278,7 +290,7 @@ class ForeachBatch:
                 wanted=wanted,
             )
             with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
-                return self._run(frame, schema, task, plan, of_batch.records)
+                return self._run(frame, on_driver, schema, task, plan, of_batch.records)
 
         def phase_one(round: Round) -> Iterator[Vote]:
             by_task = written("pre-commit", round)
@@ -311,10 +323,18 @@ class ForeachBatch:
             with engine.described(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
                 batch.write.format("noop").mode("overwrite").save()
 
-    def _run(self, frame: DataFrame, schema: StructType, task: Task, plan: Plan, records: int | None) -> list[Written]:
-        """Write and pre-commit a batch, on the driver or in the tasks of a Spark job."""
+    def _run(
+        self,
+        frame: DataFrame,
+        on_driver: Callable[[], DataFrame],
+        schema: StructType,
+        task: Task,
+        plan: Plan,
+        records: int | None,
+    ) -> list[Written]:
+        """Write and pre-commit a batch, on the driver (what ``on_driver`` returns) or in the tasks of a Spark job."""
         settings = self._settings
-        if settings.collect and (small := self._collecting.write(frame, plan, records, task)):
+        if settings.collect and (small := self._collecting.write(on_driver, schema, plan, records, task)):
             return [small]
 
         def by_tasks(frame: DataFrame) -> list[Written]:
@@ -395,6 +415,8 @@ class ForeachBatch:
             self._input, self._plans = engine.look(batch)
             self._collecting = Collecting()
             self._limited_by_rows = LimitedByRows()
+            self._by_key = ByKey()
+            self._refuse_deletes()
             self._refuse_shared_folders(self._input)
             require_conditions_of_rows(batch, self._settings.outputs)
             self._schemas_on_driver = self._look_at_schemas(batch.sparkSession)
@@ -406,6 +428,18 @@ class ForeachBatch:
         if (taker := self._settings.on_bad_record) is not None:
             schemas[_BAD_RECORDS] = schema_of(session, taker, _BAD_RECORDS)
         return schemas
+
+    def _refuse_deletes(self) -> None:
+        """Have sinks look whether they can delete, where an output deletes."""
+        for name, output in self._settings.outputs.items():
+            if output.delete_where is not None:
+                assert isinstance(output.sink, KeyedSink)
+                with located(sink=name):
+                    until_answered(
+                        f"look at what sink {name!r} deletes from",
+                        output.sink.validate_deletes,
+                        patience_s=self._settings.start_timeout_s,
+                    )
 
     def _refuse_shared_folders(self, batch_input: Input) -> None:
         """Refuse a checkpoint or a source that shares a folder with a sink, the log or the replay copies."""

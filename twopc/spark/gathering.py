@@ -19,7 +19,7 @@ ENOUGH_BYTES = 4 * 1024 * 1024
 
 @dataclass
 class _Waiting:
-    """The parts of a sink that wait for more."""
+    """The parts of a sink, records or deletes, that wait for more."""
 
     parts: list[Part] = field(default_factory=list)
     records: int = 0
@@ -27,21 +27,22 @@ class _Waiting:
 
 
 def gathered(parts: Iterable[Part]) -> Iterator[Part]:
-    """Yield the records of all parts, in the order in which each sink gets them, in fewer and larger parts. A part that
-    is large enough is passed on as it is."""
-    waiting: dict[str, _Waiting] = {}
+    """Yield the records of all parts, and apart from them the deletes, in the order in which each sink gets them, in
+    fewer and larger parts. A part that is large enough is passed on as it is."""
+    waiting: dict[tuple[str, bool], _Waiting] = {}
     for part in parts:
+        kind = part.sink, part.deletes
         records, size = part.records.num_rows, part.records.nbytes
         if not records:
             continue
-        if part.sink in waiting and _is_enough(records, size):
-            yield _joined(waiting.pop(part.sink).parts)
-        of_sink = waiting.setdefault(part.sink, _Waiting())
+        if kind in waiting and _is_enough(records, size):
+            yield _joined(waiting.pop(kind).parts)
+        of_sink = waiting.setdefault(kind, _Waiting())
         of_sink.parts.append(part)
         of_sink.records += records
         of_sink.bytes += size
         if _is_enough(of_sink.records, of_sink.bytes):
-            yield _joined(waiting.pop(part.sink).parts)
+            yield _joined(waiting.pop(kind).parts)
     yield from (_joined(of_sink.parts) for of_sink in waiting.values())
 
 

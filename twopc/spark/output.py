@@ -3,6 +3,8 @@
 If sinks get different columns, the frame has one struct column per sink, which is null in the rows that the sink does
 not get. Otherwise they share the frame's columns, if PySpark can name them, and conditions are columns beside them:
 structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/performance.md.
+
+An output whose sink has a key gets the last record of each key alone, or its delete: see ``changes``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import contextlib
 import itertools
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,8 +24,12 @@ from pyspark.sql.functions import expr, when
 from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
 
 from twopc.errors import ConfigurationError, RecordRefused
+from twopc.keyed import KeyedSink, key_of
 from twopc.sink import TwoPhaseCommitSink
+from twopc.spark import changes
 from twopc.spark.arrow_types import arrow_schema, unkept
+from twopc.spark.changes import CHANGE, ByKey, Change, Keyed
+from twopc.spark.sql_names import quoted
 
 ALL = ("*",)
 
@@ -49,14 +55,22 @@ class Output:
         columns: SQL expressions of its columns, such as ``["id AS key"]``.
         where: the SQL condition of the rows that it gets; None for all. As in SQL, a row for which the condition is
             null is left out. The columns of a row that is left out are not computed.
+        delete_where: the SQL condition of the rows that delete the record of their key; None if no row does. Their
+            columns beside the key are not computed.
+        latest_by: the SQL expression that puts the rows of a key in order, of which the last one of a batch applies. It
+            must have a value, and another one for each row of a key. None if a key comes once in a batch at most.
+
+    ``delete_where`` and ``latest_by`` need a sink with a key, which its option 'upsert_by' names.
 
     Raises:
-        ConfigurationError: one of them is of another type.
+        ConfigurationError: one of them is of another type, or the sink has no key.
     """
 
     sink: TwoPhaseCommitSink[Any]
     columns: Sequence[str] = ALL
     where: str | None = None
+    delete_where: str | None = None
+    latest_by: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.sink, TwoPhaseCommitSink):
@@ -64,13 +78,27 @@ class Output:
                 f"a {type(self.sink).__name__} is not a sink: create one with twopc.create_sink, or subclass one"
             )
         given: Any = self.columns  # whatever their types say
-        where: Any = self.where
         columns = [] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
         if not columns or not all(isinstance(each, str) and each.strip() for each in columns):
             raise ConfigurationError("'columns' of an Output must be SQL expressions in a list, such as ['id AS key']")
-        if where is not None and not (isinstance(where, str) and where.strip()):
-            raise ConfigurationError("'where' of an Output must be a condition in SQL, such as 'id > 0', or None")
+        for option, example in _SQL.items():
+            sql = getattr(self, option)
+            if sql is not None and not (isinstance(sql, str) and sql.strip()):
+                raise ConfigurationError(f"{option!r} of an Output must be {example}, or None", option=option)
+            if sql is not None and option != "where" and not self.key:
+                upserts = isinstance(self.sink, KeyedSink)
+                advice = "Give the sink 'upsert_by'" if upserts else "Take a sink of a table, or leave it out"
+                raise ConfigurationError(
+                    f"{option!r} of an Output needs a sink whose records replace others by a key, and this"
+                    f" {type(self.sink).__name__} only appends. {advice}.",
+                    option=option,
+                )
         object.__setattr__(self, "columns", tuple(columns))
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The columns by which a record replaces another; empty if the sink only appends."""
+        return key_of(self.sink)
 
     @classmethod
     def of(cls, given: TwoPhaseCommitSink[Any] | Output) -> Output:
@@ -86,6 +114,14 @@ class Output:
         return replace(output, sink=output.sink.unbound())
 
 
+_SQL = {
+    "where": "a condition in SQL, such as 'id > 0'",
+    "delete_where": "a condition in SQL, such as \"op = 'd'\"",
+    "latest_by": "an expression in SQL, such as 'at'",
+}
+"""Parameters of an Output, and what they are."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """What one sink gets of a record batch.
@@ -95,18 +131,20 @@ class Part:
         records: its records.
         hashes: a hash of each, or None.
         source: the row of the batch that each was made from; None if the records are these rows.
+        deletes: whether the records of their keys are deleted. Their other columns are null.
     """
 
     sink: str
     records: pa.RecordBatch
     hashes: pa.Int64Array | None
     source: pa.StructArray | None
+    deletes: bool = False
 
     def of(self, taken: pa.BooleanArray) -> Part:
         """Return the part of these rows alone."""
         hashes = None if self.hashes is None else self.hashes.filter(taken)
         source = None if self.source is None else self.source.filter(taken)
-        return Part(self.sink, self.records.filter(taken), hashes, source)
+        return Part(self.sink, self.records.filter(taken), hashes, source, self.deletes)
 
     def source_row(self, position: int) -> pa.StructScalar:
         """Return the row that a record was made from, by the record's position."""
@@ -123,6 +161,7 @@ class Rows:
         chosen: the sinks that get the rows alone in which their struct is not null, or their condition is true.
         hashed: the sinks whose records have hashes.
         with_source: whether the frame has the rows of the batch, too, in a column of their own.
+        keyed: the outputs whose sinks have a key. They get the last record of each.
     """
 
     sinks: tuple[str, ...]
@@ -130,6 +169,7 @@ class Rows:
     chosen: frozenset[str] = frozenset()
     hashed: frozenset[str] = frozenset()
     with_source: bool = False
+    keyed: Mapping[str, Keyed] = field(default_factory=dict)
 
     def schemas(self, frame: DataFrame) -> dict[str, pa.Schema]:
         """Return the schema of what each sink gets.
@@ -147,8 +187,9 @@ class Rows:
     @property
     def _beside(self) -> list[str]:
         """The columns of the frame that no sink gets, where the sinks share the others."""
-        conditions, hashes = (_TAKES + name for name in self.chosen), (_HASHES + name for name in self.hashed)
-        return [*conditions, *hashes, *([_SOURCE_ROW] if self.with_source else ())]
+        conditions = (_TAKES + name for name in self.chosen if name not in self.keyed)
+        hashes, changed = (_HASHES + name for name in self.hashed), (CHANGE + name for name in self.keyed)
+        return [*conditions, *hashes, *changed, *([_SOURCE_ROW] if self.with_source else ())]
 
     def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, dict[str, StructField]]]:
         """Return the columns that some sinks get, as the frame names them in SQL, with their fields."""
@@ -169,6 +210,11 @@ class Rows:
         for name in self.sinks:
             records = pa.RecordBatch.from_struct_array(batch.column(name)) if self.in_structs else shared
             part = Part(name, records, batch.column(_HASHES + name) if name in self.hashed else None, source)
+            if name in self.keyed:
+                changed = batch.column(CHANGE + name)
+                yield part.of(_equal(changed, Change.WRITE))
+                yield replace(part.of(_equal(changed, Change.DELETE)), deletes=True)
+                continue
             taken = self._taken(batch, name)
             yield part if taken is None else part.of(taken)
 
@@ -187,8 +233,15 @@ class Rows:
         """Return which rows of a record batch a sink gets; None for all."""
         if name not in self.chosen:
             return None
-        taken = batch.column(name).is_valid() if self.in_structs else batch.column(_TAKES + name).fill_null(False)
+        if name in self.keyed:
+            taken = batch.column(CHANGE + name).is_valid()
+        else:
+            taken = batch.column(name).is_valid() if self.in_structs else batch.column(_TAKES + name).fill_null(False)
         return None if taken.true_count == batch.num_rows else taken
+
+
+def _equal(changed: pa.Array, change: Change) -> pa.BooleanArray:
+    return pc.equal(changed, pa.scalar(change, changed.type)).fill_null(False)
 
 
 def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
@@ -205,7 +258,8 @@ def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
 def projected(
     batch: DataFrame, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False
 ) -> tuple[DataFrame, Rows]:
-    """Return a frame with the columns of all outputs, and where they are in it.
+    """Return a frame with the columns of all outputs, and where they are in it. If outputs have keys, the frame is
+    complete with ``by_key``.
 
     Args:
         batch: what the query has read.
@@ -214,34 +268,79 @@ def projected(
         with_source: whether a record must lead to the row of the batch that it was made from.
 
     Raises:
-        ConfigurationError: Spark refuses an expression of an output.
+        ConfigurationError: Spark refuses an expression of an output, or it has no column of its sink's key.
     """
     frame, rows = _projected(batch, outputs, with_source)
-    if not hashed:
-        return frame, rows
+    rows = replace(rows, hashed=frozenset(hashed))
+    return (frame if rows.keyed else _with_hashes(frame, rows)), rows
+
+
+def by_key(frame: DataFrame, rows: Rows, together: ByKey, tasks: int | None) -> DataFrame:
+    """Return the frame of ``projected`` with what becomes of each record of the outputs that have keys.
+
+    Args:
+        frame: the frame.
+        rows: where the sinks find their records in it.
+        together: brings the records of a key together.
+        tasks: how many tasks the frame has, and shall have; None if that is not known.
+
+    Raises:
+        ConfigurationError: Spark can't compare or order values of an output.
+    """
+    try:
+        found = together.applied(frame, rows.keyed, tasks, rows.in_structs)
+        _ = found.schema
+    except AnalysisException as error:
+        raise ConfigurationError(
+            f"Spark can't put the records of {', '.join(rows.keyed)} in order by key and 'latest_by': {_told(error)}"
+        ) from error
+    return _with_hashes(found, rows)
+
+
+def _with_hashes(frame: DataFrame, rows: Rows) -> DataFrame:
+    if not (hashed := rows.hashed):
+        return frame
     try:
         hashes = [f"{_hash(columns)} AS {quoted(_HASHES + name)}" for name, columns in rows.columns(frame, hashed)]
         with_hashes = frame.selectExpr("*", *hashes)
         _ = with_hashes.schema
     except AnalysisException as error:
         raise ConfigurationError(
-            f"recompute=True needs a hash of each record of {', '.join(hashed)}, and Spark refuses to make it:"
+            f"recompute=True needs a hash of each record of {', '.join(sorted(hashed))}, and Spark refuses to make it:"
             f" {_told(error)} Nothing was written. Write the column in another type, such as a map as"
             " to_json(column), or use 'replay_copies' instead."
         ) from error
-    return with_hashes, replace(rows, hashed=frozenset(hashed))
+    return with_hashes
 
 
 def _projected(batch: DataFrame, outputs: Mapping[str, Output], with_source: bool) -> tuple[DataFrame, Rows]:
     chosen = frozenset(name for name, output in outputs.items() if output.where is not None)
+    keyed = {name: Keyed(output.key, output.latest_by) for name, output in outputs.items() if output.key}
     try:
-        frame, rows = _selected(batch, outputs, chosen, with_source)
-        _ = frame.schema  # a client of Spark Connect finds out here
+        frame, rows = (_keyed if keyed else _selected)(batch, outputs, chosen, with_source)
+        schema = frame.schema  # a client of Spark Connect finds out here
     except AnalysisException as error:
         for name, output in outputs.items():
             _require_accepted(batch, name, output)
         raise ConfigurationError(f"Spark refuses the columns of {', '.join(outputs)}: {_told(error)}") from error
-    return frame, rows
+    for name in keyed:
+        _require_key(name, outputs[name], schema[name].dataType.names)  # type: ignore[attr-defined]  # a struct
+    return frame, replace(rows, keyed=keyed)
+
+
+def _keyed(
+    batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str], with_source: bool
+) -> tuple[DataFrame, Rows]:
+    """Return what ``_selected`` does, in structs, with key and order of each output that has them. ``changes`` takes
+    the columns out of the struct if there is one output."""
+    columns: list[Column] = []
+    for name, output in outputs.items():
+        columns += changes.columns_of(name, output, _struct(output)) if output.key else [_column(name, output)]
+    source = [_source_row(batch)] if with_source else []
+    frame = batch.select(*columns, *source)
+    [names, *others] = (frame.schema[name].dataType.names for name in outputs)  # type: ignore[attr-defined]
+    in_structs = bool(others) or not _can_be_named(names)
+    return frame, Rows(tuple(outputs), in_structs=in_structs, chosen=chosen, with_source=with_source)
 
 
 def _selected(
@@ -273,22 +372,38 @@ def _source_row(batch: DataFrame) -> Column:
     """The column with the rows of a batch, as Arrow takes them: with a name of its own for each field, and as text what
     Arrow has no type for."""
     row, given, taken = expr("struct(*)"), batch.schema, StructType()
-    for field in given:
+    for each in given:
         numbers = itertools.count(2)
-        name = field.name
+        name = each.name
         while name in taken.names:
-            name = f"{field.name}_{next(numbers)}"
-        is_plain = unkept(field.dataType) is None
-        taken.add(name, field.dataType if is_plain else StringType(), field.nullable or not is_plain)
+            name = f"{each.name}_{next(numbers)}"
+        is_plain = unkept(each.dataType) is None
+        taken.add(name, each.dataType if is_plain else StringType(), each.nullable or not is_plain)
     return (row if taken == given else row.cast(taken)).alias(_SOURCE_ROW)
 
 
 def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
     """Raise ConfigurationError if Spark refuses this output by itself."""
     with naming("columns", [*output.columns], name):
-        _ = batch.select(_column(name, replace(output, where=None))).schema
+        names = batch.select(expr(_struct(output)).alias(name)).schema[name].dataType.names  # type: ignore[attr-defined]
     with naming("condition", output.where, name):
         _ = batch.select(_column(name, output)).schema
+    for option in ("delete_where", "latest_by"):
+        if sql := getattr(output, option):
+            with naming(f"'{option}'", sql, name):
+                _ = batch.select(expr(f"coalesce(({sql}), false)" if option == "delete_where" else sql)).schema
+    _require_key(name, output, names)
+
+
+def _require_key(name: str, output: Output, columns: Sequence[str]) -> None:
+    """Raise ConfigurationError if an output lacks a column of its sink's key."""
+    if lacking := changes.missing(output.key, columns):
+        raise ConfigurationError(
+            f"output {name!r} has no column {', '.join(map(repr, lacking))}, or several: the sink's key is"
+            f" {', '.join(output.key)}, and the columns are {', '.join(columns)}. Nothing was written. Select each"
+            " column of the key once, under its name.",
+            option="columns",
+        )
 
 
 def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) -> None:
@@ -298,9 +413,10 @@ def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) 
     filter takes neither aggregates nor window functions.
     """
     for name, output in outputs.items():
-        if output.where is not None:
-            with naming("condition", output.where, name):
-                _ = batch.where(expr(output.where)).schema  # a client of Spark Connect finds out here
+        for what, condition in (("condition", output.where), ("'delete_where'", output.delete_where)):
+            if condition is not None:
+                with naming(what, condition, name):
+                    _ = batch.where(expr(condition)).schema  # a client of Spark Connect finds out here
 
 
 @contextlib.contextmanager
@@ -364,8 +480,3 @@ def _hashed(value: str, of_spark: DataType, depth: int) -> list[str]:
             hashed = f"xxhash64({', '.join(_hashed(each, of_spark.elementType, depth + 1))})"
             return [f"transform({value}, {each} -> {hashed})", f"coalesce(size({value}), -1)", f"{value} IS NULL"]
     return [value]
-
-
-def quoted(name: str) -> str:
-    """Return a column's name as SQL takes it."""
-    return f"`{name.replace('`', '``')}`"

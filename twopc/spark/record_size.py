@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, MapType, StringType, StructType
 
-from twopc.spark.output import quoted
+from twopc.spark.sql_names import quoted
 
 _Size: TypeAlias = "tuple[int, list[str]]"
 """The bytes that every value takes, and SQL expressions of those that vary."""

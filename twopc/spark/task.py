@@ -23,6 +23,7 @@ from twopc.participant import Participant, Vote
 from twopc.recompute import Wanted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord
+from twopc.spark.changes import CHANGE, Unordered
 from twopc.spark.gathering import gathered
 from twopc.spark.output import Part, Rows, refuse_unrouted
 from twopc.spark.pickled_sinks import PickledSinks
@@ -107,7 +108,8 @@ class Task:
             sinks, self.round, partition=partition, serial=serial, max_bad_records=self.max_bad_records
         ) as participant:
             for part in gathered(self._parts(batches, partition, unrouted)):
-                refused = participant.write(part.sink, part.records, part.hashes)
+                add = participant.delete if part.deletes else participant.write
+                refused = add(part.sink, part.records, part.hashes)
                 bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
             vote = participant.pre_commit()
         return Written(vote, sum(unrouted), bad)
@@ -115,14 +117,17 @@ class Task:
     def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, unrouted: list[int]) -> Iterator[Part]:
         """Yield what each sink gets of the record batches of a partition. Add to ``unrouted`` how many rows no sink
         gets."""
-        read = 0
+        read, unordered = 0, Unordered()
         for batch in batches if self._writes(partition) else ():
             if (left := self.rows.unrouted(batch)) is not None:
                 if self.refuses_unrouted:
                     refuse_unrouted(left, partition, read)
                 unrouted.append(left.true_count)
+            for name in self.rows.keyed:
+                unordered.add(name, batch.column(CHANGE + name))
             yield from (part for part in self.rows.apart(batch) if self._writes(partition, part.sink))
             read += batch.num_rows
+        unordered.refuse(self.rows.keyed, partition)
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
         """Whether the task of a partition writes to a sink, or to any."""

@@ -24,8 +24,8 @@ from pyspark.sql.types import StructType
 from twopc.errors import ConfigurationError
 from twopc.log.entries import MOST_TRANSACTIONS
 from twopc.spark.batch_input import each
-from twopc.spark.output import quoted
 from twopc.spark.record_size import is_larger
+from twopc.spark.sql_names import quoted
 
 logger = logging.getLogger(__name__)
 
@@ -163,9 +163,9 @@ RECORDS_PER_CORE = 10_000
 """Batches of up to this many records per core count as small: one Arrow batch, by Spark's default."""
 
 
-def on_few_tasks(frame: DataFrame, plan: Plan) -> DataFrame:
+def on_few_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
     """Return ``frame`` on as many tasks as there are cores, if it had more, ``plan`` allows it and the previous batch
-    was small.
+    was small; and the number of its tasks, or None if that is not known.
 
     A task takes 10 to 20 ms to begin in Spark, in Python and in the target system, however few its records are, and
     tasks beyond the cores wait for each other: see docs/performance.md. As many tasks run at once as before, so a batch
@@ -176,11 +176,11 @@ def on_few_tasks(frame: DataFrame, plan: Plan) -> DataFrame:
     batch is measured by what it read, not by what it wrote: a filter may leave little of much.
     """
     if not plan.mergeable or plan.tasks is None:
-        return frame
+        return frame, plan.tasks
     cores = frame.sparkSession.sparkContext.defaultParallelism
-    if plan.tasks <= cores:
-        return frame
-    return frame.coalesce(cores) if 0 < plan.rows_before() <= cores * RECORDS_PER_CORE else frame
+    if plan.tasks <= cores or not 0 < plan.rows_before() <= cores * RECORDS_PER_CORE:
+        return frame, plan.tasks
+    return frame.coalesce(cores), cores
 
 
 # Record batches. ---------------------------------------------------------------------------------------------------

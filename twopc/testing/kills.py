@@ -23,11 +23,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twopc.coordinator import Coordinator
+from twopc.keyed import KeyedSink
 from twopc.participant import Participant, Vote
 from twopc.sink import TwoPhaseCommitSink
 from twopc.testing.query import answered
@@ -52,6 +54,7 @@ _CALLS = (
     "begin",
     "write",
     "write_valid",
+    "delete",
     "pre_commit",
     "seal",
     "commit",
@@ -127,6 +130,7 @@ class Orders:
         sink: the sink, unbound and pickled.
         batches: the records of each query, by partition; the first query is not killed.
         bad_records: how many records of each partition the sink refuses.
+        deletes: the records that each partition deletes, beside ``batches``; empty if none does.
         folder: where the logs go.
         patience_s: how long a call that raises ``Retriable`` is repeated.
         hangs_after_s: how long a process may take.
@@ -138,6 +142,7 @@ class Orders:
     sink: bytes
     batches: Sequence[Sequence[pa.RecordBatch]]
     bad_records: int
+    deletes: Sequence[Sequence[pa.RecordBatch]]
     folder: Path
     patience_s: float
     hangs_after_s: float
@@ -151,10 +156,12 @@ def killed_at_each_step(
     patience_s: float,
     choice: Choice,
     bad_records: int = 0,
+    deletes: Sequence[Sequence[pa.RecordBatch]] = (),
 ) -> Iterator[str]:
     """Write each of ``batches`` by a query of its own, and kill each but the first at another step.
 
     ``patience_s`` is how long the target may give no answer. Of each record batch, ``bad_records`` are left out.
+    ``deletes`` has what each partition of a batch deletes.
 
     Yields:
         After each kill, and before the query starts again: the step. The first is ``no kill``. There are fewer than
@@ -170,6 +177,7 @@ def killed_at_each_step(
         sink=pickle.dumps(sink),
         batches=batches,
         bad_records=bad_records,
+        deletes=deletes,
         folder=folder,
         patience_s=patience_s,
         hangs_after_s=HANGS_AFTER_S + patience_s,
@@ -355,6 +363,8 @@ def _phase_one(orders: Orders, number: int, sink: TwoPhaseCommitSink[Any]) -> Ca
             with Participant(sinks, round, partition=partition, max_bad_records=orders.bad_records) as participant:
                 left_out = participant.write(orders.name, batch)
                 assert len(left_out) == orders.bad_records, f"the sink refuses {left_out}"
+                if orders.deletes:
+                    participant.delete(orders.name, orders.deletes[number][partition])
                 yield participant.pre_commit()
 
     return votes
@@ -371,7 +381,7 @@ class _Steps:
     def watch(self, sink: TwoPhaseCommitSink[Any]) -> None:
         """See every call of ``sink`` from here on."""
         code = tuple(_code_of(sink))
-        for name in _CALLS:
+        for name in filter(partial(hasattr, sink), _CALLS):
             setattr(sink, name, self._watched(name, getattr(sink, name), code))
 
     def _watched(self, name: str, method: Callable[..., Any], code: tuple[str, ...]) -> Callable[..., Any]:
@@ -411,5 +421,7 @@ class _Steps:
 def _code_of(sink: TwoPhaseCommitSink[Any]) -> Iterable[str]:
     """The files of the sink's own classes, or the folders of their packages."""
     for kind in type(sink).__mro__[: type(sink).__mro__.index(TwoPhaseCommitSink)]:
+        if kind is KeyedSink:  # which has no step of its own
+            continue
         file, depth = Path(inspect.getfile(kind)), kind.__module__.count(".")
         yield f"{file.parents[depth - 1]}{os.sep}" if depth else str(file)

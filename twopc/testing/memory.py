@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from twopc.errors import RoundAborted, TransactionLost
+from twopc.errors import RecordRefused, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -59,11 +59,23 @@ class MemorySink(KeyedSink[Transaction]):
             self.target.open[transaction_id.exact] = []
         return Transaction(transaction_id)
 
+    def validate(self, schema: pa.Schema) -> None:
+        if missing := [name for name in self.key if name not in schema.names]:
+            raise SchemaMismatch(f"the records have no column {', '.join(missing)}, which is the key")
+
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
+        self._require_key(batch)
         with self.target.lock:
             self.target.open[transaction.id.exact].extend(batch.to_pylist())
 
+    def _require_key(self, batch: pa.RecordBatch) -> None:
+        for name in self.key:
+            if batch.column(name).null_count:
+                first = batch.column(name).is_null().index(True).as_py()
+                raise RecordRefused("the key is null", record=first, column=name)
+
     def delete(self, transaction: Transaction, keys: pa.RecordBatch) -> None:
+        self._require_key(keys)
         with self.target.lock:
             self.target.deletes.setdefault(transaction.id.exact, []).extend(keys.to_pylist())
 
@@ -84,14 +96,20 @@ class MemorySink(KeyedSink[Transaction]):
             self.target.committed.add(name)
 
     def _apply(self, name: str) -> None:
-        """Make the records and deletes of a transaction visible."""
+        """Make the records and deletes of a transaction visible. A record replaces the columns that it has."""
         records, deletes = self.target.open.pop(name), self.target.deletes.pop(name, [])
         if self.key:
-            gone = [{column: each[column] for column in self.key} for each in [*records, *deletes]]
-            self.target.visible[:] = [
-                each for each in self.target.visible if {column: each.get(column) for column in self.key} not in gone
-            ]
-        self.target.visible.extend(records)
+            rows = {self._key_of(row): row for row in self.target.visible}
+            for each in deletes:
+                rows.pop(self._key_of(each), None)
+            for each in records:
+                rows[self._key_of(each)] = {**rows.get(self._key_of(each), {}), **each}
+            self.target.visible[:] = rows.values()
+        else:
+            self.target.visible.extend(records)
+
+    def _key_of(self, record: Mapping[str, Any]) -> tuple[Any, ...]:
+        return tuple(record[name] for name in self.key)
 
     def abort(self, committable: Committable) -> None:
         with self.target.lock:

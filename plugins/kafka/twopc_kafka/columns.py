@@ -14,7 +14,7 @@ timestamp  timestamp                                               null: the tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from twopc.errors import SchemaMismatch
+from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_kafka.writers.encoding.records import binary
 
 COLUMNS = ("value", "key", "topic", "partition", "headers", "timestamp")
@@ -31,8 +31,8 @@ _NO_PARTITION = -1  # librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decide
 _NOW = 0
 
 
-def check_columns(schema: pa.Schema, topic: str | None) -> None:
-    """Refuse a schema that can't be written.
+def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str] = ()) -> None:
+    """Refuse a schema that can't be written, or whose records would not replace those of their key ``upsert_by``.
 
     Raises:
         SchemaMismatch: a column does not fit. The error names the column, its type and the type that is needed.
@@ -55,6 +55,34 @@ def check_columns(schema: pa.Schema, topic: str | None) -> None:
         raise SchemaMismatch(f"the kafka sink needs a column 'value' (string or binary); it got {', '.join(names)}")
     if topic is None and "topic" not in names:
         raise SchemaMismatch("the kafka sink needs the option 'topic' or a column 'topic' (string)")
+    if upsert_by and ("key" not in names or (topic is None and "topic" not in upsert_by)):
+        lacking = "a column 'key'" if "key" not in names else "'upsert_by' = 'topic,key' beside the column 'topic'"
+        raise SchemaMismatch(f"the kafka sink needs {lacking}, as a compacted topic keeps a record of each key")
+    if upsert_by and "partition" in names:
+        raise SchemaMismatch(
+            "the kafka sink with 'upsert_by' takes no column 'partition': a tombstone has none, and would not reach the"
+            " record that it deletes"
+        )
+
+
+def require_keys(batch: pa.RecordBatch, upsert_by: Sequence[str]) -> None:
+    """Refuse a record without a key, which no other replaces.
+
+    Raises:
+        RecordRefused: the key of a record is null.
+    """
+    for name in upsert_by:
+        if batch.column(name).null_count:
+            raise RecordRefused(
+                "it has no key, and 'upsert_by' is set. Correct or filter such records.",
+                record=batch.column(name).is_null().index(True).as_py(),
+                column=name,
+            )
+
+
+def tombstones(keys: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the records that delete those of ``keys`` from a compacted topic."""
+    return keys.append_column("value", pa.nulls(keys.num_rows, pa.binary()))
 
 
 _NEEDED = {

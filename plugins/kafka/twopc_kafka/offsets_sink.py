@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 MEMBERS_INTERVAL_S = 60.0
 """How often a running query checks whether its group has members."""
 
-_OF_RECORDS = ("topic", "delivery", "writer", "batch.markers")
+_OF_RECORDS = ("topic", "delivery", "writer", "batch.markers", "upsert_by")
 
 
 class KafkaProgressSink(KafkaSink):
@@ -40,9 +40,9 @@ class KafkaProgressSink(KafkaSink):
     read in the partition.
 
     Args:
-        options: those of a ``KafkaSink`` with the Arrow writer, except ``topic``, ``delivery``, ``writer`` and
-            ``batch.markers``; and ``group.id``, a group that only this query uses, on the cluster that the query reads
-            from.
+        options: those of a ``KafkaSink`` with the Arrow writer, except ``topic``, ``delivery``, ``writer``,
+            ``batch.markers`` and ``upsert_by``; and ``group.id``, a group that only this query uses, on the cluster
+            that the query reads from.
 
     Raises:
         ConfigurationError: an option is wrong. Nothing was connected to.

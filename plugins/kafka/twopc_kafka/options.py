@@ -134,6 +134,13 @@ OPTIONS = (
         default_text="no markers",
     ),
     Option(
+        "upsert_by",
+        choice("key", "topic,key"),
+        "for a compacted topic, in which a record replaces the one of its key: a batch's last record of each key is"
+        " written, and a delete is a tombstone. `topic,key` if the records have a column `topic`",
+        default_text="records are only added",
+    ),
+    Option(
         "transactional.id.prefix",
         text(),
         "the prefix of all transactional ids, on which rights are granted. The commit log records it: with another"
@@ -272,6 +279,7 @@ class KafkaOptions:
             ``transaction.timeout.ms``.
         properties: librdkafka's options.
         has_timeout: whether transactions have a timeout. This depends on the brokers, not on the user.
+        upsert_by: the columns by which a record replaces another in a compacted topic; empty if records are only added.
     """
 
     topic: str | None
@@ -284,6 +292,7 @@ class KafkaOptions:
     properties: Mapping[str, Any] = field(repr=False)
     has_timeout: bool = True
     marker_topic: str | None = None
+    upsert_by: tuple[str, ...] = ()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -373,6 +382,7 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         asks_for_most="transaction.timeout.ms" not in properties,
         properties=merged,
         marker_topic=own.get("batch.markers"),
+        upsert_by=tuple(own["upsert_by"].split(",")) if "upsert_by" in own else (),
     )
 
 

@@ -28,9 +28,9 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
+from twopc.keyed import KeyedSink
 from twopc.leases import Lease
 from twopc.open_transactions import OpenTransactions
-from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_kafka import checks, hanging, markers, topics
@@ -54,7 +54,7 @@ from twopc_kafka.answers import (
 from twopc_kafka.client.cluster import TopicRules, cluster_of
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka.client.leaders import METADATA_MAX_AGE_S, Leaders
-from twopc_kafka.columns import check_columns
+from twopc_kafka.columns import check_columns, require_keys, tombstones
 from twopc_kafka.ending import ADVICE, Stuck, abort, outcome_of, stuck, unmarked, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
@@ -130,13 +130,13 @@ def _locating(transaction: KafkaTransaction) -> Iterator[None]:
         raise
 
 
-class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
+class KafkaSink(KeyedSink[KafkaTransaction]):
     """Writes records to Kafka topics.
 
     Args:
         options: ``bootstrap.servers``, and ``topic`` unless the records have a column of that name; ``delivery``
             (``exactly-once``, ``at-least-once``, ``none``); ``writer``; ``two.phase.commit``; ``batch.markers``;
-            ``transactional.id.prefix``; any property of librdkafka.
+            ``upsert_by``, for compacted topics; ``transactional.id.prefix``; any property of librdkafka.
 
     Raises:
         ConfigurationError: an option is wrong. Nothing was connected to.
@@ -167,6 +167,10 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         twin = super().unbound()
         twin._forget()  # noqa: SLF001  # the twin serves another query or name
         return twin
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._options.upsert_by
 
     @property
     def _is_transactional(self) -> bool:
@@ -226,7 +230,14 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
         with _locating(transaction):
             self._write(transaction, batch)
 
+    def delete(self, transaction: KafkaTransaction, keys: pa.RecordBatch) -> None:
+        self.write(transaction, tombstones(keys))
+
+    def delete_valid(self, transaction: KafkaTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return self.write_valid(transaction, tombstones(keys))
+
     def _write(self, transaction: KafkaTransaction, batch: pa.RecordBatch) -> None:
+        require_keys(batch, self.key)
         batch_id = transaction.id.round.batch_id
         if self._marker_topic(batch_id) is not None:
             batch = markers.stamped(batch, self._batch_name(batch_id))
@@ -326,7 +337,7 @@ class KafkaSink(TwoPhaseCommitSink[KafkaTransaction]):
     def validate(self, schema: pa.Schema) -> None:
         if self._refusal is not None:
             raise self._refusal
-        check_columns(schema, self._options.topic)
+        check_columns(schema, self._options.topic, self.key)
         self._require_topic(self._options.topic)
         if self._options.marker_topic is not None:
             self._require_topic(self._options.marker_topic, "batch.markers")

@@ -48,6 +48,8 @@ class Column:
         is_nullable: whether the column takes NULL.
         default: the default as text; None if there is none.
         extra: ``auto_increment``, ``STORED GENERATED`` and the like.
+        collation: the name of the collation of a column of text.
+        is_key: whether the column is one of ``upsert_by``.
     """
 
     name: str
@@ -59,6 +61,14 @@ class Column:
     is_nullable: bool
     default: str | None
     extra: str
+    collation: str | None = None
+    is_key: bool = False
+
+    @property
+    def takes_spaces_for_equal(self) -> bool:
+        """Whether texts are equal for the server that differ in the spaces at their end."""
+        name = self.collation
+        return name is not None and "nopad" not in name and not name.startswith("utf8mb4_0900_") and name != "binary"
 
     @property
     def is_generated(self) -> bool:
@@ -110,6 +120,13 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
     Raises:
         SchemaMismatch: a column does not fit. The message names it.
     """
+    check_types(schema, columns, table)
+    _check_required(schema, columns, table)
+
+
+def check_types(schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
+    """Make sure that the columns of ``schema`` fit into those of the table. The table may have others. Raises like
+    ``check_columns``."""
     by_name = {column.name: column for column in columns}
     for name in schema.names:
         if name not in by_name:
@@ -122,6 +139,9 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
                 f" into {by_name[name].described}, the column's type in {table}. Cast the column (lists, structs and"
                 " maps to JSON text), change the table, or use the backend 'sql', which tries each value."
             )
+
+
+def _check_required(schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
     for column in columns:
         if column.has_zero_date and column.name not in schema.names:
             raise SchemaMismatch(
@@ -159,6 +179,12 @@ def check_upsert(
             f" ({', '.join(upsert_by)}): create one",
             option="upsert_by",
         )
+    for column in columns:
+        if column.name in upsert_by and (why := _inexact(column)):
+            raise ConfigurationError(
+                f"column {column.name!r} of {table} is one of 'upsert_by', and {why}. Nothing was written.",
+                option="upsert_by",
+            )
     numbered = {column.name for column in columns if column.is_auto_increment and column.name not in names}
     for key in keys:
         if key.columns != frozenset(upsert_by) and not key.columns & numbered:
@@ -167,6 +193,18 @@ def check_upsert(
                 f" {key.name}, although it differs in 'upsert_by'. Drop that key, or make it a key that is not unique.",
                 option="upsert_by",
             )
+
+
+def _inexact(column: Column) -> str | None:
+    """Return why the server may take different values of a key for equal, and what to do; None if it does not."""
+    if column.type in ("float", "double"):
+        return "the server may not find the row of a floating-point number: make it a DECIMAL or a text"
+    if column.collation is not None and not column.collation.endswith("_bin") and column.type != "enum":
+        return (
+            f"its collation {column.collation} takes different texts for equal, such as 'a' and 'A': give it one that"
+            " ends with _bin, such as utf8mb4_bin"
+        )
+    return None
 
 
 def _fits(type: pa.DataType, column: Column) -> bool:

@@ -33,8 +33,11 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
 _DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
-def statements(head: bytes, rows: pa.Array, tail: bytes, most_bytes: int) -> Iterator[bytes]:
-    """Yield statements that insert all of ``rows``, each as short as ``STATEMENT_BYTES`` if its records allow.
+def statements(
+    head: bytes, rows: pa.Array, tail: bytes, most_bytes: int, by: bytes = b",", at_once: int = 1 << 31
+) -> Iterator[bytes]:
+    """Yield statements that have all of ``rows``, each as short as ``STATEMENT_BYTES`` if its records allow, and with
+    ``at_once`` of them at most. ``by`` stands between two rows.
 
     Raises:
         RecordRefused: a record is longer than ``most_bytes``, the server's limit. Raised before the first statement.
@@ -50,10 +53,11 @@ def statements(head: bytes, rows: pa.Array, tail: bytes, most_bytes: int) -> Ite
             )
     first, size = 0, around
     for end, length in enumerate([*lengths, most_bytes]):
-        if end > first and size + length >= min(STATEMENT_BYTES, most_bytes):
-            yield head + b",".join(rows.slice(first, end - first).to_pylist()) + tail
+        is_full = size + length >= min(STATEMENT_BYTES, most_bytes) or end - first == at_once
+        if end > first and is_full:
+            yield head + by.join(rows.slice(first, end - first).to_pylist()) + tail
             first, size = end, around
-        size += length + 1
+        size += length + len(by)
 
 
 def rows(batch: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
@@ -66,6 +70,22 @@ def rows(batch: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
         _literals(values, columns[name]) for name, values in zip(batch.schema.names, batch.columns, strict=True)
     ]
     return _joined("(", _joined(*literals, by=","), ")")
+
+
+def conditions(keys: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
+    """Return the condition of each key, such as ```(`id`=1)```. Raises like ``rows``.
+
+    A number is no text: beside one, the server would compare both as floating-point numbers.
+    """
+    parts: list[pa.Array | str] = []
+    for name, values in zip(keys.schema.names, keys.columns, strict=True):
+        literals, type = _literals(values, columns[name]), values.type
+        if pa.types.is_integer(type) or pa.types.is_boolean(type):
+            literals = pc.binary_slice(literals, 1, -1)
+        elif pa.types.is_decimal(type):
+            literals = _joined("CAST(", literals, f" AS DECIMAL({type.precision},{type.scale}))")
+        parts += [" AND " if parts else "(", f"`{name.replace('`', '``')}`=", literals]
+    return _joined(*parts, ")")
 
 
 def _literals(values: pa.Array, column: Column) -> pa.Array:
@@ -96,18 +116,7 @@ def _refused(values: pa.Array, column: Column) -> Iterator[tuple[Callable[[pa.Ar
         )
     if pa.types.is_string(type) or pa.types.is_large_string(type):
         yield lambda part: not are_utf8(part), "it is text that is not UTF-8"
-        if column.type == "enum":  # which also takes the text of a number for a position, and ignores the case
-            labels = pa.array(column.labels, type)
-            yield lambda part: not pc.all(pc.is_in(part.drop_null(), labels)).as_py(), "the ENUM has no such text"
-        if column.type == "uuid":
-            spelled = "a UUID column would spell it in another way: use lower case"
-            yield lambda part: not pc.all(pc.match_substring_regex(part.drop_null(), _UUID)).as_py(), spelled
-        if column.type == "json":
-            changed = "it is JSON that names a key twice, or has a number that a double does not keep"
-            yield lambda part: not are_kept_json(part.drop_null().to_pylist(), _is_kept), changed
-        if column.type == "char":
-            blank = "it ends with a space, and a CHAR does not keep that: make the column a VARCHAR"
-            yield lambda part: bool(pc.any(pc.ends_with(part, " ")).as_py()), blank
+        yield from _refused_texts(type, column)
     elif column.type == "binary":
         padded = "it is shorter than the BINARY, which would pad it"
         yield lambda part: bool(pc.any(pc.less(pc.binary_length(part), column.length)).as_py()), padded
@@ -120,6 +129,24 @@ def _refused(values: pa.Array, column: Column) -> Iterator[tuple[Callable[[pa.Ar
             return least is not None and not (_FIRST_DAY * days <= least and most < (_LAST_DAY + 1) * days)
 
         yield outside, "it is a time outside of the years 1 to 9999"
+
+
+def _refused_texts(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
+    if column.type == "enum":  # which also takes the text of a number for a position, and ignores the case
+        labels = pa.array(column.labels, type)
+        yield lambda part: not pc.all(pc.is_in(part.drop_null(), labels)).as_py(), "the ENUM has no such text"
+    if column.type == "uuid":
+        spelled = "a UUID column would spell it in another way: use lower case"
+        yield lambda part: not pc.all(pc.match_substring_regex(part.drop_null(), _UUID)).as_py(), spelled
+    if column.type == "json":
+        changed = "it is JSON that names a key twice, or has a number that a double does not keep"
+        yield lambda part: not are_kept_json(part.drop_null().to_pylist(), _is_kept), changed
+    if column.is_key and column.takes_spaces_for_equal:
+        spaces = f"it ends with a space, which the collation {column.collation} of the key ignores"
+        yield lambda part: bool(pc.any(pc.ends_with(part, " ")).as_py()), spaces
+    elif column.type == "char":
+        blank = "it ends with a space, and a CHAR does not keep that: make the column a VARCHAR"
+        yield lambda part: bool(pc.any(pc.ends_with(part, " ")).as_py()), blank
 
 
 def _is_kept(number: str) -> bool:

@@ -25,11 +25,11 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
+from twopc.keyed import KeyedSink
 from twopc.prepared import MARKERS, marker_missing, require_prepared, undone_if_refused
-from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
-from twopc_mysql.columns import Column, check_columns, check_upsert
+from twopc_mysql.columns import Column, check_columns, check_types, check_upsert
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import GONE, commit_failed, number, request_failed, write_failed
 from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, connect, end, release, session
@@ -72,7 +72,7 @@ class MysqlTransaction(Transaction):
         self.is_partial = False
 
 
-class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
+class MysqlSink(KeyedSink[MysqlTransaction]):
     """Writes records to a table. A record's values go into the columns of the same names.
 
     Args:
@@ -89,6 +89,10 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
 
     def __repr__(self) -> str:
         return f"MysqlSink({self._options})"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._options.upsert_by
 
     # On the participant. ----------------------------------------------------------------------------------------
 
@@ -121,26 +125,54 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
         transaction ends."""
         if schema == transaction.schema:
             return
-        connection = transaction.connection
         with self._writing(transaction.id):
-            self._table.try_insert(connection, schema.names)  # from here on, ALTER TABLE waits
-            columns = self._table.columns(connection)
-            [(transaction.most_bytes,)] = ask(connection, "SELECT @@max_allowed_packet")
-        check_columns(schema, columns, str(self._options))
-        transaction.schema, transaction.columns = schema, columns
+            self._table.try_insert(transaction.connection, schema.names)  # from here on, ALTER TABLE waits
+            self._read_columns(transaction)
+        check_columns(schema, transaction.columns, str(self._options))
+        transaction.schema = schema
+
+    def _read_columns(self, transaction: MysqlTransaction) -> None:
+        transaction.columns = self._table.columns(transaction.connection)
+        [(transaction.most_bytes,)] = ask(transaction.connection, "SELECT @@max_allowed_packet")
+
+    def delete(self, transaction: MysqlTransaction, keys: pa.RecordBatch) -> None:
+        connection = transaction.connection
+        self._require_keys(transaction, keys.schema)
+        try:
+            with self._writing(transaction.id, keys.schema.names):
+                self._table.delete(connection, keys, transaction.columns, transaction.most_bytes)
+        except BaseException:
+            transaction.is_partial = True
+            raise
+
+    def _require_keys(self, transaction: MysqlTransaction, schema: pa.Schema) -> None:
+        if not transaction.columns:
+            with self._writing(transaction.id):
+                self._table.try_delete(transaction.connection)
+                self._read_columns(transaction)
+        check_types(schema, transaction.columns, str(self._options))
+
+    def delete_valid(self, transaction: MysqlTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+        self._require_keys(transaction, keys.schema)
+        return written_by_halves(lambda some: self._do_or_undo(transaction, self.delete, some), keys)
 
     def write_valid(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         self._require_columns(transaction, batch.schema)  # a savepoint would give the table's lock back
-        return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
+        return written_by_halves(lambda records: self._do_or_undo(transaction, self.write, records), batch)
 
-    def _write_or_undo(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
+    def _do_or_undo(
+        self,
+        transaction: MysqlTransaction,
+        do: Callable[[MysqlTransaction, pa.RecordBatch], None],
+        batch: pa.RecordBatch,
+    ) -> None:
         def execute(statement: str) -> None:
             with self._writing(transaction.id):
                 ask(transaction.connection, statement)
 
         try:
             with undone_if_refused(execute):
-                self.write(transaction, batch)
+                do(transaction, batch)
         except RecordRefused:
             transaction.is_partial = False
             raise
@@ -218,6 +250,10 @@ class MysqlSink(TwoPhaseCommitSink[MysqlTransaction]):
             keys = self._table.unique_keys(connection)
         check_columns(schema, columns, str(self._options))
         check_upsert(self._options.upsert_by, schema.names, keys, columns, str(self._options))
+
+    def validate_deletes(self) -> None:
+        with self._requesting(f"looking whether rows of {self._options} can be deleted") as connection:
+            self._table.try_delete(connection)
 
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"reading the definition of {self._options}") as connection:

@@ -19,7 +19,7 @@ from twopc.transactional_ids import TransactionId
 from twopc_mysql.columns import Column, UniqueKey
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import rule_broken
-from twopc_mysql.rows import rows, statements
+from twopc_mysql.rows import conditions, rows, statements
 from twopc_mysql.sessions import Connection, ask, identifier
 
 FORMAT_ID = 0x32504331
@@ -32,7 +32,7 @@ is the other."""
 
 _COLUMNS = """
     SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, datetime_precision,
-           is_nullable = 'YES', column_default, extra
+           is_nullable = 'YES', column_default, extra, collation_name
     FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
 """
 
@@ -57,8 +57,13 @@ _MAKE_MARKERS = """
 _MARK = "INSERT INTO {database}.{markers} (transaction_id, scope, batch_id) VALUES (%s, %s, %s)"
 
 _INSERT = "INSERT INTO {table} ({columns}) VALUES "
+_DELETE = "DELETE FROM {table} WHERE "
 _NOTHING = "SELECT {values} FROM DUAL WHERE FALSE"
 _REPLACE = " ON DUPLICATE KEY UPDATE {changes}"
+
+
+KEYS_AT_ONCE = 500
+"""How many keys a DELETE has at most. With many more, a server would read the whole table."""
 
 
 class Table:
@@ -73,7 +78,8 @@ class Table:
 
     def columns(self, connection: Connection) -> list[Column]:
         """Return the table's columns; an empty list if the table does not exist."""
-        return [Column(*row) for row in ask(connection, _COLUMNS, self._database, self._name)]
+        found = ask(connection, _COLUMNS, self._database, self._name)
+        return [replace(Column(*row), is_key=row[0] in self._upsert_by) for row in found]
 
     def unique_keys(self, connection: Connection) -> list[UniqueKey]:
         """Return the table's unique keys, the primary key first."""
@@ -96,12 +102,34 @@ class Table:
         """
         names = batch.schema.names
         head, tail = self._insert_statement(names)
-        keys = self._upsert_by  # no unique key takes two nulls for equal, so such a record would replace nothing
-        taken = {each.name: replace(each, is_nullable=each.is_nullable and each.name not in keys) for each in columns}
-        texts = rows(batch, taken)
+        texts = rows(batch, self._taken(columns))
         for statement in statements(head.encode(), texts, tail.encode(), most_bytes):
             connection.query(statement)
             self._require_unchanged(connection, names)
+
+    def delete(self, connection: Connection, keys: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> None:
+        """Delete the rows of keys.
+
+        Raises:
+            RecordRefused: the server does not hold a value, or would change it.
+        """
+        head = _DELETE.format(table=self._qualified)
+        texts = conditions(keys, self._taken(columns))
+        for statement in statements(head.encode(), texts, b"", most_bytes, by=b" OR ", at_once=KEYS_AT_ONCE):
+            connection.query(statement)
+
+    def try_delete(self, connection: Connection) -> None:
+        """Delete no row. The server checks the rights as for one, and keeps the table's definition from then on."""
+        connection.query(_DELETE.format(table=self._qualified) + "FALSE")
+
+    def _taken(self, columns: Sequence[Column]) -> dict[str, Column]:
+        """Return the columns as records have them. No unique key takes two nulls for equal, so a record with one in its
+        key would replace nothing."""
+        return {each.name: replace(each, is_nullable=each.is_nullable and not each.is_key) for each in columns}
+
+    @property
+    def _qualified(self) -> str:
+        return f"{identifier(self._database)}.{identifier(self._name)}"
 
     def try_insert(self, connection: Connection, names: Sequence[str]) -> None:
         """Write no record. The server checks the rights as for one."""
@@ -110,8 +138,7 @@ class Table:
 
     def _insert_statement(self, names: Sequence[str]) -> tuple[str, str]:
         """Return what stands before and after the rows."""
-        table = f"{identifier(self._database)}.{identifier(self._name)}"
-        head = _INSERT.format(table=table, columns=", ".join(map(identifier, names)))
+        head = _INSERT.format(table=self._qualified, columns=", ".join(map(identifier, names)))
         others = [identifier(name) for name in names if name not in self._upsert_by] or [identifier(names[0])]
         changes = ", ".join(f"{column} = VALUES({column})" for column in others)
         return head, _REPLACE.format(changes=changes) if self._upsert_by else ""

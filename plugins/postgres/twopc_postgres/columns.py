@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from twopc.bad_records import are_held
 from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.keyed import may_refuse_an_exchange
 from twopc.prepared import are_kept_json
 
 ORDINAL = "twopc_ordinal"
@@ -101,6 +102,17 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
     Raises:
         SchemaMismatch: a column does not fit. The message names it.
     """
+    check_types(schema, columns, table)
+    for column in columns:
+        if column.is_required and column.name not in schema.names:
+            raise SchemaMismatch(
+                f"column {column.name!r} of {table} is NOT NULL without a default: add it to the records"
+            )
+
+
+def check_types(schema: pa.Schema, columns: Sequence[Column], table: str) -> None:
+    """Make sure that the columns of ``schema`` fit into those of the table. The table may have others. Raises like
+    ``check_columns``."""
     by_name = {column.name: column for column in columns}
     for field in schema:
         if field.name not in by_name:
@@ -116,26 +128,42 @@ def check_columns(schema: pa.Schema, columns: Sequence[Column], table: str) -> N
                 f"column {field.name!r} has the Arrow type {field.type}, and {column.described}, the column's type in"
                 f" {table}, may not keep each value of that type. {_advice(field.type, column)}"
             )
-    for column in columns:
-        if column.is_required and column.name not in schema.names:
-            raise SchemaMismatch(
-                f"column {column.name!r} of {table} is NOT NULL without a default: add it to the records"
-            )
+
+
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """An index that refuses rows beside others: a unique one, or that of an exclusion constraint.
+
+    Attributes:
+        name: its name.
+        columns: the columns of its key. One that is an expression is None, as is any if the index has a condition.
+        can_replace: whether ON CONFLICT can use it, if its columns are those of ``upsert_by``.
+        is_exact: whether it takes for equal what is the same text.
+    """
+
+    name: str
+    columns: frozenset[str | None]
+    can_replace: bool
+    is_exact: bool
+
+
+_SPELLED = ("interval", "jsonb")
+"""Column types that take different texts for equal, such as ``1 day`` and ``24:00:00``."""
 
 
 def check_upsert(
     upsert_by: Collection[str],
     names: Collection[str],
     columns: Collection[Column],
-    unique: Collection[frozenset[str]],
+    unique: Collection[UniqueIndex],
     table: str,
 ) -> None:
-    """Make sure that a record with the columns ``names`` can replace a row. ``unique`` has the columns of each unique
-    index.
+    """Make sure that a record with the columns ``names`` can replace a row, and that nothing but the key decides which.
 
     Raises:
         SchemaMismatch: the records lack a column of ``upsert_by``, or the table has one of the upsert table's.
-        ConfigurationError: no unique index is on exactly these columns.
+        ConfigurationError: no unique index is on exactly these columns, or it takes different keys for equal, or
+            another unique index may refuse what the source has done in another order.
     """
     if not upsert_by:
         return
@@ -144,10 +172,27 @@ def check_upsert(
             raise SchemaMismatch(f"the records have no column {name!r}, which 'upsert_by' names")
     if any(column.name == ORDINAL for column in columns):
         raise SchemaMismatch(f"{table} has a column {ORDINAL!r}, whose name 'upsert_by' reserves: rename it")
-    if frozenset(upsert_by) not in unique:
+    key = frozenset(upsert_by)
+    own = [index for index in unique if index.columns == key and index.can_replace]
+    if not own:
         raise ConfigurationError(
             f"{table} has no primary key or unique index on exactly the columns of 'upsert_by'"
             f" ({', '.join(upsert_by)}): create a unique index on them that is not deferrable and has no WHERE clause",
+            option="upsert_by",
+        )
+    spelled = [column.name for column in columns if column.name in key and column.type in _SPELLED]
+    if spelled or not own[0].is_exact:
+        raise ConfigurationError(
+            f"the key of {table} takes different texts for equal, so two records of a batch could be for one row:"
+            f" column {', '.join(spelled or upsert_by)}. Nothing was written. Make it a column of text with a"
+            " deterministic collation.",
+            option="upsert_by",
+        )
+    if others := [index.name for index in unique if may_refuse_an_exchange(index.columns, key, names)]:
+        raise ConfigurationError(
+            f"{table} has another unique index, {', '.join(others)}, than that of 'upsert_by'. A source may exchange"
+            " its values between two rows, and no order of the two changes satisfies the index. Nothing was written."
+            " Drop it or make it an index that is not unique, or do not select its columns.",
             option="upsert_by",
         )
 

@@ -23,13 +23,13 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
+from twopc.keyed import KeyedSink
 from twopc.open_transactions import OpenTransactions
 from twopc.prepared import marker_missing, require_prepared, undone_if_refused
-from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_postgres import tables
-from twopc_postgres.columns import Column, check_columns, check_upsert, made_up
+from twopc_postgres.columns import Column, UniqueIndex, check_columns, check_types, check_upsert, made_up
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.outcomes import commit_failed, request_failed, write_failed
 from twopc_postgres.sessions import Connection, connect, release, session, set_up
@@ -54,8 +54,10 @@ class PostgresTransaction(Transaction):
     Attributes:
         upsert_table: the table that collects records that replace rows; None if records go directly to the table.
         schema: the records' columns; empty before the first write.
-        columns: the table's columns, by name. They keep their types until the transaction ends.
+        columns: the table's columns, by name. They keep their types until the transaction ends. Empty before the first
+            record or delete.
         ordinal: the number of the next record.
+        deletes: the number of keys whose rows are deleted.
         is_partial: whether a write has failed, so that the transaction may have only a part of its records.
     """
 
@@ -66,10 +68,11 @@ class PostgresTransaction(Transaction):
         self.schema = pa.schema([])
         self.columns: dict[str, Column] = {}
         self.ordinal = 0
+        self.deletes = 0
         self.is_partial = False
 
 
-class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
+class PostgresSink(KeyedSink[PostgresTransaction]):
     """Writes records to a table. A record's values go into the columns of the same names.
 
     Args:
@@ -86,6 +89,10 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
 
     def __repr__(self) -> str:
         return f"PostgresSink({self._options})"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._options.upsert_by
 
     # On the participant. ----------------------------------------------------------------------------------------
 
@@ -117,29 +124,71 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         transaction ends."""
         if schema == transaction.schema:
             return
+        columns = self._kept_columns(transaction)
+        check_columns(schema, columns, str(self._options))
+        transaction.schema = schema
+
+    def _kept_columns(self, transaction: PostgresTransaction) -> list[Column]:
         with self._writing(transaction.id):
             self._table.keep(transaction.connection)
             columns = self._table.columns(transaction.connection)
-        check_columns(schema, columns, str(self._options))
-        transaction.schema, transaction.columns = schema, {column.name: column for column in columns}
+        transaction.columns = {column.name: column for column in columns}
+        return columns
+
+    def delete(self, transaction: PostgresTransaction, keys: pa.RecordBatch) -> None:
+        assert transaction.upsert_table is not None
+        columns = [*transaction.columns.values()] or self._kept_columns(transaction)
+        check_types(keys.schema, columns, str(self._options))
+        transaction.is_partial = True
+        with self._writing(transaction.id):
+            self._table.copy_deletes(
+                transaction.connection, keys, transaction.columns, transaction.upsert_table, transaction.deletes
+            )
+        transaction.deletes += keys.num_rows
+        transaction.is_partial = False
+
+    def delete_valid(self, transaction: PostgresTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+        if not transaction.columns:
+            self._kept_columns(transaction)
+        return written_by_halves(lambda some: self._delete_or_undo(transaction, some), keys)
 
     def write_valid(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         self._require_columns(transaction, batch.schema)  # a savepoint would give the lock back
         return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
 
     def _write_or_undo(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
+        first, names = transaction.ordinal, batch.schema.names
+        self._do_or_undo(
+            transaction,
+            lambda: self.write(transaction, batch),
+            lambda upsert_table: self._table.merge(transaction.connection, upsert_table, names, first),
+        )
+
+    def _delete_or_undo(self, transaction: PostgresTransaction, keys: pa.RecordBatch) -> None:
+        before = -transaction.deletes
+        self._do_or_undo(
+            transaction,
+            lambda: self.delete(transaction, keys),
+            lambda upsert_table: self._table.delete(transaction.connection, upsert_table, before),
+        )
+
+    def _do_or_undo(
+        self, transaction: PostgresTransaction, do: Callable[[], None], try_out: Callable[[sql.Identifier], None]
+    ) -> None:
+        """Have records or keys written, and undone if the table refuses them. ``try_out`` moves them on from the upsert
+        table, which has none of the table's rules."""
+
         def execute(statement: str) -> None:
             with self._writing(transaction.id):
                 transaction.connection.execute(statement.encode())
 
-        first = transaction.ordinal
         try:
             with undone_if_refused(execute):
-                self.write(transaction, batch)
-                if transaction.upsert_table is not None:  # which has none of the table's rules
+                do()
+                if transaction.upsert_table is not None:
                     execute("SAVEPOINT twopc_tried")
                     with self._writing(transaction.id):
-                        self._table.merge(transaction.connection, transaction.upsert_table, batch.schema.names, first)
+                        try_out(transaction.upsert_table)
                     execute("ROLLBACK TO SAVEPOINT twopc_tried")
         except RecordRefused:
             transaction.is_partial = False
@@ -153,6 +202,8 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
             )
         with self._writing(transaction.id):
             if transaction.upsert_table is not None:
+                if transaction.deletes:
+                    self._table.delete(connection, transaction.upsert_table)
                 if transaction.schema.names:
                     self._table.merge(connection, transaction.upsert_table, transaction.schema.names)
                 self._table.drop(connection, transaction.upsert_table)
@@ -207,8 +258,26 @@ class PostgresSink(TwoPhaseCommitSink[PostgresTransaction]):
         check_columns(schema, columns, str(self._options))
         check_upsert(self._options.upsert_by, schema.names, columns, unique, str(self._options))
 
-    def _definition(self, connection: Connection) -> tuple[list[Column], list[frozenset[str]], Sequence[str]]:
-        """Return the table's columns, the columns of its unique indexes, and the names of its row triggers."""
+    def validate_deletes(self) -> None:
+        with self._requesting(f"reading the definition of {self._options}") as connection:
+            self._definition(connection)
+            programs = self._table.programs(connection, deletes=True)
+            may_delete = self._table.may_delete(connection)
+        if not may_delete:
+            raise ConfigurationError(f"{self._options}: the role may not delete rows. GRANT DELETE on the table to it.")
+        if programs.rules:
+            raise ConfigurationError(
+                f"{self._options} has the rules {', '.join(programs.rules)} ON DELETE, which could keep rows. Nothing"
+                " was written. Replace them by triggers."
+            )
+        if programs.has_policies:
+            raise ConfigurationError(
+                f"{self._options} has row level security, which hides rows from a DELETE without an error. Nothing was"
+                " written. Use a role with BYPASSRLS."
+            )
+
+    def _definition(self, connection: Connection) -> tuple[list[Column], list[UniqueIndex], Sequence[str]]:
+        """Return the table's columns, its unique indexes, and the names of its row triggers."""
         columns = self._table.columns(connection)
         if not columns:
             raise ConfigurationError(f"{self._options} does not exist. Create it; the sink does not create tables.")

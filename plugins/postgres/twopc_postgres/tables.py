@@ -26,7 +26,7 @@ from twopc.checks import CheckResult
 from twopc.errors import RecordRefused
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
-from twopc_postgres.columns import ORDINAL, Column, in_utc, refusals, single
+from twopc_postgres.columns import ORDINAL, Column, UniqueIndex, in_utc, refusals, single
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.sessions import SYNCHRONOUS, Connection
 
@@ -76,7 +76,7 @@ _PROGRAMS = """
     WHERE n.nspname = {schema} AND c.relname = {name}
 """
 
-_ON_UPDATE, _ON_INSERT = "2", "3"
+_ON_UPDATE, _ON_INSERT, _ON_DELETE = "2", "3", "4"
 """The events of rules in pg_rewrite."""
 
 _KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) AS v WHERE pg_catalog.format('%%s', v::{}) <> v)"
@@ -92,15 +92,22 @@ _UNLOGGED = """
 """
 
 _UNIQUE_INDEXES = """
-    SELECT array_agg(a.attname::text)
+    SELECT x.relname::text, array_agg(CASE WHEN i.indpred IS NULL THEN a.attname::text END),
+           i.indisunique AND NOT i.indisexclusion AND i.indimmediate AND i.indisvalid
+               AND i.indpred IS NULL AND i.indexprs IS NULL,
+           bool_and(coalesce(l.collisdeterministic, true))
     FROM pg_index i
+    JOIN pg_class x ON x.oid = i.indexrelid
     JOIN pg_class c ON c.oid = i.indrelid
     JOIN pg_namespace n ON n.oid = c.relnamespace
-    CROSS JOIN LATERAL unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) AS k(attnum)
+    CROSS JOIN LATERAL unnest(
+        (i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indcollation::oid[])[0:i.indnkeyatts - 1]
+    ) AS k(attnum, collated_by)
     LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
-    WHERE n.nspname = {schema} AND c.relname = {name}
-      AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
-    GROUP BY i.indexrelid
+    LEFT JOIN pg_collation l ON l.oid = k.collated_by
+    WHERE n.nspname = {schema} AND c.relname = {name} AND (i.indisunique OR i.indisexclusion)
+    GROUP BY i.indexrelid, x.relname
+    ORDER BY 1
 """
 
 
@@ -110,7 +117,7 @@ class Programs:
 
     Attributes:
         has_policies: whether row level security holds for this role.
-        rules: the names of the rules for INSERT, and with ``upsert_by`` for UPDATE.
+        rules: the names of the rules for INSERT, and with ``upsert_by`` for UPDATE; or of those for DELETE.
         triggers: the names of the triggers that are called for each row.
     """
 
@@ -134,9 +141,9 @@ class Table:
         """Return the table's columns; an empty list if the table does not exist."""
         return [Column(*row) for row in self._of_catalog(connection, _COLUMNS)]
 
-    def programs(self, connection: Connection) -> Programs:
-        """Return what the server does on its own with the records of a table that exists."""
-        events = [_ON_INSERT, _ON_UPDATE] if self._upsert_by else [_ON_INSERT]
+    def programs(self, connection: Connection, deletes: bool = False) -> Programs:
+        """Return what the server does on its own with the records of a table that exists, or with ``deletes``."""
+        events = [_ON_DELETE] if deletes else [_ON_INSERT, _ON_UPDATE] if self._upsert_by else [_ON_INSERT]
         [found] = self._of_catalog(connection, _PROGRAMS, events=events)
         return Programs(*found)
 
@@ -145,9 +152,16 @@ class Table:
         empties an UNLOGGED table after a crash."""
         return next((name for (name,) in self._of_catalog(connection, _UNLOGGED)), None)
 
-    def unique_indexes(self, connection: Connection) -> list[frozenset[str]]:
-        """Return the columns of each unique index by which a record can replace a row."""
-        return [frozenset(names) for (names,) in self._of_catalog(connection, _UNIQUE_INDEXES)]
+    def unique_indexes(self, connection: Connection) -> list[UniqueIndex]:
+        """Return the indexes that refuse rows beside others."""
+        found = self._of_catalog(connection, _UNIQUE_INDEXES)
+        return [UniqueIndex(name, frozenset(names), *rest) for name, names, *rest in found]
+
+    def may_delete(self, connection: Connection) -> bool:
+        """Return whether this role may delete rows of the table."""
+        ask = "SELECT pg_catalog.has_table_privilege({table}, 'DELETE')"
+        [(found,)] = connection.ask(ask, table=self._table.as_string(connection))
+        return bool(found)
 
     def _of_catalog(self, connection: Connection, statement: str, **parts: Any) -> list[tuple[Any, ...]]:
         return connection.ask(statement, schema=self._schema, name=self._name, **parts)
@@ -170,6 +184,21 @@ class Table:
         make = "CREATE UNLOGGED TABLE {upsert_table} AS SELECT *, 0::bigint AS {ordinal} FROM {table} WITH NO DATA"
         connection.ask(make, upsert_table=upsert_table, ordinal=_ORDINAL, table=self._table)
         return upsert_table
+
+    def copy_deletes(
+        self,
+        connection: Connection,
+        keys: pa.RecordBatch,
+        columns: Mapping[str, Column],
+        upsert_table: sql.Identifier,
+        ordinal: int,
+    ) -> None:
+        """Write the keys of rows to delete to the upsert table. They have negative numbers there, down from ``-1``.
+
+        Raises:
+            RecordRefused: PostgreSQL would change a value.
+        """
+        self.copy(connection, keys, columns, upsert_table, -ordinal - keys.num_rows)
 
     def copy(
         self,
@@ -252,6 +281,31 @@ class Table:
             raise RecordRefused(
                 f"a trigger of the table leaves out {given - written} of {given} records. Filter such records in the"
                 " query, or change the trigger."
+            )
+
+    def delete(self, connection: Connection, upsert_table: sql.Identifier, before: int = 0) -> None:
+        """Delete the rows of the keys that have numbers below ``before`` in the upsert table.
+
+        Raises:
+            RecordRefused: a trigger keeps a row.
+        """
+        parts = {
+            "table": self._table,
+            "upsert_table": upsert_table,
+            "same": sql.SQL(" AND ").join(
+                sql.SQL("{0}.{2} = {1}.{2}").format(self._table, upsert_table, sql.Identifier(name))
+                for name in self._upsert_by
+            ),
+            "ordinal": _ORDINAL,
+            "before": before,
+        }
+        connection.ask("DELETE FROM {table} USING {upsert_table} WHERE {ordinal} < {before} AND {same}", **parts)
+        left_over = "SELECT count(*) FROM {table}, {upsert_table} WHERE {ordinal} < {before} AND {same}"
+        [(left,)] = connection.ask(left_over, **parts)
+        if left:
+            raise RecordRefused(
+                f"a trigger of the table keeps {left} rows that are to be deleted. Filter such deletes in the query, or"
+                " change the trigger."
             )
 
     def drop(self, connection: Connection, upsert_table: sql.Identifier) -> None:

@@ -30,6 +30,10 @@ class Dialect:
         unique: makes the columns ``{columns}`` the primary key of ``{table}``.
         at_once: has the database check what it would only check at a commit; empty if it checks everything at once.
         faults: yields what is wrong with a table and its key, where the database does not report it by itself.
+        unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null
+            for an expression, or if the key has a condition), and whether the column takes what is the same text for
+            equal alone.
+        joins_deletes: whether a DELETE can join the table with another one.
     """
 
     scheme: str
@@ -42,6 +46,8 @@ class Dialect:
     unique: str = "ALTER TABLE {table} ADD PRIMARY KEY ({columns})"
     at_once: str = ""
     faults: Callable[[sa.Connection, str | None, str, Sequence[str]], Iterator[str]] = lambda *_: iter(())
+    unique_keys: str = ""
+    joins_deletes: bool = True
 
 
 def _on_conflict(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
@@ -73,6 +79,52 @@ def _faults_in_mysql(
         yield "with 'upsert_by', it must have one primary or unique key, on exactly these columns, whole"
 
 
+_KEYS_IN_POSTGRES = """
+    SELECT x.relname, CASE WHEN i.indpred IS NULL THEN a.attname END, coalesce(l.collisdeterministic, true)
+    FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
+    CROSS JOIN LATERAL unnest(
+        (i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indcollation::oid[])[0:i.indnkeyatts - 1]
+    ) AS k(attnum, collated_by)
+    LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    LEFT JOIN pg_collation l ON l.oid = k.collated_by
+    JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.relname = :table AND CASE WHEN CAST(:schema AS text) IS NULL THEN pg_table_is_visible(c.oid)
+        ELSE n.nspname = :schema END AND (i.indisunique OR i.indisexclusion)
+"""
+
+_KEYS_AND_COLLATIONS_IN_MYSQL = """
+    SELECT s.index_name, CASE WHEN s.sub_part IS NULL THEN s.column_name END,
+           c.collation_name IS NULL OR c.collation_name LIKE '%\\_nopad\\_bin' OR c.collation_name LIKE '%\\_0900\\_bin'
+    FROM information_schema.statistics s
+    LEFT JOIN information_schema.columns c USING (table_schema, table_name, column_name)
+    WHERE s.table_schema = coalesce(:schema, database()) AND s.table_name = :table AND s.non_unique = 0
+"""
+
+_KEYS_IN_SQLITE = """
+    SELECT l.name, CASE WHEN l.partial = 0 THEN i.name END, i.coll = 'BINARY'
+    FROM pragma_index_list(:table, coalesce(:schema, 'main')) l,
+         pragma_index_xinfo(l.name, coalesce(:schema, 'main')) i
+    WHERE l."unique" = 1 AND i.key = 1
+    UNION ALL
+    SELECT 'PRIMARY KEY', name, 1 FROM pragma_table_info(:table, coalesce(:schema, 'main')) WHERE pk > 0
+"""
+
+_KEYS_IN_DUCKDB = """
+    SELECT found.name, c.column_name, true
+    FROM (
+        SELECT constraint_type || constraint_index AS name, unnest(constraint_column_names) AS part
+        FROM duckdb_constraints()
+        WHERE constraint_type IN ('PRIMARY KEY', 'UNIQUE') AND table_name = :table
+          AND schema_name = coalesce(:schema, current_schema())
+        UNION ALL
+        SELECT index_name, trim(unnest(string_split(trim(expressions, '[]'), ',')), ' ''"')
+        FROM duckdb_indexes()
+        WHERE is_unique AND table_name = :table AND schema_name = coalesce(:schema, current_schema())
+    ) found
+    LEFT JOIN duckdb_columns() c
+        ON c.table_name = :table AND c.schema_name = coalesce(:schema, current_schema()) AND c.column_name = found.part
+"""
+
 _LOCAL_TO_POSTGRES = (
     "SET LOCAL lock_timeout = {timeout_ms}; SET LOCAL statement_timeout = 0;"
     " SET LOCAL standard_conforming_strings = on; SET LOCAL array_nulls = on"
@@ -96,6 +148,7 @@ DIALECTS: Mapping[str, Dialect] = {
         # Not for the session: a pooler may give it to another client after the transaction.
         transaction=(_LOCAL_TO_POSTGRES,),
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
+        unique_keys=_KEYS_IN_POSTGRES,
     ),
     "mysql": Dialect(
         "mysql+pymysql",
@@ -110,6 +163,7 @@ DIALECTS: Mapping[str, Dialect] = {
         ),
         isolation="READ COMMITTED",  # otherwise a DELETE locks the gaps between rows, where other tasks write
         faults=_faults_in_mysql,
+        unique_keys=_KEYS_AND_COLLATIONS_IN_MYSQL,
     ),
     "sqlite": Dialect(
         "sqlite+pysqlite",
@@ -117,7 +171,9 @@ DIALECTS: Mapping[str, Dialect] = {
         _on_conflict,
         session=("PRAGMA busy_timeout = {timeout_ms}", "PRAGMA foreign_keys = ON"),
         unique="CREATE UNIQUE INDEX {table}_key ON {table} ({columns})",
+        unique_keys=_KEYS_IN_SQLITE,
+        joins_deletes=False,
     ),
-    "duckdb": Dialect("duckdb+duckdb_engine", postgresql.insert, _on_conflict),
+    "duckdb": Dialect("duckdb+duckdb_engine", postgresql.insert, _on_conflict, unique_keys=_KEYS_IN_DUCKDB),
 }
 """The URL's database → what to know of it. MariaDB is under ``mysql``."""

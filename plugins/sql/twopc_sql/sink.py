@@ -34,6 +34,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.keyed import KeyedSink, may_refuse_an_exchange
 from twopc.retry import until_answered
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -64,6 +65,7 @@ class SqlTransaction(Transaction):
         columns: the names of its records' columns, sorted; empty before the first.
         staged: the name of the staging table that has them.
         ordinal: the number of the next record.
+        deletes: the number of the next key of a row to delete.
     """
 
     def __init__(self, transaction_id: TransactionId) -> None:
@@ -71,9 +73,10 @@ class SqlTransaction(Transaction):
         self.columns: list[str] = []
         self.staged = ""
         self.ordinal = 0
+        self.deletes = 0
 
 
-class SqlSink(WholeBatchSink[SqlTransaction]):
+class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
     """Writes records to a table of a database. A record's values go into the columns of the same names.
 
     Args:
@@ -91,6 +94,10 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
     def __repr__(self) -> str:
         return f"SqlSink({self._options})"
 
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._options.upsert_by
+
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> SqlTransaction:
@@ -107,18 +114,32 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
             raise SchemaMismatch(f"a task's records have the columns {transaction.columns}, and then {columns}")
         with self._writing(transaction.id, OPEN) as connection:
             self._tables.change(connection, transaction.id.exact, staged=transaction.staged)
-            try:
-                self._tables.stage(connection, transaction.staged, transaction.id.exact, transaction.ordinal, batch)
-            except DBAPIError as error:
-                raise staging_failed(error, f"writing to {self._options}") from error
+            self._stage(connection, transaction, transaction.staged, transaction.ordinal, batch)
         transaction.ordinal += batch.num_rows
 
-    def _staging_of(self, transaction_id: TransactionId, columns: Sequence[str]) -> str:
+    def delete(self, transaction: SqlTransaction, keys: pa.RecordBatch) -> None:
+        staged = self._staging_of(transaction.id, self._options.upsert_by, deletes=True)
+        with self._writing(transaction.id, OPEN) as connection:
+            self._stage(connection, transaction, staged, transaction.deletes, keys)
+        transaction.deletes += keys.num_rows
+
+    def _stage(
+        self, connection: sa.Connection, transaction: SqlTransaction, staged: str, first: int, batch: pa.RecordBatch
+    ) -> None:
+        try:
+            self._tables.stage(connection, staged, transaction.id.exact, first, batch)
+        except DBAPIError as error:
+            raise staging_failed(error, f"writing to {self._options}") from error
+
+    def delete_valid(self, transaction: SqlTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return written_by_halves(lambda some: self.delete(transaction, some), keys)
+
+    def _staging_of(self, transaction_id: TransactionId, columns: Sequence[str], deletes: bool = False) -> str:
         """Return the name of a staging table that is there. Other tasks may be creating it at the same time."""
         for attempt in (1, 2):
             try:
                 with self._connected(transaction_id.exact) as connection, connection.begin():
-                    return self._tables.make_staging(connection, columns)
+                    return self._tables.make_staging(connection, columns, deletes)
             except DBAPIError as error:
                 if attempt == 2:
                     raise write_failed(error, f"the staging table of {self._options}") from error
@@ -213,11 +234,39 @@ class SqlSink(WholeBatchSink[SqlTransaction]):
                 if not is_refusal(error):
                     raise
                 faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
+            if self._options.upsert_by:
+                faults += self._faults_of_keys(self._tables.unique_keys(connection), columns)
         if faults:
             raise ConfigurationError(
                 f"{self._options} can't be written to: {'; '.join(faults)}. Grant INSERT, and UPDATE for 'upsert_by',"
                 " which needs a primary key or a unique index on exactly its columns."
             )
+
+    def _faults_of_keys(self, unique: Mapping[str, Mapping[str | None, bool]], columns: Sequence[str]) -> Iterator[str]:
+        by = {*self._options.upsert_by}
+        if any({*key} == by and not all(key.values()) for key in unique.values()):
+            yield (
+                "a column of 'upsert_by' takes different texts for equal, such as 'a' and 'A', or 'a' with a space at"
+                " its end: give it a binary collation, in MySQL utf8mb4_0900_bin, in MariaDB utf8mb4_nopad_bin"
+            )
+        for name, key in unique.items():
+            if may_refuse_an_exchange(key, by, columns):
+                yield (
+                    f"it has another unique key, {name}, than that of 'upsert_by', and a source may exchange its values"
+                    " between two rows, which no order of the two changes allows: drop it, make it an index that is"
+                    " not unique, or do not select its columns"
+                )
+
+    def validate_deletes(self) -> None:
+        with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
+            try:
+                self._tables.try_delete(connection)
+            except DBAPIError as error:
+                if not is_refusal(error):
+                    raise
+                raise ConfigurationError(
+                    f"{self._options}: rows can't be deleted: {first_line(error)}. Grant DELETE."
+                ) from error
 
     def check(self) -> Iterator[CheckResult]:
         yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(self._columns())}")

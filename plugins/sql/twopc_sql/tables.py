@@ -124,9 +124,10 @@ class Tables:
         for staged, names in _by_staging(rows).items():
             for some in _some(names):
                 connection.execute(self._transactions.delete().where(self._transactions.c.name.in_(some)))
-                if staged is not None and sa.inspect(connection).has_table(staged, self._options.schema):
-                    table = self._staging(staged)
-                    connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
+                for each in filter(None, (staged, self._staged_deletes(connection))):
+                    if sa.inspect(connection).has_table(each, self._options.schema):
+                        table = self._staging(each)
+                        connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
 
     # Marks. -----------------------------------------------------------------------------------------------------
 
@@ -146,9 +147,10 @@ class Tables:
 
     # Staging tables. --------------------------------------------------------------------------------------------
 
-    def make_staging(self, connection: sa.Connection, columns: Sequence[str]) -> str:
-        """Return the name of the staging table for records with these columns, and create it if it is missing."""
-        name = self._staging_name(connection, columns)
+    def make_staging(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
+        """Return the name of the staging table for records with these columns, or for ``deletes`` by them, and create
+        it if it is missing."""
+        name = self._staging_name(connection, columns, deletes)
         if not sa.inspect(connection).has_table(name, self._options.schema):
             target = self._table(self._options.table, columns)
             ours = (sa.cast(sa.null(), type_).label(each) for each, type_ in OURS.items())
@@ -160,11 +162,17 @@ class Tables:
             connection.exec_driver_sql(unique)
         return name
 
-    def _staging_name(self, connection: sa.Connection, columns: Sequence[str]) -> str:
+    def _staged_deletes(self, connection: sa.Connection) -> str | None:
+        """The name of the staging table for the keys of rows to delete; None if the sink only appends."""
+        key = self._options.upsert_by
+        return self._staging_name(connection, key, deletes=True) if key else None
+
+    def _staging_name(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
         """A name for these columns of the table, in any order, and for the types that they have now."""
         types = dict(self._types(connection, self._options.table))
         what = [self._options.qualified, *(f"{name} {types.get(name)}" for name in sorted(columns))]
-        return f"twopc_staged_{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:32]}"
+        kind = "deletes" if deletes else "staged"
+        return f"twopc_{kind}_{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:32]}"
 
     def stage(self, connection: sa.Connection, staged: str, name: str, first: int, batch: pa.RecordBatch) -> None:
         """Write records into a staging table. ``first`` is the ordinal of the first.
@@ -187,18 +195,21 @@ class Tables:
         require_unchanged(written, found)
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
-        """Copy the records of transactions from their staging tables into the table. Of records with one key, the last
-        that a transaction has written wins.
+        """Delete what transactions delete, and copy their records from the staging tables into the table. Of records
+        with one key, the last that a transaction has written wins.
 
         Returns:
-            How many records the staging tables had. Without ``upsert_by``, how many of them are in the table, if the
-            database reports that: a trigger may have left some out.
+            How many records and deletes the staging tables had, without those deletes that a trigger has kept. Without
+            ``upsert_by``, how many of the records are in the table, if the database reports that: a trigger may have
+            left some out.
 
         Raises:
             OperatorRequired: the table's columns have other types now, which could change a value.
         """
-        moved = 0
+        moved = self._delete(connection, [row.name for row in rows]) if self._options.upsert_by else 0
         for staged, names in _by_staging(rows).items():
+            if staged is None:  # the transaction has deletes alone
+                continue
             columns = [name for name in self.columns(connection, staged) if name not in OURS]
             if staged != self._staging_name(connection, columns):
                 raise OperatorRequired(
@@ -216,6 +227,42 @@ class Tables:
         if self._options.dialect.at_once:
             connection.exec_driver_sql(self._options.dialect.at_once)
         return moved
+
+    def _delete(self, connection: sa.Connection, names: Sequence[str]) -> int:
+        """Delete the rows whose keys transactions have staged. Return the number of keys, without those that are still
+        there."""
+        staged = self._staged_deletes(connection)
+        assert staged is not None
+        if not sa.inspect(connection).has_table(staged, self._options.schema):
+            return 0
+        key, deleted = self._options.upsert_by, 0
+        table, keys = self._table(self._options.table, key), self._staging(staged, map(sa.column, key))
+        same = sa.and_(*(table.c[name] == keys.c[name] for name in key))
+        for some in _some(names):
+            ours = keys.c[_KEY].in_(map(_key, some))
+            if self._options.dialect.joins_deletes:
+                connection.execute(sa.delete(table).where(same, ours))
+            else:
+                chosen = sa.select(*(keys.c[name] for name in key)).where(ours)
+                connection.execute(sa.delete(table).where(sa.tuple_(*(table.c[name] for name in key)).in_(chosen)))
+            count = sa.select(sa.func.count())
+            deleted += connection.scalar(count.select_from(keys).where(ours)) or 0
+            deleted -= connection.scalar(count.select_from(table, keys).where(same, ours)) or 0
+        return deleted
+
+    def unique_keys(self, connection: sa.Connection) -> dict[str, dict[str | None, bool]]:
+        """Return the unique keys of the table: the name of each, and of each column whether it takes the same text for
+        equal alone."""
+        found: dict[str, dict[str | None, bool]] = {}
+        table = {"schema": self._options.schema, "table": self._options.table}
+        for name, column, is_exact in connection.execute(sa.text(self._options.dialect.unique_keys), table):
+            of_key = found.setdefault(name, {})
+            of_key[column] = bool(is_exact) and of_key.get(column, True)
+        return found
+
+    def try_delete(self, connection: sa.Connection) -> None:
+        """Have the database check a DELETE of no row."""
+        connection.execute(sa.delete(self._table(self._options.table)).where(sa.false()))
 
     def try_without_rows(self, connection: sa.Connection, columns: Sequence[str]) -> None:
         """Have the database check the statement by which ``move`` writes to the table."""

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.campaigns.contract.mutants import Mutant, named, put_in_place
-from tests.campaigns.contract.subjects import SUBJECTS, Bench, tests_of
+from tests.campaigns.contract.subjects import SUBJECTS, Bench, KeyedBench, tests_of
 from twopc.testing.kills import FEW
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108  # each test has a folder of its own there
@@ -77,7 +77,7 @@ def apply(mutant: Mutant, sources: Path) -> None:
             module.write(f"\nfrom {put_in_place.__module__} import put_in_place\nput_in_place({mutant.name!r})\n")
 
 
-def _first_failure(contract: type[Bench], targets: Path, servers: str) -> tuple[str, str]:
+def _first_failure(contract: type[Bench | KeyedBench], targets: Path, servers: str) -> tuple[str, str]:
     for name in tests_of(contract):
         folder = targets / name
         folder.mkdir(parents=True)

@@ -553,11 +553,8 @@ MEMORY = (
     _memory(
         "a commit publishes everything that is open",
         (
-            "            self.target.visible.extend(self.target.open.pop(name))",
-            (
-                "            for each in list(self.target.open):\n"
-                "                self.target.visible.extend(self.target.open.pop(each))"
-            ),
+            "            self._apply(name)\n",
+            "            for each in list(self.target.open):\n                self._apply(each)\n",
         ),
     ),
     _memory(
@@ -571,13 +568,13 @@ MEMORY = (
     _memory(
         "of commits in several threads one undoes another",
         (
-            "            self.target.visible.extend(self.target.open.pop(name))",
+            "            self._apply(name)\n",
             (
                 "            seen = list(self.target.visible)\n"
                 "            self.target.lock.release()\n"
                 "            __import__('time').sleep(0.01)\n"
                 "            self.target.lock.acquire()\n"
-                "            self.target.visible[:] = seen + self.target.open.pop(name)"
+                "            self.target.visible[:] = seen + self.target.open.pop(name)\n"
             ),
         ),
     ),
@@ -657,10 +654,151 @@ KAFKA = tuple(Mutant("kafka", defect, seams=seams) for defect, seams in of_plugi
 
 AS_THEY_ARE = tuple(
     Mutant(subject, "the sink as it is", equivalent="it has no defect")
-    for subject in ("sqlite", "memory", "files", "kafka")
+    for subject in ("sqlite", "memory", "files", "kafka", "keyed sql", "keyed memory")
 )
 
-MUTANTS = (*AS_THEY_ARE, *SQLITE, *MEMORY, *FILES, *KAFKA)
+
+def _keyed(defect: str, file: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+    return _in("keyed sql", f"twopc_sql/{file}", defect, *edits, equivalent=equivalent)
+
+
+def _keyed_memory(defect: str, *edits: tuple[str, str]) -> Mutant:
+    return _in("keyed memory", "memory.py", defect, *edits)
+
+
+_DELETED = "sa.tuple_(*(table.c[name] for name in key)).in_(chosen)"
+
+KEYED = (
+    _keyed("a delete removes nothing", "tables.py", (_DELETED, f"{_DELETED} & sa.false()")),
+    _keyed(
+        "a delete removes nothing, and reports that it has",
+        "tables.py",
+        (_DELETED, f"{_DELETED} & sa.false()"),
+        ("deleted -= connection", "deleted -= 0 * connection"),
+    ),
+    _keyed("a delete removes every row", "tables.py", (_DELETED, "sa.true()")),
+    _keyed(
+        "a delete takes upper and lower case for equal",
+        "tables.py",
+        (_DELETED, "sa.func.lower(table.c[key[0]]).in_(sa.select(sa.func.lower(keys.c[key[0]])).where(ours))"),
+    ),
+    _keyed(
+        "a commit deletes what any transaction has staged",
+        "tables.py",
+        (
+            ".where(ours)\n                connection.execute(sa.delete",
+            ".where(sa.true())\n                connection.execute(sa.delete",
+        ),
+    ),
+    _keyed(
+        "a delete is done when it is written",
+        "sink.py",
+        (
+            "            self._stage(connection, transaction, staged, transaction.deletes, keys)\n",
+            (
+                "            self._stage(connection, transaction, staged, transaction.deletes, keys)\n"
+                "            self._tables._delete(connection, [transaction.id.exact])\n"
+            ),
+        ),
+    ),
+    _keyed(
+        "the keys of a transaction that has deletes alone are forgotten",
+        "tables.py",
+        ("[row.name for row in rows]) if", "[row.name for row in rows if row.staged]) if"),
+    ),
+    _keyed(
+        "only the last deletes of a transaction are kept", "sink.py", ("transaction.deletes += keys.num_rows", "pass")
+    ),
+    _keyed(
+        "deletes stay staged after their transaction has ended",
+        "tables.py",
+        ("filter(None, (staged, self._staged_deletes(connection)))", "filter(None, (staged,))"),
+    ),
+    _keyed(
+        "a batch that was tried before its decision stays",
+        "sink.py",
+        ("                connection.rollback()\n", "                connection.commit()\n"),
+    ),
+    _keyed(
+        "a record is added only if its key is new",
+        "dialects.py",
+        (
+            "    if not others:\n        return insert.on_conflict_do_nothing",
+            "    if True:\n        return insert.on_conflict_do_nothing",
+        ),
+    ),
+    _keyed(
+        "a column that records do not have is set to null",
+        "dialects.py",
+        (
+            "        return insert.on_conflict_do_nothing(index_elements=keys)\n",
+            '        return insert.on_conflict_do_update(index_elements=keys, set_={"value": None})\n',
+        ),
+    ),
+    _keyed(
+        "a null replaces no value",
+        "tables.py",
+        ("values_of(batch, self._options.upsert_by)", "values_of(batch, batch.schema.names)"),
+        equivalent="the sink refuses the null, which it may",
+    ),
+    _keyed("a key may be null", "records.py", ("if name in required and column.null_count:", "if False:")),
+    _keyed(
+        "a key that is refused takes the others of its half with it",
+        "sink.py",
+        (
+            "written_by_halves(lambda some: self.delete(transaction, some), keys)",
+            "written_by_halves(lambda some: self.delete(transaction, some), keys.slice(1, 1))",
+        ),
+    ),
+    _keyed(
+        "a repeated commit of an older batch is applied once more",
+        "sink.py",
+        ("        if mark is not None and mark >= batch_id:\n            return\n        what", "        what"),
+    ),
+    _keyed(
+        "records are moved before deletes are done",
+        "tables.py",
+        (
+            "        moved = self._delete(connection, [row.name for row in rows]) if self._options.upsert_by else 0\n",
+            "        moved = 0\n",
+        ),
+        (
+            "        if self._options.dialect.at_once:\n",
+            (
+                "        moved += self._delete(connection, [row.name for row in rows])\n"
+                "        if self._options.dialect.at_once:\n"
+            ),
+        ),
+        equivalent="a batch names each key at most once",
+    ),
+    _keyed_memory(
+        "a delete removes rows when it is written",
+        (
+            "            self.target.deletes.setdefault",
+            (
+                "            gone = [*map(self._key_of, keys.to_pylist())]\n"
+                "            left = [row for row in self.target.visible if self._key_of(row) not in gone]\n"
+                "            self.target.visible[:] = left\n"
+                "            self.target.deletes.setdefault"
+            ),
+        ),
+    ),
+    _keyed_memory(
+        "an abort leaves the deletes of a transaction",
+        ("            self.target.deletes.pop(committable.transaction_id, None)\n", ""),
+    ),
+    _keyed_memory(
+        "a late commit is applied again",
+        ("            self.target.committed.add(name)\n", ""),
+        (
+            "records, deletes = self.target.open.pop(name), self.target.deletes.pop(name, [])",
+            "records, deletes = self.target.open[name], self.target.deletes.get(name, [])",
+        ),
+    ),
+    _keyed_memory("a record does not replace the one of its key", ("        if self.key:\n", "        if deletes:\n")),
+)
+
+MUTANTS = (*AS_THEY_ARE, *SQLITE, *MEMORY, *FILES, *KAFKA, *KEYED)
 
 
 def named(name: str) -> Mutant:

@@ -17,8 +17,9 @@ import pyarrow as pa
 
 from tests.support.pages import DOCS, ROOT, write_files
 from tests.support.typed_records import in_halves, plain, typed
+from twopc.keyed import KeyedSink
 from twopc.sink import TwoPhaseCommitSink
-from twopc.testing import SinkContract
+from twopc.testing import KeyedSinkContract, SinkContract
 
 
 class Bench(SinkContract):
@@ -134,6 +135,62 @@ class Kafka(Bench):
         return [value if value is None else value.decode() for value in values]  # type: ignore[misc]  # the value of ``sample``
 
 
+class KeyedBench(KeyedSinkContract):
+    """The contract of a sink with a key, likewise."""
+
+    patience_s = 1.0
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        self.folder, self.servers = folder, servers
+
+
+class KeyedSql(KeyedBench):
+    """The SQL sink on SQLite."""
+
+    kills = 12
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        super().__init__(folder, servers)
+        self.path = folder / "rows.db"
+        with closing(sqlite3.connect(self.path)) as connection:
+            connection.execute("CREATE TABLE pairs (id TEXT PRIMARY KEY, value TEXT)")
+
+    def make_sink(self) -> KeyedSink[Any]:
+        options = {"url": f"sqlite:///{self.path}", "table": "pairs", "upsert_by": "id", "lock_timeout_s": "1"}
+        sink: KeyedSink[Any] = _module("twopc_sql.sink").SqlSink(options)
+        return sink
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return connection.execute("SELECT id, value FROM pairs").fetchall()
+
+    def leftovers(self) -> list[str]:
+        with closing(sqlite3.connect(self.path)) as connection:
+            ask = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'twopc_%'"
+            staging = [
+                name for (name,) in connection.execute(ask) if name.startswith(("twopc_staged", "twopc_deletes"))
+            ]
+            return [name for name in staging if connection.execute(f"SELECT 1 FROM {name}").fetchall()]
+
+
+class KeyedMemory(KeyedBench):
+    picklable = False
+
+    def __init__(self, folder: Path, servers: str) -> None:
+        super().__init__(folder, servers)
+        self.target = _module("memory").MemoryTarget()
+
+    def make_sink(self) -> KeyedSink[Any]:
+        sink: KeyedSink[Any] = _module("memory").MemorySink(self.target, ["id"])
+        return sink
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(record["id"], record.get("value")) for record in self.target.visible]
+
+    def leftovers(self) -> list[str]:
+        return [*self.target.open, *self.target.deletes]
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
     """A sink, as source code.
@@ -144,7 +201,7 @@ class Subject:
         write: writes its source into a folder, from which it is imported.
     """
 
-    contract: type[Bench]
+    contract: type[Bench | KeyedBench]
     main: str
     write: Callable[[Path], object]
 
@@ -166,9 +223,14 @@ SUBJECTS = {
     ),
     "files": Subject(Files, "twopc_files/sink.py", _package("files")),
     "kafka": Subject(Kafka, "twopc_kafka/sink.py", _package("kafka")),
+    "keyed sql": Subject(KeyedSql, "twopc_sql/sink.py", _package("sql")),
+    "keyed memory": Subject(
+        KeyedMemory, "memory.py", lambda folder: shutil.copy(ROOT / "twopc" / "testing" / "memory.py", folder)
+    ),
 }
 
 
-def tests_of(contract: type[Bench]) -> Iterator[str]:
+def tests_of(contract: type[Bench | KeyedBench]) -> Iterator[str]:
     """Return the names of a contract's tests, in source order."""
-    return (name for name in vars(SinkContract) if name.startswith("test_") and hasattr(contract, name))
+    whole = SinkContract if issubclass(contract, SinkContract) else KeyedSinkContract
+    return (name for name in vars(whole) if name.startswith("test_"))

@@ -45,7 +45,7 @@ def prove(folder: Path, server: MariaDbServer, upsert_by: str, rounds: int, amid
         The numbers of kills, of records lost and doubled, and of transactions that are still prepared.
     """
     ask(server, "DROP DATABASE IF EXISTS lake")
-    ask(server, "CREATE DATABASE lake")
+    ask(server, "CREATE DATABASE lake CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
     key = "PRIMARY KEY (value)" if upsert_by else "KEY (value)"
     ask(server, f"CREATE TABLE lake.orders (value VARCHAR(50) NOT NULL, {key}) ENGINE=InnoDB")
     options = {"url": server.url("lake"), "table": "orders", **({"upsert_by": upsert_by} if upsert_by else {})}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from tests.sinks.kafka.conftest import Topic
 from tests.sinks.kafka.groups import Group
-from twopc.testing import SinkContract
+from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_kafka import KafkaSink
 from twopc_kafka.markers import HEADER
 from twopc_kafka.offsets_sink import KafkaProgressSink
@@ -97,6 +98,41 @@ class TestKafkaSinkWithBatchMarkers(TestKafkaSink):
         records = super().visible_records()
         assert {record["headers"].pop()["key"] for record in records} <= {HEADER}
         return records
+
+
+class TestKeyed(KeyedSinkContract):
+    """A topic is the table that a compaction leaves of it."""
+
+    writer = "arrow"
+    kills = 8
+    null_deletes = True
+
+    @pytest.fixture(autouse=True)
+    def _target(self, topic: Topic, prefix: str) -> None:
+        self.topic = topic
+        self.options = {
+            "bootstrap.servers": topic.servers,
+            "topic": topic.name,
+            "transactional.id.prefix": prefix,
+            "writer": self.writer,
+            "upsert_by": "key",
+        }
+
+    def make_sink(self) -> KafkaSink:
+        return KafkaSink(self.options)
+
+    def record_batch(self, rows: Mapping[str, str | None]) -> pa.RecordBatch:
+        values = pa.array([*rows.values()], pa.string())
+        return pa.record_batch({"key": pa.array([*rows], pa.string()), "value": values})
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        last = {record.key.decode(): record.value for record in self.topic.records()}
+        return [(key, value.decode()) for key, value in last.items() if value is not None]
+
+
+@pytest.mark.long
+class TestKeyedWithLibrdkafka(TestKeyed):
+    writer = "librdkafka"
 
 
 PARTITIONS = 256

@@ -100,7 +100,7 @@ def new_place(server: MariaDbServer) -> Place:
     """A new database with a table of one column, ``value``."""
     name = f"test_{uuid.uuid4().hex[:8]}"
     place = Place(server, name, name)
-    place.ask(f"CREATE DATABASE {name}")
+    place.ask(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin")  # exact, as keys must be
     place.create("value VARCHAR(255)")
     return place
 

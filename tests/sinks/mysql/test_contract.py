@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.typed_records import typed
-from twopc.testing import SinkContract
+from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_mysql import MysqlSink
 
 if TYPE_CHECKING:
@@ -75,3 +75,18 @@ class TestUpsert(TestAppend):
     @pytest.fixture(autouse=True)
     def _key(self, _place: None) -> None:
         self.place.ask("ALTER TABLE {} ADD PRIMARY KEY (value)")
+
+
+class TestKeyed(KeyedSinkContract):
+    kills = 12
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create("id VARCHAR(190) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY, value TEXT")
+
+    def make_sink(self) -> MysqlSink:
+        return self.place.unbound(upsert_by="id")
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(key, value) for key, value in self.place.ask("SELECT id, value FROM {}")]

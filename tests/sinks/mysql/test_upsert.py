@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -132,3 +133,52 @@ def test_a_record_without_a_key_is_refused(place: Place) -> None:
     ids = pa.array([1, None], pa.int32())
     _, positions = place.vote_without_bad({"id": ids, "value": ["a", "b"]}, upsert_by="id")
     assert positions == [1]
+
+
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ("VARCHAR(9) COLLATE utf8mb4_general_ci", "takes different texts for equal.* such as utf8mb4_bin"),
+        ("DOUBLE", "floating-point number: make it a DECIMAL"),
+    ],
+)
+def test_a_key_that_takes_different_values_for_equal_is_refused(column: str, reason: str, place: Place) -> None:
+    place.create(f"id {column} PRIMARY KEY")
+    type = pa.float64() if column == "DOUBLE" else pa.string()
+    with pytest.raises(ConfigurationError, match=reason):
+        place.sink(upsert_by="id").validate(pa.schema([("id", type)]))
+
+
+def test_large_and_exact_numbers_and_keys_of_several_columns_delete_their_own_rows_alone(place: Place) -> None:
+    """Beside a text, the server would compare them as floating-point numbers, which takes neighbors for equal."""
+    place.create(
+        "id BIGINT, price DECIMAL(38,18), day DATETIME(6), code VARBINARY(9), is_new BOOLEAN,"
+        " PRIMARY KEY (id, price, day, code, is_new)"
+    )
+    first = {
+        "id": pa.array([9007199254740993, 9007199254740992], pa.int64()),
+        "price": pa.array([Decimal("12345678901234567890.123456789012345678")] * 2, pa.decimal128(38, 18)),
+        "day": pa.array([1_767_225_600_000_001] * 2, pa.timestamp("us")),
+        "code": pa.array([b"'a\\"] * 2, pa.binary()),
+        "is_new": pa.array([True, True]),
+    }
+    by = "id,price,day,code,is_new"
+    place.sink().commit(place.pre_commit(first, upsert_by=by))
+    keys = pa.record_batch(first).slice(0, 1)
+    with Participant({"orders": place.sink(upsert_by=by)}, Round(1, 1), partition=0) as participant:
+        participant.delete("orders", keys)
+        [committable] = participant.pre_commit().values()
+    place.sink().commit(committable)
+    assert place.ask("SELECT id FROM {}") == [(9007199254740992,)]
+
+
+def test_a_delete_asks_nothing_of_the_other_columns(place: Place) -> None:
+    place.create("id INT PRIMARY KEY, value TEXT NOT NULL")
+    place.ask("INSERT INTO {} VALUES (1, 'a'), (2, 'b')")
+    with Participant({"orders": place.sink(upsert_by="id")}, Round(1, 0), partition=0) as participant:
+        participant.delete(
+            "orders", pa.record_batch({"id": pa.array([1], pa.int32()), "value": pa.array([None], pa.string())})
+        )
+        [committable] = participant.pre_commit().values()
+    place.sink().commit(committable)
+    assert rows(place) == [(2, "b")]

@@ -143,6 +143,8 @@ def test_a_policy_is_refused_where_copy_does_not_work_and_the_other_way_works(as
         place.sink(conninfo=as_role).validate(VALUE)
     sink = place.sink(conninfo=as_role, upsert_by="value")
     sink.validate(VALUE)
+    with pytest.raises(ConfigurationError, match=r"row level security, which hides rows from a DELETE"):
+        sink.validate_deletes()
     with pytest.raises(RecordRefused, match=r"breaks the table's rules \(row level security\)"):
         place.vote(["b"], sink=sink)
     vote, refused = place.vote_without_bad({"value": ["a", "b", "c"]}, conninfo=as_role, upsert_by="value")

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from tests.sinks.sql.conftest import databases_but_long
 from tests.support.typed_records import typed
-from twopc.testing import SinkContract
+from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_sql import SqlSink
 
 if TYPE_CHECKING:
@@ -83,3 +83,18 @@ class TestUpsert(TestAppend):
     @pytest.fixture(autouse=True)
     def _key(self, _place: None) -> None:
         self.place.ask("CREATE UNIQUE INDEX of_values ON {} (value)")
+
+
+class TestKeyed(KeyedSinkContract):
+    kills = 8
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create("id {key} PRIMARY KEY, value {text}")
+
+    def make_sink(self) -> SqlSink:
+        return self.place.unbound(upsert_by="id")
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(key, value) for key, value in self.place.ask("SELECT id, value FROM {}")]

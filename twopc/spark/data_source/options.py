@@ -121,6 +121,13 @@ def _as_spark_passes(value: Any) -> str:
 
 def _parsed(owner: str, options: Mapping[str, str], needed: str = "") -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of our options, of which ``needed`` is needed too, and the sink's own options."""
+    for name in ("delete_where", "latest_by"):
+        if name in options:
+            raise ConfigurationError(
+                f"{_OWNER} has no option {name!r}, since it can't bring the records of a key together: write with"
+                f" foreach_batch and Output(sink, columns, {name}=...).",
+                option=name,
+            )
     spelled = {option.name.lower(): option.name for option in OPTIONS}
     given = {spelled.get(name, name): value for name, value in options.items()}
     declared = [replace(option, needed=option.needed or option.name == needed) for option in OPTIONS]

@@ -1,0 +1,231 @@
+"""The changes of a batch to outputs whose sinks have a key: of the records of a key, the last one applies.
+
+Spark finds it by a window over the key. It shuffles the batch by the key only where the plan has not done so, and its
+equality and its order hold for every type. Each key then has one record at most, in one task, whatever the keys of the
+other outputs are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.functions import expr, when
+from pyspark.sql.types import StructType
+
+from twopc.errors import RecordRefused
+from twopc.spark.sql_names import quoted
+
+if TYPE_CHECKING:
+    from twopc.spark.output import Output
+
+_KEY, _ORDER, _TAKEN, _APART = "twopc key ", "twopc order ", "twopc taken ", "twopc apart "
+"""The columns of an output have these names and the sink's. The last one spreads the rows that it does not take."""
+
+CHANGE = "twopc change "
+"""The column with what becomes of a row in an output has this name and the sink's. It is null where the output does not
+take the row."""
+
+
+class Change(IntEnum):
+    """What becomes of a record."""
+
+    WRITE = 0
+    DELETE = 1
+    SUPERSEDED = 2
+    """Its key has a later record in the batch."""
+    TIED = 3
+    """Nothing tells whether it is the last of its key."""
+    UNORDERED = 4
+    """It is null by what the records are ordered by."""
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """How an output with a key finds the last record of each key.
+
+    Attributes:
+        key: the columns of the key.
+        latest_by: what the records of a key are ordered by, as SQL; None if a key must not come twice in a batch.
+    """
+
+    key: tuple[str, ...]
+    latest_by: str | None
+
+    def refuse(self, sink: str, counts: Mapping[Change, int], task: int) -> None:
+        """Raise RecordRefused if a task has found records that it can't put in order."""
+        where = f"output {sink!r} (key {', '.join(self.key)})"
+        advice = "Nothing of the batch was written."
+        if count := counts.get(Change.UNORDERED):
+            reason = (
+                f"'latest_by' ({self.latest_by}) of {where} is null in {count} records of the batch. {advice} Give an"
+                " expression that has a value for every record, deletes as well, or leave such records out by 'where'."
+            )
+        elif (count := counts.get(Change.TIED)) and self.latest_by is None:
+            reason = (
+                f"{count} records of the batch share their key in {where} with another one, and nothing tells which"
+                f" is the last. {advice} Give the Output 'latest_by', such as 'at' or 'struct(at, offset)'."
+            )
+        elif count:
+            reason = (
+                f"{count} keys of {where} have several records with the greatest 'latest_by' ({self.latest_by}) in the"
+                f" batch. {advice} Add what tells them apart, such as the offset: 'struct({self.latest_by}, offset)'."
+            )
+        else:
+            return
+        raise RecordRefused(reason, sink=sink, task=task)
+
+
+@dataclass
+class Unordered:
+    """Counts the records of a task that can't be put in order."""
+
+    counts: dict[tuple[str, Change], int] = field(default_factory=dict)
+
+    def add(self, sink: str, changes: pa.Array) -> None:
+        """Count those of a record batch."""
+        for change in (Change.TIED, Change.UNORDERED):
+            found = pc.equal(changes, pa.scalar(change, changes.type)).true_count
+            self.counts[sink, change] = self.counts.get((sink, change), 0) + found
+
+    def refuse(self, outputs: Mapping[str, Keyed], task: int) -> None:
+        """Raise RecordRefused if there is one."""
+        for name, keyed in outputs.items():
+            keyed.refuse(name, {change: count for (sink, change), count in self.counts.items() if sink == name}, task)
+
+
+def columns_of(name: str, output: Output, struct: str) -> Iterator[Column]:
+    """Yield the columns that ``applied`` needs of an output: its record where it is no delete, then key, order and
+    condition. What a delete has beside its key is not computed."""
+    deletes = f"coalesce(({output.delete_where}), false)" if output.delete_where else None
+    taken = None if output.where is None else expr(f"coalesce(({output.where}), false)")
+
+    def within(column: Column) -> Column:
+        return column if taken is None else when(taken, column)
+
+    record = expr(struct) if deletes is None else when(~expr(deletes), expr(struct))
+    yield within(record).alias(name)
+    for number, column in enumerate(output.key):
+        yield within(expr(struct).getField(column)).alias(f"{_KEY}{name} {number}")
+    if output.latest_by is not None:
+        yield within(expr(output.latest_by)).alias(_ORDER + name)
+    if taken is not None:
+        yield taken.alias(_TAKEN + name)
+        yield when(~taken, expr("monotonically_increasing_id()")).alias(_APART + name)
+
+
+class ByKey:
+    """Brings the records of a key together, from one start of a query to its end."""
+
+    def __init__(self) -> None:
+        self._shuffles: dict[str, bool] = {}
+
+    def applied(self, frame: DataFrame, outputs: Mapping[str, Keyed], tasks: int | None, in_structs: bool) -> DataFrame:
+        """Return the frame with what becomes of each row in place of what ``columns_of`` has added.
+
+        Args:
+            frame: the frame.
+            outputs: the outputs that have a key, by name.
+            tasks: how many tasks the frame has, and shall have after a shuffle; None if its plan was not recognized.
+                Through Spark Connect, a shuffle takes ``spark.sql.shuffle.partitions``.
+            in_structs: whether an output's record remains a struct; else its columns take the place of it.
+        """
+        tasks = tasks_of(frame) if tasks is None else tasks
+        for name, keyed in outputs.items():
+            frame = self._together(frame, name, keyed, tasks)
+        of_outputs = {
+            column: name for name, keyed in outputs.items() for column in (name, *_beside(frame, name, keyed))
+        }
+        kept = [quoted(column) for column in frame.columns if column not in of_outputs]
+        for name, keyed in outputs.items():
+            values = [*_values(frame, name, keyed)]
+            change = quoted(CHANGE + name)
+            record = f"IF({change} IN ({Change.WRITE:d}, {Change.DELETE:d}), struct({', '.join(values)}), NULL)"
+            kept += [f"{record} AS {quoted(name)}"] if in_structs else values
+        return frame.selectExpr(*kept)
+
+    def _together(self, frame: DataFrame, name: str, keyed: Keyed, tasks: int | None) -> DataFrame:
+        found = _with_change(frame, name, keyed)
+        if tasks is None or tasks == 1:
+            return found
+        if name not in self._shuffles:
+            self._shuffles[name] = _exchanges(found) > _exchanges(frame)
+        if not self._shuffles[name]:
+            return found
+        by = map(quoted, _partition(frame, name, keyed))
+        return _with_change(frame.repartition(tasks, *map(expr, by)), name, keyed)
+
+
+def tasks_of(frame: DataFrame) -> int | None:
+    """Return how many tasks a frame has, by its plan; None through Spark Connect, where nothing tells."""
+    if not isinstance(frame, ClassicDataFrame):
+        return None
+    planned = frame._jdf.queryExecution()  # noqa: SLF001  # the only way to it
+    # An RDD has no partitioning that a plan knows. To make one may run a job, such as a broadcast.
+    found = planned.executedPlan().outputPartitioning().numPartitions() or planned.toRdd().getNumPartitions()
+    return int(found)
+
+
+def _exchanges(frame: DataFrame) -> int:
+    return str(frame._jdf.queryExecution().executedPlan().toString()).count("Exchange ")  # noqa: SLF001
+
+
+def _keys(name: str, keyed: Keyed) -> list[str]:
+    return [f"{_KEY}{name} {number}" for number in range(len(keyed.key))]
+
+
+def _partition(frame: DataFrame, name: str, keyed: Keyed) -> list[str]:
+    """The columns whose equal values are together. Rows that the output does not take have null for a key, so that all
+    of them would be in one task."""
+    apart = _APART + name
+    return [*_keys(name, keyed), *([apart] if apart in frame.columns else ())]
+
+
+def _beside(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
+    own = (*_keys(name, keyed), _ORDER + name, _TAKEN + name, _APART + name)
+    yield from (column for column in own if column in frame.columns)
+
+
+def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
+    """Return the frame with the change of each row."""
+    over = f"PARTITION BY {', '.join(map(quoted, _partition(frame, name, keyed)))}"
+    order = quoted(_ORDER + name)
+    has_no_key = " OR ".join(f"{quoted(column)} IS NULL" for column in _keys(name, keyed))
+    if keyed.latest_by is None:
+        cases = f"WHEN count(1) OVER ({over}) > 1 THEN {Change.TIED:d}"
+    else:
+        over = f"{over} ORDER BY {order}"  # ascending: outputs without a key get the rows in this order
+        cases = (
+            f"WHEN {order} IS NULL THEN {Change.UNORDERED:d}"
+            f" WHEN lead(true) OVER ({over}) THEN {Change.SUPERSEDED:d}"
+            f" WHEN lag({order}) OVER ({over}) <=> {order} THEN {Change.TIED:d}"
+        )
+    taken = _TAKEN + name
+    is_left_out = f"WHEN NOT {quoted(taken)} THEN NULL" if taken in frame.columns else ""
+    # A record without a key is for the sink to refuse, by itself.
+    change = f"IF({quoted(name)} IS NULL, {Change.DELETE:d}, {Change.WRITE:d})"
+    sql = f"CASE {is_left_out} WHEN {has_no_key} THEN {change} {cases} ELSE {change} END"
+    return frame.selectExpr("*", f"CAST({sql} AS INT) AS {quoted(CHANGE + name)}")
+
+
+def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
+    """Yield the columns of an output's record in SQL. Those of the key are there for a delete, too."""
+    within = frame.schema[name].dataType
+    assert isinstance(within, StructType)
+    keys = dict(zip(keyed.key, _keys(name, keyed), strict=True))
+    for each in within:
+        found = quoted(keys[each.name]) if each.name in keys else f"{quoted(name)}.{quoted(each.name)}"
+        yield f"{found} AS {quoted(each.name)}"
+
+
+def missing(key: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Return the columns of a key that an output does not have, or has twice."""
+    counts = {name: len([*group]) for name, group in itertools.groupby(sorted(columns))}
+    return [name for name in key if counts.get(name) != 1]

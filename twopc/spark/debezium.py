@@ -1,0 +1,301 @@
+"""Change streams of Debezium as frames that an ``Output`` takes: a row for each change, with operation and order."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from twopc.errors import ConfigurationError, RecordRefused
+from twopc.spark.arrow_types import arrow_schema
+from twopc.spark.changes import tasks_of
+from twopc.spark.debezium_records import DELETE, TRUNCATE, UNAVAILABLE, Column, Decoder, Place, Row
+from twopc.spark.sql_names import quoted
+from twopc.spark.task import portable, refusals_to_driver
+
+OP, ORDER, MISSING, TOPIC = "_op", "_order", "_unavailable", "_topic"
+"""The columns beside those of the table."""
+
+_ORDER_TYPE = StructType(
+    [
+        *(StructField(name, LongType(), False) for name in ("commit", "position", "row")),
+        StructField("is_change", IntegerType(), False),
+        StructField("offset", LongType(), False),
+        StructField("partition", IntegerType(), False),
+    ]
+)
+
+_KINDS: dict[type[DataType], tuple[str, int]] = {
+    BooleanType: ("boolean", 0),
+    ByteType: ("integer", 8),
+    ShortType: ("integer", 16),
+    IntegerType: ("integer", 32),
+    LongType: ("integer", 64),
+    FloatType: ("float", 32),
+    DoubleType: ("float", 64),
+    StringType: ("text", 0),
+    BinaryType: ("bytes", 0),
+    DateType: ("date", 0),
+    TimestampType: ("timestamp", 0),
+    TimestampNTZType: ("timestamp_ntz", 0),
+}
+
+_SOURCE = ("key", "value", "topic", "partition", "offset")
+
+
+def debezium(
+    df: DataFrame,
+    key: Sequence[str],
+    schema: StructType | str,
+    *,
+    order: str = "position",
+    flattened: bool = False,
+    tombstones: str = "ignore",
+    decimals: str = "precise",
+    missing: str = "refuse",
+    replace_null_with_default: bool = True,
+    unavailable_value: str = UNAVAILABLE,
+    truncated: Collection[tuple[str, int, int]] = (),
+) -> DataFrame:
+    """Return the changes that records of Debezium stand for, as an ``Output`` takes them.
+
+    Call it in the function for ``foreachBatch``: a large value that did not change in the source is then taken from an
+    earlier record of the same batch. On a stream, such a record is refused.
+
+    Args:
+        df: records of Kafka, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
+        key: the columns of the table's key.
+        schema: the columns of the table that are needed, with their types, such as ``"id INT, price DECIMAL(12,2)"``.
+        order: what puts the changes of a key in order: ``position``, the place in the log of PostgreSQL, MySQL or
+            MariaDB; or ``offset``, the place in the topic, for other sources and after the source server was replaced.
+            All changes of a key must then be in one partition.
+        flattened: whether the connector flattens its records (ExtractNewRecordState, with ``__deleted``). Needs
+            ``order="offset"``.
+        tombstones: what a record without a value does: ``ignore``, as it follows a delete; or ``delete``, where
+            flattened records have no ``__deleted``.
+        decimals: ``string`` for records without a schema from a connector with ``decimal.handling.mode=string``.
+        missing: what to do with a record that lacks a column: ``refuse``, or ``null``.
+        replace_null_with_default: False if the converter is set to keep nulls of columns that have a default.
+        unavailable_value: the connector's ``unavailable.value.placeholder``.
+        truncated: topic, partition and offset of truncates that were done by hand in every copy.
+
+    Returns:
+        The columns of ``schema``, and ``_op`` (``c``, ``u``, ``r`` or ``d``), ``_order`` (for ``latest_by``),
+        ``_unavailable`` (the columns of a record that have no value here, and are null) and ``_topic``. For the last
+        record of a key, such a column raises an error if it is used.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
+    """
+    table = _schema(schema)
+    _require(df, key, table, order, flattened, tombstones, decimals, missing)
+    decoder = Decoder(
+        [_column(field.name, field.dataType) for field in table],
+        tuple(key),
+        order,
+        flattened,
+        tombstones,
+        decimals,
+        missing,
+        replace_null_with_default,
+        unavailable_value,
+        frozenset(Place(*each) for each in truncated),
+    )
+    found = StructType([StructField(field.name, field.dataType) for field in table])
+    found.add(OP, StringType(), False).add(ORDER, _ORDER_TYPE, False)
+    found.add(MISSING, ArrayType(StringType(), False), False).add(TOPIC, StringType(), False)
+    run = _Decoding(decoder, arrow_schema(found), refuses_unavailable=df.isStreaming)
+    changes = df.select(*_SOURCE).mapInArrow(portable(run), found)
+    if df.isStreaming:
+        if truncated:
+            raise ConfigurationError(
+                "'truncated' of debezium skips what a batch has before a truncate: call debezium in the function for"
+                " foreachBatch",
+                option="truncated",
+            )
+        return changes
+    if truncated:
+        over = f"PARTITION BY {TOPIC}"
+        cut = f"max(IF({OP} = '{TRUNCATE}', {ORDER}, NULL)) OVER ({over})"
+        changes = changes.selectExpr("*", f"{cut} AS `twopc cut`")
+        changes = changes.where(f"`twopc cut` IS NULL OR {ORDER} > `twopc cut`").drop("twopc cut")
+    return _merged(changes, key, table)
+
+
+def _schema(schema: StructType | str) -> StructType:
+    if isinstance(schema, StructType):
+        return schema
+    from pyspark.sql.types import _parse_datatype_string
+
+    try:
+        parsed = _parse_datatype_string(schema)
+    except Exception as error:
+        raise ConfigurationError(f"'schema' of debezium is no list of columns: {str(error).splitlines()[0]}") from error
+    assert isinstance(parsed, StructType)
+    return parsed
+
+
+def _require(
+    df: DataFrame,
+    key: Sequence[str],
+    table: StructType,
+    order: str,
+    flattened: bool,
+    tombstones: str,
+    decimals: str,
+    missing: str,
+) -> None:
+    """Raise ConfigurationError for a wrong argument of ``debezium``."""
+    if isinstance(key, str) or not key or not {*key} <= {*table.names}:
+        raise ConfigurationError(
+            "'key' of debezium must be a list of columns of 'schema', such as ['id']", option="key"
+        )
+    words = {"order": (order, "position", "offset"), "tombstones": (tombstones, "ignore", "delete")}
+    words |= {"decimals": (decimals, "precise", "string"), "missing": (missing, "refuse", "null")}
+    for name, (given, *allowed) in words.items():
+        if given not in allowed:
+            raise ConfigurationError(f"{name!r} of debezium must be one of {', '.join(allowed)}", option=name)
+    if order != "offset" and (flattened or tombstones == "delete"):
+        raise ConfigurationError(
+            "flattened records and tombstones have no position of the source's log: give debezium order='offset', with"
+            " all changes of a key in one partition",
+            option="order",
+        )
+    if lacking := [name for name in _SOURCE if name not in df.columns]:
+        raise ConfigurationError(f"debezium needs the columns of Spark's Kafka source, and {lacking} are missing")
+
+
+def _column(name: str, of_spark: DataType) -> Column:
+    if isinstance(of_spark, DecimalType):
+        return Column(name, "decimal", digits=(of_spark.precision, of_spark.scale))
+    if isinstance(of_spark, ArrayType):
+        return Column(name, "array", elements=_column(name, of_spark.elementType))
+    if type(of_spark) not in _KINDS:
+        raise ConfigurationError(
+            f"column {name!r} of debezium has the type {of_spark.simpleString()}, which it does not decode: declare"
+            " STRING, and parse the text in the query",
+            option="schema",
+        )
+    kind, bits = _KINDS[type(of_spark)]
+    return Column(name, kind, bits)
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """The function for ``mapInArrow``."""
+
+    decoder: Decoder
+    schema: pa.Schema
+    refuses_unavailable: bool
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with refusals_to_driver():
+            for batch in batches:
+                rows, topics = list[Row](), list[str]()
+                for key, value, *place in zip(*(batch.column(name).to_pylist() for name in _SOURCE), strict=True):
+                    of_record = [*self.decoder.rows(key, value, where := Place(*place))]
+                    if self.refuses_unavailable:
+                        _refuse_unavailable(of_record, where)
+                    rows += of_record
+                    topics += [where.topic] * len(of_record)
+                yield self._batch(rows, topics)
+
+    def _batch(self, rows: Sequence[Row], topics: Sequence[str]) -> pa.RecordBatch:
+        columns = [
+            pa.array([row.values[number] for row in rows], self.schema.field(number).type)
+            for number in range(len(self.decoder.columns))
+        ]
+        orders = [dict(zip(_ORDER_TYPE.names, row.order, strict=True)) for row in rows]
+        columns.append(pa.array([row.op for row in rows], pa.string()))
+        columns.append(pa.array(orders, self.schema.field(ORDER).type))
+        columns.append(pa.array([[*row.unavailable] for row in rows], self.schema.field(MISSING).type))
+        columns.append(pa.array(topics, pa.string()))
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def _refuse_unavailable(rows: Sequence[Row], place: Place) -> None:
+    for row in rows:
+        if row.unavailable:
+            raise RecordRefused(
+                f"column {row.unavailable[0]!r} of the record at {place} is refused: it did not change, so the"
+                f" connector has not sent it. {_ADVICE}",
+                topic=place.topic,
+                column=row.unavailable[0],
+            )
+
+
+_ADVICE = (
+    "Call debezium in the function for foreachBatch, which finds the value in an earlier record of the batch; do not"
+    " select the column, if the table may keep the stored value; or run ALTER TABLE ... REPLICA IDENTITY FULL in the"
+    " source."
+)
+
+_LARGE = (StringType, BinaryType, ArrayType)
+"""Types of values that a source may leave out of a change."""
+
+
+def _merged(changes: DataFrame, key: Sequence[str], table: StructType) -> DataFrame:
+    """Give each record the values that it lacks from the nearest earlier one of its key in the batch. A delete ends the
+    search."""
+    tasks = tasks_of(changes)
+    by = [quoted(name) for name in key]
+    if tasks != 1:
+        changes = changes.repartition(*by) if tasks is None else changes.repartition(tasks, *by)
+    of_key, ordered = f"PARTITION BY {', '.join(by)}", f"ORDER BY {ORDER}"
+    life, is_latest = "`twopc life`", "`twopc latest`"
+    changes = changes.selectExpr(
+        "*",
+        f"count_if({OP} = '{DELETE}') OVER ({of_key} {ordered}) AS {life}",
+        f"lead(true) OVER ({of_key} {ordered}) IS NULL AS {is_latest}",
+    )
+    large = [field.name for field in table if isinstance(field.dataType, _LARGE) and field.name not in key]
+    of_life = f"PARTITION BY {', '.join(by)}, {life} {ordered}"
+
+    def found(name: str) -> str:
+        has_none = f"{OP} = '{DELETE}' OR array_contains({MISSING}, '{_literal(name)}')"
+        return f"last(IF({has_none}, NULL, struct({quoted(name)} AS v)), true) OVER ({of_life})"
+
+    changes = changes.selectExpr("*", *(f"{found(name)} AS {quoted(f'twopc found {name}')}" for name in large))
+    columns = []
+    for field in table:
+        name = field.name
+        if name not in large:
+            columns.append(quoted(name))
+            continue
+        merged = quoted(f"twopc found {name}")
+        told = (
+            f"concat('column {_literal(name)} of the record in topic ', {TOPIC}, ', partition ', {ORDER}.partition, ',"
+            f" offset ', {ORDER}.offset, ' is refused: it did not change, and neither this batch nor the record has its"
+            f" value. {_ADVICE}')"
+        )
+        lacks = f"{merged} IS NULL AND {is_latest} AND {OP} <> '{DELETE}'"
+        columns.append(f"IF({lacks}, raise_error({told}), {merged}.v) AS {quoted(name)}")
+    names = ", ".join(f"IF({quoted(f'twopc found {name}')} IS NULL, '{_literal(name)}', NULL)" for name in large)
+    lacking = f"IF({OP} = '{DELETE}', array(), filter(array({names}), name -> name IS NOT NULL)) AS {MISSING}"
+    missing = lacking if large else MISSING
+    return changes.selectExpr(*columns, OP, ORDER, missing, TOPIC)
+
+
+def _literal(name: str) -> str:
+    return name.replace("\\", "\\\\").replace("'", "\\'")
