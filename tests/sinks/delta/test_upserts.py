@@ -28,8 +28,7 @@ from twopc.errors import (
     SchemaMismatch,
     TransactionLost,
 )
-from twopc.testing import SinkContract
-from twopc.testing.kills import Choice, killed_at_each_step
+from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_delta import DeltaSink, vectors
 from twopc_delta.changes import _not_tight, live_files
 from twopc_delta.commit import TableLog
@@ -291,7 +290,7 @@ def test_a_vector_is_read_back_from_a_file_with_several(tmp_path: Path) -> None:
     storage.write(vectors.path_of(name), content)
     assert {key: vectors.read(storage, each) for key, each in descriptors.items()} == written
     path = tmp_path / "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
-    path.write_bytes(content[:-9] + b"\0" + content[-8:])
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     with pytest.raises(ValueError, match="is damaged"):
         vectors.read(storage, descriptors["b"])
 
@@ -433,20 +432,22 @@ class TestUpserts(SinkContract):
     def visible_records(self) -> list[dict[str, Any]]:
         return self.place.rows()
 
-    def test_a_process_killed_at_any_step_leaves_each_key_with_a_record_of_a_whole_batch(self, tmp_path: Path) -> None:
-        def rows(of_batch: int, keys: str = "abc") -> list[tuple[str, int]]:
-            return [(key, of_batch) for key in keys]
 
-        def records(of_batch: int, keys: str) -> pa.RecordBatch:
-            batch = self.record_batch([*keys])
-            column = pa.array([of_batch] * len(keys), pa.int64())
-            return batch.set_column(batch.schema.get_field_index("whole"), "whole", column)
+@pytest.mark.long
+class TestKeyed(KeyedSinkContract):
+    partition_by: tuple[str, ...] = ()
 
-        choice, number = Choice.given(self.kills), 0
-        batches = [[records(n, "ab"), records(n, "c")] for n in range(choice.at_most + 1)]
-        kills = killed_at_each_step("orders", self.make_sink(), batches, tmp_path, self.patience_s, choice)
-        for number, step in enumerate(kills):
-            seen = sorted((row["value"], row["whole"]) for row in self.place.rows())
-            assert seen in (rows(number), rows(number - 1)), step
-        assert number >= choice.at_most // 2
-        assert sorted((row["value"], row["whole"]) for row in self.place.rows()) == rows(number)
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        schema = pa.schema([("id", pa.string()), ("value", pa.string())])
+        self.place = created(tmp_path_factory.mktemp("table"), *self.partition_by, schema=schema)
+
+    def make_sink(self) -> DeltaSink:
+        return self.place.unbound(upsert_by="id")
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(row["id"], row["value"]) for row in self.place.rows()]
+
+
+class TestKeyedInPartitions(TestKeyed):
+    partition_by = ("value",)

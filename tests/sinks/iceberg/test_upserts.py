@@ -44,8 +44,7 @@ from twopc.errors import (
     SchemaMismatch,
     TransactionLost,
 )
-from twopc.testing import SinkContract
-from twopc.testing.kills import Choice, killed_at_each_step
+from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_iceberg import checks
 
 if TYPE_CHECKING:
@@ -471,6 +470,15 @@ def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them
 # The contract of every sink. ----------------------------------------------------------------------------------------
 
 
+def left_over(place: Place) -> list[str]:
+    """Data and delete files that the table does not have."""
+    table = place.table()
+    snapshot = table.current_snapshot()
+    manifests = [] if snapshot is None else snapshot.manifests(table.io)
+    known = {Path(e.data_file.file_path).name for each in manifests for e in each.fetch_manifest_entry(table.io)}
+    return [name for name in place.files() if name.endswith(".parquet") and Path(name).name not in known]
+
+
 class Upserts(SinkContract):
     """Records whose keys are new replace none: the contract of appends holds."""
 
@@ -502,32 +510,7 @@ class Upserts(SinkContract):
         return read(self.place)
 
     def leftovers(self) -> list[str]:
-        table = self.place.table()
-        snapshot = table.current_snapshot()
-        manifests = [] if snapshot is None else snapshot.manifests(table.io)
-        known = {Path(e.data_file.file_path).name for each in manifests for e in each.fetch_manifest_entry(table.io)}
-        return [name for name in self.place.files() if name.endswith(".parquet") and Path(name).name not in known]
-
-    def test_a_process_killed_at_any_step_leaves_each_key_with_its_record_of_a_whole_batch(
-        self, tmp_path: Path
-    ) -> None:
-        def rows(of_batch: int, keys: str = "abc") -> list[tuple[str, int]]:
-            return [(key, of_batch) for key in keys]
-
-        def records(of_batch: int, keys: str) -> pa.RecordBatch:
-            batch = self.record_batch([*keys])
-            column = pa.array([of_batch] * len(keys), pa.int64())
-            return batch.set_column(batch.schema.get_field_index("whole"), "whole", column)
-
-        choice, number = Choice.given(self.kills), 0
-        batches = [[records(n, "ab"), records(n, "c")] for n in range(choice.at_most + 1)]
-        kills = killed_at_each_step("orders", self.make_sink(), batches, tmp_path, self.patience_s, choice)
-        for number, step in enumerate(kills):
-            seen = sorted((row["value"], row["whole"]) for row in read(self.place))
-            assert seen in (rows(number), rows(number - 1)), step
-        assert number >= choice.at_most // 2
-        assert sorted((row["value"], row["whole"]) for row in read(self.place)) == rows(number)
-        assert self.leftovers() == []
+        return left_over(self.place)
 
 
 @pytest.mark.long
@@ -538,3 +521,29 @@ class TestUpserts(Upserts):
 @pytest.mark.long
 class TestUpsertsIntoPartitions(Upserts):
     spec = PartitionSpec(PartitionField(8, 1000, IdentityTransform(), "day"))
+
+
+PAIRS = Schema(NestedField(1, "id", StringType()), NestedField(2, "value", StringType()))
+
+
+@pytest.mark.long
+class TestKeyed(KeyedSinkContract):
+    spec = UNPARTITIONED_PARTITION_SPEC
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create(PAIRS, self.spec, properties={"commit.manifest.min-count-to-merge": "3"})
+
+    def make_sink(self) -> IcebergSink:
+        return self.place.unbound(upsert_by="id")
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(row["id"], row["value"]) for row in read(self.place)]
+
+    def leftovers(self) -> list[str]:
+        return left_over(self.place)
+
+
+class TestKeyedInPartitions(TestKeyed):
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "value"))
