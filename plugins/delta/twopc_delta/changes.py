@@ -58,8 +58,8 @@ def require_key(view: TableView, key: Sequence[str], what: str) -> None:
                 " decimals, dates, timestamps, booleans or bytes.",
                 option="upsert_by",
             )
-    if why := obstacle(view):
-        raise ConfigurationError(f"the delta sink can't replace rows of {what}: {why}. Nothing was written.")
+    if in_the_way := obstacle(view):
+        raise ConfigurationError(f"the delta sink can't replace rows of {what}: {in_the_way}. Nothing was written.")
 
 
 def obstacle(view: TableView) -> str | None:
