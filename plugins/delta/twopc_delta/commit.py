@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,12 +23,14 @@ from itertools import zip_longest
 from typing import Any
 
 import orjson
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from twopc.durable_files import NotSynced
 from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.transaction import Committable, JsonValue
-from twopc_delta import outcomes
+from twopc_delta import changes, outcomes
+from twopc_delta.changes import Keys, actions_of, live_files
 from twopc_delta.columns import type_names
 from twopc_delta.entry import NO_ENTRY, Entry, entry_of
 from twopc_delta.log_files import LogFiles
@@ -309,6 +312,8 @@ class TableLog:
                 failure = None
             except OSError as error:
                 failure = self._failure(error)
+            except ValueError as error:
+                raise outcomes.unreadable(what, str(error)) from None
             self._keep(snapshot)
         raise Retriable(f"{what} is decided and not committed yet: other writers were faster, {ATTEMPTS} times")
 
@@ -372,12 +377,20 @@ class TableLog:
         Upholds: a table that takes the place of this one meanwhile gets no entry that follows a gap. No reader would
         read it any more.
         """
-        files = (file for note in notes.values() for file in note.files)
-        entry = entry_of(files, snapshot.view.partition_by, self._mark, batch_id)
-        version = snapshot.view.version
+        files, version = [file for note in notes.values() for file in note.files], snapshot.view.version
+        key = next((note.key for note in notes.values() if note.key), ())
+        changes = self._changes(snapshot.view, key, notes) if key else []
+        entry = entry_of(files, snapshot.view.partition_by, self._mark, batch_id, key, changes)
         self._files.put(version + 1, entry)
         if not self._files.has(version):
             self._files.withdraw(version + 1, entry)
+
+    def _changes(self, view: TableView, key: Sequence[str], notes: Mapping[str, Note]) -> list[dict[str, Any]]:
+        """Return the actions that delete the rows of the batch's keys from the files of exactly this version."""
+        paths = [file.path for note in notes.values() for file in (*note.files, *note.deletes)]
+        columns = pa.schema([view.schema.field(name).with_nullable(True) for name in key])
+        keys = Keys(columns, paths, self._storage)
+        return [*actions_of(self._storage, keys, live_files(self._files, view.version), int(time.time() * 1000))]
 
     def _settle(self, snapshot: Snapshot, sealed: Sealed, batch_id: int, committables: Sequence[Committable]) -> None:
         """The table has the batch: make that survive a power cut, then let go of what its recovery would need."""
@@ -440,7 +453,8 @@ class TableLog:
 
 def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
     """Return why the table does not take the files of ``notes``; None if it does."""
-    if obstacle := view.obstacle():
+    notes = [*notes]
+    if obstacle := view.obstacle() or (changes.obstacle(view) if any(note.key for note in notes) else None):
         return obstacle
     now = type_names(view.schema)
     seen: set[bytes] = set()

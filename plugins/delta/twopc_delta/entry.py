@@ -14,20 +14,38 @@ import orjson
 from twopc_delta.notes import AddedFile
 
 
-def entry_of(files: Iterable[AddedFile], partition_by: Sequence[str], mark: str, batch_id: int) -> bytes:
-    """Return an entry that adds ``files``, and marks the batch as committed."""
+def entry_of(
+    files: Iterable[AddedFile],
+    partition_by: Sequence[str],
+    mark: str,
+    batch_id: int,
+    key: Sequence[str] = (),
+    changes: Iterable[Mapping[str, Any]] = (),
+) -> bytes:
+    """Return an entry that adds ``files``, and marks the batch as committed.
+
+    Args:
+        files: those of the batch's records.
+        partition_by: the table's partition columns.
+        mark: the name of the sink's mark.
+        batch_id: the batch.
+        key: the columns by which records replace others; empty for an append.
+        changes: the actions that delete the rows of the batch's keys.
+    """
     # The time decides nothing here. Should the table forget marks one day, Spark forgets those without at once.
     now_ms = int(time.time() * 1000)
+    append = {"mode": "Append", "partitionBy": json.dumps([*partition_by])}
     info = {
         "timestamp": now_ms,
-        "operation": "WRITE",
-        "operationParameters": {"mode": "Append", "partitionBy": json.dumps([*partition_by])},
-        "isBlindAppend": True,  # other writers then need not compare it with what they have read
+        "operation": "MERGE" if key else "WRITE",
+        "operationParameters": {"predicate": json.dumps([*key])} if key else append,
+        "isBlindAppend": not key,  # other writers need not compare an append with what they have read
         "engineInfo": "twopc-delta",
     }
     txn = {"appId": mark, "version": batch_id, "lastUpdated": now_ms}
     lines = [orjson.dumps({"commitInfo": info}), orjson.dumps({"txn": txn})]
     lines += [orjson.dumps({"add": _added(file)}) for file in files]
+    lines += map(orjson.dumps, changes)
     return b"\n".join(lines)
 
 

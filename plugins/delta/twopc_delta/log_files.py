@@ -7,8 +7,9 @@ import os
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -20,6 +21,7 @@ from twopc_delta.storage import Storage
 
 _LOG = "_delta_log"
 _LAST_CHECKPOINT = "_last_checkpoint"
+_SIDECARS = "_sidecars"
 _ENTRY = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.")
 _NO_VERSION = ":"
@@ -181,6 +183,33 @@ class LogFiles:
         checkpoint, after which they begin; -1 if there is none."""
         return _after_checkpoint(self._names())
 
+    def added_by_checkpoint(self, version: int) -> Iterator[dict[str, Any]]:
+        """Yield what a checkpoint has of each file of the table: its ``add``.
+
+        Raises:
+            ValueError: a file of the checkpoint is gone or can't be read.
+        """
+        names = [name for name in self._names() if (found := _CHECKPOINT.match(name)) and int(found[1]) == version]
+        by_uuid = [name for name in names if not _PART.fullmatch(name) and not name.endswith(".checkpoint.parquet")]
+        for name in by_uuid[:1] or names:  # each of several stands for the whole table
+            added, others = self._added(name)
+            yield from added
+            for other in others:
+                yield from self._added(f"{_SIDECARS}/{other}")[0]
+
+    def _added(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+        """Return the files in one file of a checkpoint, and the names of its sidecars."""
+        if (data := self._read(name)) is None:
+            raise ValueError(f"its log lacks {name}")
+        if name.endswith(".json"):
+            rows = [orjson.loads(line) for line in data.splitlines() if line.strip()]
+        else:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            known = [column for column in ("add", "sidecar") if column in file.schema_arrow.names]
+            rows = file.read(known).to_pylist(maps_as_pydicts="strict")
+        added = [row["add"] for row in rows if row.get("add")]
+        return added, [row["sidecar"]["path"] for row in rows if row.get("sidecar")]
+
     def damaged_checkpoint(self) -> tuple[dict[str, str], bool]:
         """Return the files of the newest checkpoint that can't be read, and the note of the newest checkpoint if it
         names one that is not there, each with the reason; and whether readers get on without these files."""
@@ -215,7 +244,7 @@ class LogFiles:
         if not self._storage.is_local:
             return
         log = self._folder
-        for path in [*log.glob(f"{version:020d}.checkpoint*"), *log.glob("_sidecars/*"), log / _LAST_CHECKPOINT]:
+        for path in [*log.glob(f"{version:020d}.checkpoint*"), *log.glob(f"{_SIDECARS}/*"), log / _LAST_CHECKPOINT]:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
         sync_folder(log)

@@ -51,6 +51,8 @@ class Note:
         required: the columns that were NOT NULL, as ``TableView`` has them.
         partition_by: the table's partition columns.
         files: empty as long as it is not pre-committed.
+        key: the columns by which its records replace others; empty if it appends.
+        deletes: files with the keys of its deletes, which the table never has.
     """
 
     paths: Sequence[str]
@@ -59,6 +61,8 @@ class Note:
     required: Sequence[Sequence[str]] = ()
     partition_by: Sequence[str] = ()
     files: Sequence[AddedFile] = ()
+    key: Sequence[str] = ()
+    deletes: Sequence[AddedFile] = ()
 
     def to_bytes(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -68,7 +72,8 @@ class Note:
         """Read what ``to_bytes`` makes. Raises ValueError for anything else."""
         try:
             value: dict[str, Any] = orjson.loads(data)
-            return cls(**{**value, "files": [AddedFile(**file) for file in value["files"]]})
+            kinds = {name: [AddedFile(**file) for file in value.get(name, ())] for name in ("files", "deletes")}
+            return cls(**{**value, **kinds})
         except (KeyError, TypeError) as error:
             raise ValueError(repr(error)) from None
 

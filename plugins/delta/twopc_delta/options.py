@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twopc.errors import ConfigurationError
-from twopc.options import Option, flag, mapping, parse, place, refuse_unknown, whole_number
+from twopc.options import UPSERT_BY, Option, flag, mapping, parse, place, refuse_unknown, whole_number
 from twopc_delta.storage import Storage
 
 OWNER = "the delta sink"
@@ -40,6 +40,7 @@ OPTIONS = (
         # Delta's own writers aim between 128 MiB and 1 GiB. Smaller ones cost less when a task fails.
         default=128 * 1024 * 1024,
     ),
+    UPSERT_BY,
 )
 
 _REFUSED = {
@@ -60,11 +61,13 @@ class DeltaOptions:
         storage: where the table is, and how its files are reached. Its repr shows no credentials.
         merge_schema: add columns that the table lacks.
         target_file_bytes: a task begins a new file when one has reached this size.
+        upsert_by: the columns by which a record replaces a row; empty if records are only added.
     """
 
     storage: Storage
     merge_schema: bool
     target_file_bytes: int
+    upsert_by: tuple[str, ...]
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> DeltaOptions:
@@ -79,4 +82,4 @@ class DeltaOptions:
         refuse_unknown(OWNER, options, OPTIONS)
         values = parse(OWNER, OPTIONS, options)
         storage = Storage.at(values["path"], values.get("storage_options", {}))
-        return cls(storage, values["merge_schema"], values["target_file_bytes"])
+        return cls(storage, values["merge_schema"], values["target_file_bytes"], values.get("upsert_by", ()))

@@ -298,6 +298,14 @@ def table_changed(what: str, why: str) -> OperatorRequired:
     )
 
 
+def unreadable(what: str, why: str) -> OperatorRequired:
+    """The rows that a decided batch replaces can't be found."""
+    return OperatorRequired(
+        f"{what} is decided, and the rows that it replaces can't be found: {why}. Nothing of it is visible. Repair the"
+        " table, such as with RESTORE, and start again."
+    )
+
+
 def not_decided(what: str, why: str) -> RoundAborted:
     """Return the veto for a batch that could not be committed."""
     return RoundAborted(f"{what} could not be committed: {why}. Nothing of it is visible. The batch can be run again.")

@@ -87,7 +87,7 @@ class Prepared:
 
     def gone(self, notes: Mapping[str, Note]) -> list[str]:
         """Return the files that are not there as they were written."""
-        files = [file for note in notes.values() for file in note.files]
+        files = [file for note in notes.values() for file in (*note.files, *note.deletes)]
         with self._asking("files of"):
             sizes = self._storage.sizes_bytes([file.path for file in files])
         return [file.path for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]

@@ -14,17 +14,20 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import Schema
 from deltalake.exceptions import DeltaError
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_delta import outcomes
+from twopc_delta.changes import require_key, require_own_files
 from twopc_delta.checks import checks
 from twopc_delta.columns import Fit, as_added, fit, missing, type_names
 from twopc_delta.commit import TableLog, load, mark_of
@@ -44,18 +47,28 @@ class DeltaTransaction(Transaction):
     Attributes:
         fit: how its records go into the table, once there are any.
         files: distributes them.
+        fit_of_keys: how the keys of its deletes go into files, once there are any.
+        deletes: distributes them.
     """
 
     fit: Fit | None = None
     files: TaskFiles | None = None
+    fit_of_keys: Fit | None = None
+    deletes: TaskFiles | None = None
+
+    @property
+    def paths(self) -> list[str]:
+        """The paths of all files."""
+        return [path for files in (self.files, self.deletes) if files is not None for path in files.paths]
 
 
-class DeltaSink(WholeBatchSink[DeltaTransaction]):
-    """Appends records to a Delta table on a local disk or on S3, each batch as one version of the table.
+class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
+    """Writes records to a Delta table on a local disk or on S3, each batch as one version of the table.
 
     Args:
         options: ``path``: the folder of the table, which must exist. ``storage_options``: what S3 needs, such as
             credentials. ``merge_schema``: add columns that it lacks. ``target_file_bytes``: the length of a file.
+            ``upsert_by``: the columns by which a record replaces a row.
 
     Raises:
         ConfigurationError: an option is unknown, missing or wrong. No request was made.
@@ -99,12 +112,21 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         """
         self._view = self._looked_at()
         self._require_put_if_absent()
+        if self.key:
+            with self._asking(f"a look at {self._name}", is_decided=False):
+                require_own_files(LogFiles(self._storage), self._view.version, self._name)
 
     def _looked_at(self) -> TableView:
         """Return the table as it is now, without its mark: a coordinator validates before it binds the sink."""
         view = TableView.of(load(self._storage, f"a look at {self._name}"))
         view.refuse_unsupported(self._name)
+        if self.key:
+            require_key(view, self.key, self._name)
         return view
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._options.upsert_by
 
     def _require_put_if_absent(self) -> None:
         try:
@@ -129,7 +151,18 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
             self._add_columns(new)
             view = self._looked_at()
         fit(schema, view, self._name)
+        self._require_whole(schema, view)
         self._view = view
+
+    def _require_whole(self, schema: pa.Schema, view: TableView) -> None:
+        """Refuse records that lack a column: with a key, each replaces a whole row."""
+        known = {name.lower() for name in schema.names}
+        lacking = [name for name in view.schema.names if name.lower() not in known]
+        if self.key and lacking:
+            raise SchemaMismatch(
+                f"the records lack column {lacking[0]!r} of {self._name}. With 'upsert_by', a record replaces the whole"
+                " row, and the stored value would be lost: add the column to the output."
+            )
 
     def _add_columns(self, new: Sequence[pa.Field]) -> None:
         """Add columns in an entry of their own. If another process was faster, the next look finds its columns."""
@@ -157,30 +190,50 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
     def write(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> None:
         with self._writing(transaction.id):
             if transaction.files is None:
-                self._start(transaction, batch.schema)
-            assert transaction.files is not None
+                transaction.fit = fit(batch.schema, self._table(), self._name)
+                self._require_whole(batch.schema, self._table())
+                transaction.files = self._files(transaction, transaction.fit)
+            assert transaction.fit is not None
+            _require_keys(batch, transaction.fit, self.key)
             transaction.files.write(batch)
+
+    def delete(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> None:
+        with self._writing(transaction.id):
+            if transaction.deletes is None:
+                view = self._table()
+                transaction.fit_of_keys = Fit(pa.schema([view.schema.field(name) for name in self.key]), (), view)
+                transaction.deletes = self._files(transaction, transaction.fit_of_keys)
+            assert transaction.fit_of_keys is not None
+            _require_keys(keys, transaction.fit_of_keys, self.key)
+            transaction.deletes.write(keys)
+
+    def delete_valid(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return written_without(lambda part: self.delete(transaction, part), keys)
 
     def write_valid(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         return written_without(lambda records: self.write(transaction, records), batch)
 
-    def _start(self, transaction: DeltaTransaction, schema: pa.Schema) -> None:
+    def _table(self) -> TableView:
         if self._view is None:
             self._view = self._looked_at()
-        transaction.fit = fit(schema, self._view, self._name)
+        return self._view
+
+    def _files(self, transaction: DeltaTransaction, fit: Fit) -> TaskFiles:
         notes, name = Notes(self._storage), transaction.id.exact
-        target = self._options.target_file_bytes
-        transaction.files = TaskFiles(
-            self._storage, transaction.fit, name, target, lambda paths: notes.write(name, Note(list(paths)))
-        )
+
+        def announce(paths: list[str]) -> None:
+            notes.write(name, Note([*{**dict.fromkeys(transaction.paths), **dict.fromkeys(paths)}]))
+
+        return TaskFiles(self._storage, fit, name, self._options.target_file_bytes, announce)
 
     def pre_commit(self, transaction: DeltaTransaction) -> Committable:
         name = transaction.id.exact
-        if transaction.files is None or transaction.fit is None:
+        if (used := transaction.fit or transaction.fit_of_keys) is None:
             raise ValueError(f"transaction {name} has no record")
         with self._writing(transaction.id):
-            files = transaction.files.finish()
-            for file in files:
+            files = [] if transaction.files is None else transaction.files.finish()
+            deletes = [] if transaction.deletes is None else transaction.deletes.finish()
+            for file in (*files, *deletes):
                 if (found := self._storage.size_bytes(file.path)) != file.size_bytes:
                     now = "is not there" if found is None else f"has {found} bytes"
                     raise RoundAborted(
@@ -188,9 +241,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
                         " Was it removed or replaced, or does its store keep something else than it was sent? The batch"
                         " can be run again."
                     )
-            view = transaction.fit.view
-            columns = type_names(transaction.fit.schema)
-            note = Note([], view.id, columns, view.required, view.partition_by, files)
+            view, columns = used.view, type_names(used.schema)
+            note = Note([], view.id, columns, view.required, view.partition_by, files, self.key, deletes)
             data = Notes(self._storage).write(name, note)
         return vote_of(name, data, len(files), transaction.records)
 
@@ -207,9 +259,11 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
             raise RoundAborted(f"{what}. Nothing of it is visible. The batch can be run again.") from None
 
     def discard(self, transaction: DeltaTransaction) -> None:
-        if transaction.files is not None:
-            with self._writing(transaction.id):
-                transaction.files.discard()
+        with self._writing(transaction.id):
+            for files in (transaction.files, transaction.deletes):
+                if files is not None:
+                    files.discard()
+            if transaction.paths:
                 Notes(self._storage).remove(transaction.id.exact)
 
     # On the coordinator. ----------------------------------------------------------------------------------------
@@ -258,8 +312,20 @@ class DeltaSink(WholeBatchSink[DeltaTransaction]):
         return [Committable(name, {}) for name in sorted(names) if self.transactional_ids.owns_exact(name)]
 
     @contextlib.contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
+    def _asking(self, what: str, is_decided: bool = True) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise outcomes.look_failed(self._failure(error), what, is_decided=True) from None
+            raise outcomes.look_failed(self._failure(error), what, is_decided) from None
+
+
+def _require_keys(batch: pa.RecordBatch, fit: Fit, key: Sequence[str]) -> None:
+    """Refuse a record without a whole key: no row could be found by it."""
+    for name in key:
+        column = batch.column(fit.schema.get_field_index(name))
+        if column.null_count:
+            raise RecordRefused(
+                "the value is null, and the column is one of 'upsert_by'. Correct or filter such records.",
+                record=pc.index(pc.is_null(column), True).as_py(),
+                column=name,
+            )

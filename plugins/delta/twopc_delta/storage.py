@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import fsspec
+import pyarrow as pa
 
 from twopc.durable_files import LocalFolder, ObjectFolder, make_folder, sync_folder
 from twopc.errors import ConfigurationError
@@ -211,6 +212,23 @@ class Storage:
         file.close()
         if self.is_local:
             sync_folder((Path(self.path) / path).parent)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Create a file below the folder, durably."""
+        with self.meaning():
+            file = self.create(path)
+            file.write(data)
+            self.close(file, path)
+
+    def open(self, path: str) -> Any:
+        """Open a file below the folder for reading: at once by Arrow, if it is on a disk."""
+        whole = f"{self.path}/{path}"
+        return pa.OSFile(whole) if self.is_local else self.filesystem.open(whole, "rb")
+
+    def read(self, path: str) -> bytes:
+        """Return a file below the folder. Raises FileNotFoundError."""
+        with self.meaning(), self.open(path) as file:
+            return bytes(file.read())
 
     def size_bytes(self, path: str) -> int | None:
         """Return how long a file is; None where there is none."""

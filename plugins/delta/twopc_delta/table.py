@@ -21,7 +21,7 @@ WRITER_FEATURES = frozenset(
     {
         "allowColumnDefaults",  # as long as no column has one
         "appendOnly",
-        "changeDataFeed",  # rows that are only added need no change files: readers take them from the log
+        "changeDataFeed",  # rows that are only added need no change files; changes of rows are refused
         "checkConstraints",  # as long as there is none
         CHECKPOINT_PROTECTION,
         "columnMapping",  # as long as its mode is none

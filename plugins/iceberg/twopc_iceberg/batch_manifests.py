@@ -1,4 +1,4 @@
-"""The manifests of a batch become one, so that a batch of any number of tasks adds one manifest to the table.
+"""The manifests of a batch become one, and one of deletes, so that a batch of any number of tasks adds no more.
 
 An entry of a manifest that a snapshot adds has neither snapshot id nor sequence number: it inherits both. So entries of
 several such manifests can stand in one file as they are. Their Avro blocks are copied, not decoded.
@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
+
+from pyiceberg.manifest import ManifestContent
 
 from twopc_iceberg import avro
 from twopc_iceberg.files import DurableFileIO
@@ -49,8 +51,8 @@ class BatchManifest:
     content: bytes
     is_new: bool
 
-    def data_files(self) -> Mapping[str, int]:
-        """Return the location of each data file, and its length, as the manifest has them."""
+    def files(self) -> Mapping[str, int]:
+        """Return the location of each data or delete file, and its length, as the manifest has them."""
         entries = self.prepared.manifest_file(snapshot_id=0).fetch_manifest_entry(avro.InMemory(self.content))  # type: ignore[arg-type]
         return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
 
@@ -66,16 +68,16 @@ def of_batch(
 
     Args:
         io: access to the table's files.
-        prepared: the manifest of each transaction.
+        prepared: the manifests of all transactions.
         target_bytes: how large a manifest may become.
         locate: returns the location of a metadata file of a given name.
 
     Raises:
         FileChanged: a manifest is not there as it was written.
     """
-    alike: dict[tuple[int, str], list[Prepared]] = defaultdict(list)
+    alike: dict[tuple[ManifestContent, int, str], list[Prepared]] = defaultdict(list)
     for each in prepared:
-        alike[each.spec, each.layout].append(each)
+        alike[each.content, each.spec, each.layout].append(each)
     return [
         manifest
         for group in alike.values()
@@ -118,7 +120,7 @@ def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, cha
     yet."""
     try:
         found = _described(pack, location, io.read(location))
-        if len(found.data_files()) == found.prepared.files:
+        if len(found.files()) == found.prepared.files:
             return found
     except FileNotFoundError:
         raise changed from None

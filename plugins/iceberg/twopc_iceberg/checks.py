@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from pyiceberg.manifest import ManifestContent
+
 from twopc.checks import CheckResult
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.notes import FOLDER
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 MANY_SNAPSHOTS = 200
 """Each commit writes, and with a REST catalog reads, the list of all snapshots that a table keeps."""
+
+MANY_DELETE_FILES = 100
+"""Readers open every delete file that may apply to a data file."""
 
 _DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
 
@@ -38,12 +43,30 @@ def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterato
         )
     else:
         yield CheckResult.passed(check, kept)
+    yield from _delete_files(table, options, io)
     deletes = metadata.properties.get(_DELETES_METADATA, "false")
     if deletes == "true":
         yield CheckResult.passed(_DELETES_METADATA, deletes)
     else:
         left = f"{deletes}: each batch leaves a metadata file, and none is removed"
         yield CheckResult.warning(_DELETES_METADATA, left, "set it to true")
+
+
+def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterator[CheckResult]:
+    """Report the delete files of the branch, if it has any."""
+    snapshot = table.metadata.snapshot_by_name(options.branch)
+    manifests = [] if snapshot is None else snapshot.manifests(io)
+    deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
+    count = sum((each.added_files_count or 0) + (each.existing_files_count or 0) for each in deletes)
+    check = "delete files that the table keeps"
+    if count > MANY_DELETE_FILES:
+        yield CheckResult.warning(
+            check,
+            f"{count}: readers open each that may apply to a file they read",
+            "run Spark's rewrite_data_files with rewrite-all=true regularly, without remove-dangling-deletes",
+        )
+    elif count:
+        yield CheckResult.passed(check, str(count))
 
 
 def _try_files(io: DurableFileIO, location: str) -> None:

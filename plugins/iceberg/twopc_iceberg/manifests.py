@@ -17,13 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.manifest import ManifestContent, ManifestFile, write_manifest
+from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import TableProperties
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.types import DoubleType
 from pyiceberg.utils.properties import property_as_bool, property_as_int
 
 from twopc_iceberg.batch_manifests import packed
+from twopc_iceberg.deletes import manifest_writer
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.outcomes import told
 from twopc_iceberg.prepared import with_both_zeros
@@ -114,10 +115,10 @@ def mergeable(found: Sequence[ManifestFile], properties: dict[str, str]) -> Iter
     target = target_bytes(properties)
     least = property_as_int(properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, 100)
     assert least is not None
-    alike: dict[tuple[int, int], list[ManifestFile]] = defaultdict(list)
+    alike: dict[tuple[ManifestContent, int, int], list[ManifestFile]] = defaultdict(list)
     for each in found:
-        if each.content is ManifestContent.DATA and each.manifest_length < target:
-            alike[each.partition_spec_id, len(str(each.manifest_length))].append(each)
+        if each.manifest_length < target:
+            alike[each.content, each.partition_spec_id, len(str(each.manifest_length))].append(each)
     for group in alike.values():
         if len(group) >= max(2, least):
             packs = packed(group, target, lambda each: each.manifest_length)
@@ -128,7 +129,8 @@ def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], atte
     """Write one manifest with the files of several. Each file keeps its snapshot and its sequence number."""
     metadata = table.metadata
     location = table.location_provider().new_metadata_location(f"{uuid.uuid4()}-m0.avro")
-    with write_manifest(
+    with manifest_writer(
+        group[0].content,
         format_version=metadata.format_version,
         spec=metadata.specs()[group[0].partition_spec_id],
         schema=metadata.schema(),

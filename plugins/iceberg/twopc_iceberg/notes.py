@@ -31,7 +31,7 @@ class Note:
 
     Attributes:
         manifest: the manifest's location; it may not exist yet.
-        files: the data files' locations; the last of them may not exist yet.
+        files: the locations of data files, of delete files and of their manifest; some may not exist yet.
     """
 
     manifest: str
@@ -50,7 +50,7 @@ class Note:
         """
         match json.loads(data):
             case {"manifest": str(manifest), "files": [*files]} if all(isinstance(each, str) for each in files):
-                of_transaction = re.compile(rf"(.*[/-])?{re.escape(name)}-(m0\.avro|\d+\.parquet)")
+                of_transaction = re.compile(rf"(.*[/-])?{re.escape(name)}-(m[01]\.avro|\d+\.parquet)")
                 if all(of_transaction.fullmatch(each) for each in (manifest, *files)):
                     return cls(manifest, tuple(files))
         raise ValueError("it does not name the files of its transaction")

@@ -10,7 +10,7 @@ from typing import Any
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from twopc.errors import ConfigurationError
-from twopc.options import Kind, Option, names, parse, text, unknown, whole_number
+from twopc.options import UPSERT_BY, Kind, Option, names, parse, text, unknown, whole_number
 
 OWNER = "the iceberg sink"
 
@@ -55,6 +55,7 @@ OPTIONS = (
         "a task begins a new data file when one has reached this size",
         default_text="the table's `write.target-file-size-bytes`, or 512 MiB",
     ),
+    UPSERT_BY,
 )
 
 NOT_PASSED_ON = ("py-io-impl", "py-catalog-impl", "init_catalog_tables")
@@ -71,6 +72,7 @@ class IcebergOptions:
         properties: those of the catalog that were given, without the prefix.
         branch: the branch that batches are appended to.
         target_file_bytes: when a task begins a new data file; None for the table's own setting.
+        upsert_by: the columns by which a record replaces a row; empty if records are only added.
     """
 
     table: str
@@ -78,6 +80,7 @@ class IcebergOptions:
     properties: Mapping[str, str] = field(repr=False)
     branch: str
     target_file_bytes: int | None
+    upsert_by: tuple[str, ...]
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> IcebergOptions:
@@ -95,7 +98,14 @@ class IcebergOptions:
             if name in properties:
                 raise ConfigurationError(f"{OWNER} sets {name!r} itself: leave out the option '{OF_CATALOG}{name}'.")
         values = parse(OWNER, OPTIONS, own, _PASSED_ON)
-        return cls(values["table"], values["catalog"], properties, values["branch"], values.get("target_file_bytes"))
+        return cls(
+            values["table"],
+            values["catalog"],
+            properties,
+            values["branch"],
+            values.get("target_file_bytes"),
+            values.get("upsert_by", ()),
+        )
 
     def __str__(self) -> str:
         """Return the table, its catalog and the branch, for messages."""

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
+from pyiceberg.manifest import DataFileContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTransform, VoidTransform
@@ -37,16 +38,18 @@ class Partition:
         folder: the same as part of a file's path, for people; empty for a table without partitions. Two partitions may
             have one folder: null and the text ``null`` do.
         records: those of the partition, in their order.
+        content: the kind of file that they go to.
     """
 
     values: Record
     folder: str
     records: pa.Table
+    content: DataFileContent = DataFileContent.DATA
 
     @property
     def key(self) -> tuple[str, ...]:
-        """What distinguishes this partition from every other of its spec."""
-        return tuple(repr(self.values[place]) for place in range(len(self.values)))
+        """What distinguishes this partition from every other of its spec, and from deletes."""
+        return (self.content.name, *(repr(self.values[place]) for place in range(len(self.values))))
 
 
 def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What a task has prepared, as its committable carries it: where its manifest is, and what a manifest list needs."""
+"""What a task has prepared, as its committable carries it: where its manifests are, and what a manifest list needs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.layout import Layout
 
 _TEXTS = ("table", "manifest", "layout")
+_SEVERAL = "manifests"
+_LATER = ("digest", "equality_ids")  # what a log of an older release does not have
 
 MOST_SUMMARY_CHARACTERS = 1000
 """Longer summaries of partitions are left out, as each committable is in the commit log. Readers then open the
@@ -35,11 +37,12 @@ class Prepared:
         length: its length in bytes.
         spec: the id of the partition spec of its files.
         layout: the fingerprint of the columns and the partition spec of its files.
-        files: how many data files it has.
+        files: how many files it has.
         rows: how many records these have.
         bytes: how large they are.
         partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if they are left out.
         digest: of the manifest's bytes as the task made them; None in a log of an older release.
+        equality_ids: if its files are equality deletes, the ids of the key's columns; None for data files.
     """
 
     table: str
@@ -52,9 +55,18 @@ class Prepared:
     bytes: int
     partitions: list[JsonValue] | None
     digest: str | None = None
+    equality_ids: list[int] | None = None
 
     @classmethod
-    def of(cls, table: str, layout: str, manifest: ManifestFile, bytes: int, digest: str) -> Prepared:
+    def of(
+        cls,
+        table: str,
+        layout: str,
+        manifest: ManifestFile,
+        bytes: int,
+        digest: str,
+        equality_ids: list[int] | None = None,
+    ) -> Prepared:
         summary: list[JsonValue] = [_summary(field) for field in manifest.partitions or []]
         is_short = len(json.dumps(summary)) <= MOST_SUMMARY_CHARACTERS
         return cls(
@@ -68,23 +80,31 @@ class Prepared:
             bytes=bytes,
             partitions=summary if is_short else None,
             digest=digest,
+            equality_ids=equality_ids,
         )
 
-    def to_handle(self) -> Mapping[str, JsonValue]:
-        return asdict(self)
+    def to_json(self) -> dict[str, JsonValue]:
+        found = asdict(self)
+        if self.equality_ids is None:
+            del found["equality_ids"]
+        return found
 
     @classmethod
-    def from_committable(cls, committable: Committable) -> Prepared:
-        """Read what ``to_handle`` makes. Raises KeyError or TypeError for any other value."""
-        handle: Mapping[str, Any] = committable.handle
-        found = {each.name: handle[each.name] for each in fields(cls) if each.name != "digest"}
-        found["digest"] = handle.get("digest")
+    def from_json(cls, handle: Mapping[str, Any]) -> Prepared:
+        """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
+        found = {each.name: handle[each.name] for each in fields(cls) if each.name not in _LATER}
+        found.update({name: handle.get(name) for name in _LATER})
         kinds = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}
+        kinds["equality_ids"] = list | None
         if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
             raise TypeError("a committable of the iceberg sink has another handle")
         if not all(type(found[name]) is int for name in found.keys() - kinds.keys()):
             raise TypeError("a committable of the iceberg sink has other numbers")
         return cls(**found)
+
+    @property
+    def content(self) -> ManifestContent:
+        return ManifestContent.DATA if self.equality_ids is None else ManifestContent.DELETES
 
     def written(self, io: DurableFileIO) -> Layout:
         """Return the columns and the partition spec of the files, as the manifest has them. Ids of schemas and specs
@@ -100,7 +120,7 @@ class Prepared:
             manifest_path=self.manifest,
             manifest_length=self.length,
             partition_spec_id=self.spec,
-            content=ManifestContent.DATA,
+            content=self.content,
             sequence_number=UNASSIGNED_SEQ,
             min_sequence_number=UNASSIGNED_SEQ,
             added_snapshot_id=snapshot_id,
@@ -113,6 +133,19 @@ class Prepared:
             partitions=None if self.partitions is None else [_field(each) for each in self.partitions],
             key_metadata=None,
         )
+
+
+def to_handle(prepared: Sequence[Prepared]) -> Mapping[str, JsonValue]:
+    """Return the manifests of a transaction as its committable has them. One without deletes has a single one."""
+    if len(prepared) == 1 and prepared[0].equality_ids is None:
+        return prepared[0].to_json()
+    return {_SEVERAL: [each.to_json() for each in prepared]}
+
+
+def of_committable(committable: Committable) -> list[Prepared]:
+    """Read what ``to_handle`` makes. Raises KeyError or TypeError for any other value."""
+    handle: Mapping[str, Any] = committable.handle
+    return [Prepared.from_json(each) for each in handle.get(_SEVERAL, [handle])]
 
 
 def joined_partitions(

@@ -29,6 +29,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
+from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import TransactionId
@@ -36,6 +37,7 @@ from twopc_iceberg.batch_manifests import BatchManifest, FileChanged, of_batch
 from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
+from twopc_iceberg.deletes import require_key, require_spec, require_whole
 from twopc_iceberg.joint import Part, commit_parts
 from twopc_iceberg.manifest_lists import ManifestLists
 from twopc_iceberg.manifests import ManifestMerger, target_bytes
@@ -53,7 +55,7 @@ from twopc_iceberg.outcomes import (
     reading,
     told,
 )
-from twopc_iceberg.prepared import Prepared
+from twopc_iceberg.prepared import Prepared, of_committable, to_handle
 from twopc_iceberg.snapshot import BatchCommitter, DecidedBatch, head
 from twopc_iceberg.support import obstacle, require_honest, require_supported
 from twopc_iceberg.table import TableForTasks, are_given_out
@@ -114,12 +116,13 @@ class IcebergTransaction(Transaction):
         self.notes = notes
 
 
-class IcebergSink(WholeBatchSink[IcebergTransaction]):
-    """Appends records to an Iceberg table, each value to the column of its name. A batch appears as one snapshot.
+class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransaction]):
+    """Writes records to an Iceberg table, each value to the column of its name. A batch appears as one snapshot.
 
     Args:
         options: ``table``: its namespace and name. ``catalog``: the catalog's name; ``catalog.*``: its properties.
-            ``branch``: the branch to append to. ``target_file_bytes``: when a task begins a new file.
+            ``branch``: the branch to append to. ``target_file_bytes``: when a task begins a new file. ``upsert_by``:
+            the columns by which a record replaces a row.
 
     Raises:
         ConfigurationError: an option is unknown, missing or wrong. No connection was made.
@@ -162,7 +165,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             table = self._for_tasks
             notes = Notes(table.io(), table.parsed.location, self.transactional_ids.scope)
             target = target_file_bytes(self._options.target_file_bytes, table.parsed.properties)
-            writer = TransactionWriter(table, name, lambda note: notes.write(name, note), target, str(self._options))
+            what, key = str(self._options), self.key
+            writer = TransactionWriter(table, name, lambda note: notes.write(name, note), target, what, key)
             return IcebergTransaction(transaction_id, writer, notes)
 
     def write(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> None:
@@ -171,6 +175,17 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
 
     def write_valid(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         return written_without(lambda records: self.write(transaction, records), batch)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._options.upsert_by
+
+    def delete(self, transaction: IcebergTransaction, keys: pa.RecordBatch) -> None:
+        with self._writing(transaction.id.exact):
+            transaction.writer.delete(keys)
+
+    def delete_valid(self, transaction: IcebergTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+        return written_without(lambda part: self.delete(transaction, part), keys)
 
     def pre_commit(self, transaction: IcebergTransaction) -> Committable:
         name = transaction.id.exact
@@ -183,7 +198,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
                     f"the store does not have file {changed} of {self._options} as it was written: transaction {name}"
                     " was rolled back, or the store has lost or changed it"
                 )
-        return Committable(name, prepared.to_handle(), transaction.records)
+        return Committable(name, to_handle(prepared), transaction.records)
 
     def discard(self, transaction: IcebergTransaction) -> None:
         """Remove what the transaction has written, by its own list: no note is needed to find it."""
@@ -233,7 +248,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         with self._undecided(f"a look at {self._options}"):
             if self._for_tasks is None:
                 self._for_tasks = TableForTasks.of(self._lake.load())
-        check_columns(schema, self._for_tasks.schema, str(self._options))
+        what, columns = str(self._options), self._for_tasks.schema
+        check_columns(schema, columns, what)
+        if self.key:
+            require_key(columns, self.key, what)
+            require_whole(schema, columns, what)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto the batch if it can't be committed any more; else note what the table's mark is before the decision.
@@ -243,12 +262,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         if not committables:
             return committables
         what = f"a look at {self._options} before the decision"
-        prepared = [Prepared.from_committable(committable) for committable in committables]
+        prepared = [each for committable in committables for each in of_committable(committable)]
         with self._undecided(what):
             table = self._lake.load()
             metadata = table.metadata
             self._require_same_table(metadata, prepared)
             found = self._undecided_mark(metadata, committables)
+            if any(each.equality_ids for each in prepared) and require_spec(table):
+                table = self._lake.load()
             # Its manifest list is what the commit begins with.
             self._lists.live(self._lake.io(), head(metadata, self._options.branch, what))
             if why := obstacle(table, prepared, self._lake.io()):
@@ -256,7 +277,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             since_s = time.monotonic()
             try:
                 manifests = self._manifests(prepared)
-                self._require_data_files(manifests)
+                self._require_files(manifests)
             except FileChanged as changed:
                 raise RoundAborted(
                     f"file {changed.location} of {self._options} is not there as its task has written it: the"
@@ -335,9 +356,9 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         locate = table.location_provider().new_metadata_location
         return of_batch(self._lake.io(), prepared, target_bytes(table.metadata.properties), locate)
 
-    def _require_data_files(self, manifests: Sequence[BatchManifest]) -> None:
+    def _require_files(self, manifests: Sequence[BatchManifest]) -> None:
         """Raises FileChanged."""
-        lengths = {location: length for each in manifests for location, length in each.data_files().items()}
+        lengths = {location: length for each in manifests for location, length in each.files().items()}
         if (changed := self._lake.io().first_changed(lengths)) is not None:
             raise FileChanged(changed)
 
@@ -364,7 +385,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         """Return what is to be committed to this table, and protect its files before readers can see them."""
         branch = self._branch(committables)
         where = replace(self._options, branch=branch)
-        prepared, names = [self._prepared(committable) for committable in committables], _names(committables)
+        prepared = [each for committable in committables for each in self._prepared(committable)]
+        names = _names(committables)
         batch = DecidedBatch(
             mark=self._mark(),
             mark_before=self._mark_before(committables),
@@ -387,7 +409,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             manifests = look.manifests
         else:
             manifests = self._manifests(prepared)
-            self._require_data_files(manifests)
+            self._require_files(manifests)
         for each in manifests:
             each.write(self._lake.io())
         return [each.prepared for each in manifests]
@@ -398,10 +420,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
             self._validated = None
         self._for_tasks = table
 
-    def _prepared(self, committable: Committable) -> Prepared:
+    def _prepared(self, committable: Committable) -> list[Prepared]:
         self.transactional_ids.exact(committable.transaction_id)
         try:
-            return Prepared.from_committable(committable)
+            return of_committable(committable)
         except (KeyError, TypeError):
             self._not_ours(committable)
 
@@ -423,7 +445,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction]):
         with self._asking(what, commit_failed):
             if (snapshot := self._snapshot_of(batch_id)) is not None:
                 used = {manifest.manifest_path for manifest in self._lists.read(self._lake.io(), snapshot)}
-                written = {self._prepared(committable).manifest for committable in committables}
+                written = {each.manifest for committable in committables for each in self._prepared(committable)}
                 self._lake.io().remove(written - used)
         self._merger.merge(self._branch(committables))
 

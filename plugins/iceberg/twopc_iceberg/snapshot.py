@@ -80,7 +80,7 @@ class DecidedBatch:
         batch_id: the batch.
         branch: the branch to append to.
         table: the UUID of the table that the batch was written for.
-        prepared: the manifest of each transaction.
+        prepared: the manifests of all transactions.
         what: names the batch in errors.
     """
 
@@ -462,15 +462,22 @@ def requirements(metadata: TableMetadata, branch: str, parent: Snapshot | None) 
 
 
 def _summary(batch: DecidedBatch, parent: Snapshot | None) -> Summary:
-    def total(of: Callable[[Prepared], int]) -> str:
-        return str(sum(map(of, batch.prepared)))
+    def total(parts: Sequence[Prepared], of: Callable[[Prepared], int]) -> str:
+        return str(sum(map(of, parts)))
 
+    data = [each for each in batch.prepared if each.equality_ids is None]
+    deletes = [each for each in batch.prepared if each.equality_ids is not None]
     added = {
-        "added-data-files": total(lambda each: each.files),
-        "added-records": total(lambda each: each.rows),
-        "added-files-size": total(lambda each: each.bytes),
+        "added-data-files": total(data, lambda each: each.files),
+        "added-records": total(data, lambda each: each.rows),
+        "added-files-size": total(batch.prepared, lambda each: each.bytes),
         SCOPE: batch.mark.scope,
         BATCH: str(batch.batch_id),
     }
+    operation = Operation.APPEND
+    if deletes:
+        files, operation = total(deletes, lambda each: each.files), Operation.OVERWRITE if data else Operation.DELETE
+        keys = total(deletes, lambda each: each.rows)
+        added |= {"added-delete-files": files, "added-equality-delete-files": files, "added-equality-deletes": keys}
     before = parent.summary if parent is not None else None
-    return update_snapshot_summaries(Summary(operation=Operation.APPEND, **added), before)
+    return update_snapshot_summaries(Summary(operation=operation, **added), before)

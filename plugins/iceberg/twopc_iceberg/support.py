@@ -13,6 +13,7 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
 
 from twopc.errors import ConfigurationError
+from twopc_iceberg.deletes import require_key
 from twopc_iceberg.files import SUPPORTED, DurableFileIO
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.options import IcebergOptions
@@ -49,6 +50,7 @@ def require_supported(table: Table, options: IcebergOptions) -> None:
             " files are rewritten."
         )
     check_spec(metadata.spec(), metadata.schema(), what)
+    require_key(metadata.schema(), options.upsert_by, what)
     provider = table.location_provider()
     if foreign := _foreign_scheme([provider.data_path, provider.metadata_path, metadata.location]):
         raise ConfigurationError(
@@ -100,7 +102,7 @@ def require_honest(table: Table, options: IcebergOptions) -> None:
     )
 
 
-def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> str | None:
+def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> str | None:  # noqa: PLR0911
     """Return why the table can't take files that were written for it; None if it can. Errors of the store pass through.
 
     Asks the store only if the table's columns or partition specs have changed since.
@@ -112,12 +114,15 @@ def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> s
         return f"is encrypted ({_ENCRYPTION})"
     if foreign := _foreign_scheme([table.location_provider().metadata_path, metadata.location]):
         return f"has files at {foreign}://"
-    for (_, spec), each in {(each.layout, each.spec): each for each in prepared}.items():
-        if spec not in specs:
-            return f"has lost its partition spec {spec}"
-        layout = Layout.of(metadata.schema(), specs[spec])
+    for each in {(each.content, each.spec, each.layout): each for each in prepared}.values():
+        if each.spec not in specs:
+            return f"has lost its partition spec {each.spec}"
+        layout = Layout.of(metadata.schema(), specs[each.spec])
         if layout.fingerprint != each.layout and (why := each.written(io).unreadable_by(layout)):
             return f"can't read the files: {why}"
+        # Iceberg for Java can't apply deletes by a column that the table has dropped, and so can't read the table.
+        if {*(each.equality_ids or ())} - {field.field_id for field in layout.columns.fields}:
+            return "has lost a column by which records replace others"
     return None
 
 

@@ -119,7 +119,6 @@ def _without_history(metadata: TableMetadata) -> TableMetadata:
             "statistics": [],
             "partition_statistics": [],
             "schemas": [metadata.schema()],
-            "partition_specs": [metadata.spec()],
             "sort_orders": [metadata.sort_order()],
             "properties": {n: v for n, v in metadata.properties.items() if not n.startswith(PREFIX)},
         }

@@ -1,8 +1,8 @@
-"""A task's part: Parquet files of one transaction, and the manifest that names them."""
+"""A task's part: Parquet files of one transaction, and the manifests that name them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -10,15 +10,18 @@ from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
     FileFormat,
+    ManifestContent,
     ManifestEntry,
     ManifestEntryStatus,
-    write_manifest,
 )
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
 from pyiceberg.typedef import Record
 
 from twopc_iceberg import avro
 from twopc_iceberg.columns import aligned, check_columns
+from twopc_iceberg.deletes import Deletes, manifest_writer, require_whole
 from twopc_iceberg.files import DurableFile
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.notes import Note
@@ -41,10 +44,28 @@ OPEN_FILES = 32
 """How many files are open at a time. The one that was written to longest ago is finished to make room."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How files of one content are written.
+
+    Attributes:
+        schema: the columns in them.
+        spec: their partition spec.
+        equality_ids: the ids of the key's columns, for deletes; else None.
+        manifest: the location of their manifest.
+    """
+
+    schema: Schema
+    spec: PartitionSpec
+    equality_ids: list[int] | None
+    manifest: str
+
+
 @dataclass(slots=True)
 class _OpenFile:
-    """A data file that is being written."""
+    """A file that is being written."""
 
+    content: DataFileContent
     location: str
     output: DurableFile
     writer: ParquetWriter
@@ -68,10 +89,17 @@ class TransactionWriter:
         announce: makes the transaction's note, before the files that it names exist.
         target_file_bytes: when a file is full.
         what: names the table in errors.
+        key: the columns by which a record replaces another; empty to append.
     """
 
     def __init__(
-        self, table: TableForTasks, name: str, announce: Callable[[Note], None], target_file_bytes: int, what: str
+        self,
+        table: TableForTasks,
+        name: str,
+        announce: Callable[[Note], None],
+        target_file_bytes: int,
+        what: str,
+        key: Sequence[str] = (),
     ) -> None:
         self._table = table
         self._what = what
@@ -85,11 +113,17 @@ class TransactionWriter:
         self._open: dict[tuple[str, ...], _OpenFile] = {}
         self._done: list[DataFile] = []
         self._named: list[str] = []
-        self._manifest = self._locations.new_metadata_location(f"{name}-m0.avro")
+        of_data, of_deletes = (self._locations.new_metadata_location(f"{name}-m{number}.avro") for number in (0, 1))
+        self._forms = {DataFileContent.DATA: _Form(table.file_schema, table.spec, None, of_data)}
+        self._deletes = Deletes.of(table.parsed, key, what) if key else None
+        if (deletes := self._deletes) is not None:
+            of_keys = _Form(deletes.file_schema, deletes.spec, deletes.equality_ids, of_deletes)
+            self._forms[DataFileContent.EQUALITY_DELETES] = of_keys
 
     @property
     def note(self) -> Note:
-        return Note(self._manifest, tuple(self._named))
+        manifest, *others = (form.manifest for form in self._forms.values())
+        return Note(manifest, (*others, *self._named))
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write records.
@@ -102,9 +136,23 @@ class TransactionWriter:
         """
         if batch.schema != self._checked:
             check_columns(batch.schema, self._table.schema, self._what)
+            if self._deletes is not None:
+                require_whole(batch.schema, self._table.schema, self._what)
             self._checked = batch.schema
+        deletes = [] if self._deletes is None else [_of_keys(self._deletes.keys(batch))]
         records = aligned(batch, self._table.schema, self._table.arrow_schema)
-        partitions = list(split(records, self._table.spec, self._table.schema))
+        self._write_all([*split(records, self._table.spec, self._table.schema), *deletes])
+
+    def delete(self, keys: pa.RecordBatch) -> None:
+        """Delete the rows of these keys.
+
+        Raises:
+            RecordRefused: a value does not fit.
+        """
+        assert self._deletes is not None
+        self._write_all([_of_keys(self._deletes.keys(keys))])
+
+    def _write_all(self, partitions: list[Partition]) -> None:
         new = [each for each in partitions if each.key not in self._open]
         # Those with an open file first: a new file may need its room.
         for partition in partitions:
@@ -139,8 +187,8 @@ class TransactionWriter:
         if len(self._open) >= OPEN_FILES:
             self._finish(next(iter(self._open)))
         output = self._io.new_output(location)
-        writer = ParquetWriter(output, self._table.file_schema, self._table.parsed.properties)
-        self._open[partition.key] = _OpenFile(location, output, writer, partition.values)
+        writer = ParquetWriter(output, self._forms[partition.content].schema, self._table.parsed.properties)
+        self._open[partition.key] = _OpenFile(partition.content, location, output, writer, partition.values)
 
     def _new_location(self, partition: Partition, number: int) -> str:
         name = f"{self._name}-{number:05d}.parquet"
@@ -154,48 +202,57 @@ class TransactionWriter:
     def _finish(self, key: tuple[str, ...]) -> None:
         file = self._open.pop(key)
         self._flush(file)
-        statistics = file.writer.close()
+        statistics, form = file.writer.close(), self._forms[file.content]
         self._done.append(
             DataFile.from_args(
-                content=DataFileContent.DATA,
+                content=file.content,
                 file_path=file.location,
                 file_format=FileFormat.PARQUET,
                 partition=file.partition,
                 file_size_in_bytes=file.writer.length,
                 sort_order_id=None,
-                spec_id=self._table.spec.spec_id,
-                equality_ids=None,
+                spec_id=form.spec.spec_id,
+                equality_ids=form.equality_ids,
                 key_metadata=None,
                 **statistics.to_serialized_dict(),
             )
         )
 
-    def finish(self) -> Prepared:
-        """Make every record durable, and write the manifest."""
+    def finish(self) -> list[Prepared]:
+        """Make every record durable, and write the manifests: one of data files, and with a key one of delete files.
+        What is empty has none."""
         for key in list(self._open):
             self._finish(key)
-        metadata, in_memory = self._table.parsed, avro.InMemory(location=self._manifest)
+        return [self._described(files, form) for form in self._forms.values() if (files := self._files_of(form))]
+
+    def _files_of(self, form: _Form) -> list[DataFile]:
+        return [each for each in self._done if self._forms[each.content] is form]
+
+    def _described(self, files: Sequence[DataFile], form: _Form) -> Prepared:
+        """Write a manifest."""
+        metadata, in_memory = self._table.parsed, avro.InMemory(location=form.manifest)
         # Entries without a snapshot id: they inherit that of the manifest list which first names the manifest.
-        with write_manifest(
+        with manifest_writer(
+            ManifestContent.DATA if form.equality_ids is None else ManifestContent.DELETES,
             format_version=metadata.format_version,
-            spec=self._table.spec,
+            spec=form.spec,
             schema=self._table.schema,
-            output_file=in_memory,  # type: ignore[arg-type]
-            snapshot_id=None,  # type: ignore[arg-type]
+            output_file=in_memory,
+            snapshot_id=None,
             avro_compression=avro_compression(metadata.properties),
         ) as writer:
-            for data_file in self._done:
+            for data_file in files:
                 writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=data_file))
-        sizes = sum(data_file.file_size_in_bytes for data_file in self._done)
-        layout = Layout.of(self._table.schema, self._table.spec)
+        sizes = sum(data_file.file_size_in_bytes for data_file in files)
+        layout = Layout.of(self._table.schema, form.spec)
         manifest = with_both_zeros(writer.to_manifest_file(), layout.partition_types())
-        with self._io.new_output(self._manifest).create(overwrite=True) as stream:
+        with self._io.new_output(form.manifest).create(overwrite=True) as stream:
             stream.write(in_memory.content)
-        digest = digest_of(in_memory.content)
-        return Prepared.of(str(metadata.table_uuid), layout.fingerprint, manifest, sizes, digest)
+        digest, table = digest_of(in_memory.content), str(metadata.table_uuid)
+        return Prepared.of(table, layout.fingerprint, manifest, sizes, digest, form.equality_ids)
 
     def changed_file(self) -> str | None:
-        """Return a finished data file that the store does not have as it was written; None if there is none."""
+        """Return a finished file that the store does not have as it was written; None if there is none."""
         return self._io.first_changed({each.file_path: each.file_size_in_bytes for each in self._done})
 
     def discard(self) -> None:
@@ -204,7 +261,11 @@ class TransactionWriter:
             if file.output.stream is not None:
                 file.output.stream.close()
         self._open.clear()
-        self._io.remove([*self._named, self._manifest])
+        self._io.remove([*self._named, *(form.manifest for form in self._forms.values())])
+
+
+def _of_keys(keys: pa.Table) -> Partition:
+    return Partition(Record(), "", keys, DataFileContent.EQUALITY_DELETES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,18 @@ class DeltaLakeTable:
     Attributes:
         path: the folder of the table, a path or a URL.
         storage_options: what fsspec needs.
+        upsert_by: the key of the sink's records, which are marked as deleted when they are replaced.
     """
 
     path: str
     storage_options: Mapping[str, Any] = field(default_factory=dict)
+    upsert_by: str = ""
 
     @property
     def options(self) -> Mapping[str, Any]:
-        return {"path": self.path, **({"storage_options": dict(self.storage_options)} if self.is_on_s3 else {})}
+        key = {"upsert_by": self.upsert_by} if self.upsert_by else {}
+        of_s3 = {"storage_options": dict(self.storage_options)} if self.is_on_s3 else {}
+        return {"path": self.path, **of_s3, **key}
 
     @property
     def is_on_s3(self) -> bool:
@@ -56,7 +60,7 @@ class DeltaLakeTable:
             self.path,
             Schema.from_arrow(schema),
             partition_by=list(partition_by),
-            configuration=CONFIGURATION,
+            configuration={**CONFIGURATION, "delta.enableDeletionVectors": "true" if self.upsert_by else "false"},
             storage_options=self._of_delta_rs,
         )
 

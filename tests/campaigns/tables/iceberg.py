@@ -18,6 +18,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
 from tests.campaigns.tables.calls import on_files, on_requests, on_sql
+from tests.campaigns.tables.table import reader
 from twopc_iceberg import IcebergSink
 from twopc_iceberg.catalogs import TransactionalCatalog
 from twopc_iceberg.marks import BATCH
@@ -56,6 +57,7 @@ class IcebergTable:
         s3: pyiceberg's options to reach S3; none without it.
         reach: called before the catalog is used.
         kept: how long ``expire`` keeps versions.
+        upsert_by: the key of the sink's records, which equality deletes then go with. pyiceberg reads no such table.
     """
 
     name: str
@@ -65,6 +67,7 @@ class IcebergTable:
     s3: Mapping[str, str] = field(default_factory=dict)
     reach: Callable[[], None] = here
     kept: timedelta = timedelta(0)
+    upsert_by: str = ""
 
     def catalog(self) -> Catalog:
         """Return the catalog, as another program connects to it."""
@@ -90,7 +93,8 @@ class IcebergTable:
     @property
     def options(self) -> Mapping[str, Any]:
         of_s3 = {f"catalog.{name}": value for name, value in self.s3.items()}
-        return {"table": self.name, "catalog.uri": self.catalog_uri, **of_s3}
+        key = {"upsert_by": self.upsert_by} if self.upsert_by else {}
+        return {"table": self.name, "catalog.uri": self.catalog_uri, **of_s3, **key}
 
     def append(self, records: pa.Table) -> None:
         table = self.table()
@@ -99,7 +103,7 @@ class IcebergTable:
     def compact(self) -> None:
         table = self.table()
         with suppress(CommitFailedException):  # another writer was faster; there will be a next time
-            table.overwrite(table.scan().to_arrow())
+            table.overwrite(self._read(table))
 
     def expire(self) -> None:
         with suppress(CommitFailedException):
@@ -133,12 +137,16 @@ class IcebergTable:
         return [each.path for each in found if each.type is FileType.File and each.base_name.startswith(OURS)]
 
     def read(self) -> pa.Table:
-        return self.table().scan().to_arrow()
+        return self._read(self.table())
+
+    def _read(self, table: Table) -> pa.Table:
+        if not self.upsert_by:
+            return table.scan().to_arrow()
+        found = reader().execute(f"SELECT * FROM {_scan(table)}").to_arrow_table()  # noqa: S608  # ours
+        return found.cast(table.schema().as_arrow())
 
     def scan(self) -> str | None:
-        if self.s3:
-            return None
-        return f"iceberg_scan('{self.table().metadata_location.removeprefix('file://')}')"
+        return None if self.s3 else _scan(self.table())
 
     def files(self) -> set[str]:
         return {path.rpartition("/")[2] for path in self._ours()} - self._note(_files(self.table()))
@@ -159,6 +167,10 @@ class IcebergTable:
         kind.commit_table = watched(kind.commit_table)
         several: Any = TransactionalCatalog
         several.commit_tables = watched(several.commit_tables)
+
+
+def _scan(table: Table) -> str:
+    return f"iceberg_scan('{table.metadata_location.removeprefix('file://')}')"
 
 
 def of_s3(options: Mapping[str, str]) -> S3FileSystem:

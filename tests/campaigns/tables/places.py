@@ -137,6 +137,10 @@ class TablePlaces:
         sqlite = f"sqlite:///{work}/catalog.db"
         if self.name in ("iceberg-sqlite", "both"):
             found["iceberg"] = IcebergTable("db.orders", sqlite, f"file://{work}/warehouse/orders", work)
+        if self.name == "upserts":
+            location = f"file://{work}/warehouse/orders"
+            found["iceberg"] = IcebergTable("db.orders", sqlite, location, work, upsert_by=KEY)
+            found["delta"] = DeltaLakeTable(str(work / "delta"), upsert_by=KEY)
         if self.name == "iceberg-s3":
             assert s3 is not None
             found["iceberg"] = IcebergTable("db.orders", sqlite, f"s3://{work.name}/orders", work, _of_pyiceberg(s3))
@@ -163,7 +167,10 @@ def _of_pyiceberg(s3: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-joint", "iceberg-s3", "delta", "delta-s3", "both")
+KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-joint", "iceberg-s3", "delta", "delta-s3", "both", "upserts")
+
+KEY = "batch,partition,n"
+"""What is different in each record."""
 
 ON_CATALOG: Mapping[str, Mapping[str, str]] = {
     "iceberg-rest": {"iceberg": "orders"},

@@ -21,7 +21,7 @@ from tests.sinks.delta.test_readers import Reader
 from tests.sinks.delta.test_types import EDGES, RECORDS, require_equal, written
 from tests.support.delta_spark import delta_session
 from tests.support.spark_session import write_all
-from twopc import Round
+from twopc import Participant, Round
 from twopc.errors import ConfigurationError, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ def make(spark: SparkSession, place: Place, columns: str, then: str = "") -> Non
     spark.sql(f"CREATE TABLE delta.`{place.path}` ({columns}) USING delta {then}")
 
 
-def rows(spark: SparkSession, place: Place, where: str = "true") -> list[Any]:
-    found = spark.sql(f"SELECT * FROM delta.`{place.path}` WHERE {where}").collect()  # noqa: S608  # of the test
+def rows(spark: SparkSession, place: Place, where: str = "true", columns: str = "*") -> list[Any]:
+    found = spark.sql(f"SELECT {columns} FROM delta.`{place.path}` WHERE {where}").collect()  # noqa: S608  # of the test
     return [row.asDict(recursive=True) for row in found]
 
 
@@ -308,3 +308,30 @@ def test_merge_schema_adds_a_column_as_spark_users_know_it(spark: SparkSession, 
     sink.commit_batch(1, [empty.pre_commit(wider, Round(1, 1), sink=sink)])
     assert rows(spark, empty, "more = 1") == [{"value": "b", "more": 1}]
     assert rows(spark, empty, "more IS NULL") == [{"value": "a", "more": None}]
+
+
+@pytest.mark.parametrize(
+    "then", ["", "'delta.checkpointPolicy' = 'v2', 'delta.checkpointInterval' = '1', "], ids=["classic", "v2"]
+)
+def test_spark_reads_upserts_and_deletes_and_writes_beside_them(spark: SparkSession, empty: Place, then: str) -> None:
+    make(spark, empty, "id BIGINT, name STRING", f"TBLPROPERTIES ({then}'delta.enableDeletionVectors' = 'true')")
+    spark.sql(f"INSERT INTO delta.`{empty.path}` SELECT id, 'spark' FROM range(20)")  # noqa: S608  # of the test
+    spark.sql(f"DELETE FROM delta.`{empty.path}` WHERE id = 19")  # noqa: S608  # of the test
+    expected = dict.fromkeys(range(19), "spark")
+    for batch_id in range(4):
+        with Participant({"orders": empty.sink(upsert_by="id")}, Round(1, batch_id), partition=0) as participant:
+            participant.write("orders", pa.record_batch({"id": [0, batch_id + 1], "name": [f"{batch_id}"] * 2}))
+            participant.delete("orders", pa.record_batch({"id": [batch_id + 10], "name": [""]}))
+            batch = empty.sink(upsert_by="id").seal([participant.pre_commit()["orders"]], 0.0)
+        for _ in range(2):
+            empty.sink(upsert_by="id").commit_batch(batch_id, batch)
+        expected |= {0: f"{batch_id}", batch_id + 1: f"{batch_id}"}
+        del expected[batch_id + 10]
+        if batch_id == 1:
+            spark.sql(f"UPDATE delta.`{empty.path}` SET name = 'updated' WHERE id = 8")  # noqa: S608  # of the test
+            expected[8] = "updated"
+        if batch_id == 2:
+            spark.sql(f"OPTIMIZE delta.`{empty.path}`")
+        assert sorted((row["id"], row["name"]) for row in rows(spark, empty)) == sorted(expected.items())
+        bounds = rows(spark, empty, columns="count(*) AS n, min(id) AS low, max(id) AS high")[0]
+        assert (bounds["n"], bounds["low"], bounds["high"]) == (len(expected), min(expected), max(expected))

@@ -33,6 +33,7 @@ from pyiceberg.types import (
     DoubleType,
     FixedType,
     FloatType,
+    IcebergType,
     IntegerType,
     ListType,
     LongType,
@@ -51,7 +52,7 @@ from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support import networks
 from tests.support.environments import NotHere
 from tests.support.iceberg_spark import IcebergSpark, SqlFailed, iceberg_environment
-from twopc import Round
+from twopc import Participant, Round
 from twopc.errors import OperatorRequired, RoundAborted, TransactionLost
 
 if TYPE_CHECKING:
@@ -563,3 +564,134 @@ def test_a_batch_of_an_older_spec_that_spark_kept_is_committed(
     write(place, 0, *votes)
     remove_spec(spark)
     assert values(spark) == place.values() == ["a", "spark"]
+
+
+# Upserts and deletes. -----------------------------------------------------------------------------------------------
+
+KEYED = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
+BY_NAME = spec((2, IdentityTransform()))
+
+KEYS: dict[str, tuple[IcebergType, pa.DataType, list[Any]]] = {
+    "boolean": (BooleanType(), pa.bool_(), [True, False]),
+    "int": (IntegerType(), pa.int32(), [-5, 0, 2**31 - 1]),
+    "long": (LongType(), pa.int64(), [-(2**63), 0, 7]),
+    "decimal": (DecimalType(9, 2), pa.decimal128(9, 2), [Decimal("1.00"), Decimal("-7.50"), Decimal("9999999.99")]),
+    "date": (DateType(), pa.date32(), [date(1900, 1, 1), date(1970, 1, 1), date(2024, 2, 29)]),
+    "timestamp": (TimestampType(), pa.timestamp("us"), [EARLY, NOON]),
+    "timestamptz": (
+        TimestamptzType(),
+        pa.timestamp("us", "UTC"),
+        [each.replace(tzinfo=timezone.utc) for each in (EARLY, NOON)],
+    ),
+    "string": (StringType(), pa.string(), ["", "a", "A", "a ", "é", "e\u0301", "z" * 5000, "\ud7ff" * 20, "🐎" * 30]),
+    "binary": (BinaryType(), pa.binary(), [b"", b"\0", b"\xff", b"\x80ab" * 20, b"\x80ab" * 20 + b"c"]),
+}
+
+
+def change(place: Place, batch_id: int, rows: pa.RecordBatch, deleted: pa.RecordBatch | None = None) -> None:
+    """Write a batch of upserts and deletes by ``id``."""
+    write(place, batch_id, changes(place, batch_id, rows, deleted))
+
+
+def changes(place: Place, batch_id: int, rows: pa.RecordBatch, deleted: pa.RecordBatch | None = None) -> Committable:
+    with Participant({"orders": place.sink(upsert_by="id")}, Round(1, batch_id), partition=0) as participant:
+        participant.write("orders", rows)
+        if deleted is not None:
+            participant.delete("orders", deleted)
+        return participant.pre_commit()["orders"]
+
+
+def named(ids: Sequence[Any], name: str, kind: pa.DataType | None = None) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, kind or pa.int64()), "name": [name] * len(ids)})
+
+
+def seen(spark: IcebergSpark, place: Place) -> list[tuple[Any, str]]:
+    """What Spark and DuckDB see alike."""
+    found = spark.table(f"SELECT id, name FROM {TABLE}")  # noqa: S608  # of the test
+    assert as_text(found) == as_text(duckdb_reads(place))
+    return sorted((row["id"], row["name"]) for row in found.to_pylist())
+
+
+def delete_files(spark: IcebergSpark) -> int:
+    [found] = spark.sql(f"SELECT count(*) AS n FROM {TABLE}.delete_files")  # noqa: S608  # of the test
+    return int(found["n"])
+
+
+@pytest.mark.parametrize("partitions", [UNPARTITIONED_PARTITION_SPEC, BY_NAME], ids=["whole", "partitioned"])
+@pytest.mark.parametrize("kind", KEYS)
+def test_spark_and_duckdb_apply_deletes_by_each_type_of_key(
+    kind: str, partitions: PartitionSpec, spark: IcebergSpark, place: Place, server: RestCatalogServer
+) -> None:
+    of_column, arrow, ids = KEYS[kind]
+    create(place, server, Schema(NestedField(1, "id", of_column), KEYED.fields[1]), partitions)
+    change(place, 0, named(ids, "old", arrow))
+    change(place, 1, named(ids[1:], "new", arrow))
+    assert [name for _, name in seen(spark, place)].count("old") == 1
+    assert len(seen(spark, place)) == len(ids)
+    change(place, 2, named(ids[:1], "last", arrow), named(ids[1:], "", arrow))
+    assert [name for _, name in seen(spark, place)] == ["last"]
+
+
+@pytest.mark.parametrize("partitions", [UNPARTITIONED_PARTITION_SPEC, BY_NAME], ids=["whole", "partitioned"])
+@pytest.mark.parametrize(
+    "action", ["rewrites data files", "rewrites manifests", "expires snapshots", "removes orphan files"]
+)
+def test_upserts_and_deletes_are_applied_once_whatever_spark_does_meanwhile(
+    action: str,
+    partitions: PartitionSpec,
+    spark: IcebergSpark,
+    place: Place,
+    server: RestCatalogServer,
+    proxy: ProxyIntoHost,
+) -> None:
+    create(place, server, KEYED, partitions)
+    change(place, 0, named(range(20), "old"))
+    expected = dict.fromkeys(range(20), "old")
+    for batch_id, moment in enumerate(MOMENTS, 1):
+        vote = changes(place, batch_id, named([0, batch_id, 100 + batch_id], f"{batch_id}"), named([batch_id + 10], ""))
+        _act(spark, action, moment == "undecided")
+        sink = place.sink(upsert_by="id", **{"catalog.uri": proxy.url})
+        batch = sink.seal([vote], 0.0)
+        _act(spark, action, moment == "decided")
+        if moment == "on its way":
+            before_next_commit(proxy, lambda: _act(spark, action, True))
+        sink.commit_batch(batch_id, batch)
+        _act(spark, action, moment == "visible")
+        for again in (sink, place.sink(upsert_by="id")):
+            again.commit_batch(batch_id, batch)
+        sink.complete(batch_id, batch)
+        expected |= dict.fromkeys([0, batch_id, 100 + batch_id], f"{batch_id}")
+        del expected[batch_id + 10]
+        assert seen(spark, place) == sorted(expected.items()), moment
+
+
+@pytest.mark.parametrize("partitions", [UNPARTITIONED_PARTITION_SPEC, BY_NAME], ids=["whole", "partitioned"])
+def test_the_rewrite_that_doctor_names_removes_delete_files_and_brings_no_row_back(
+    partitions: PartitionSpec, spark: IcebergSpark, place: Place, server: RestCatalogServer
+) -> None:
+    create(place, server, KEYED, partitions)
+    change(place, 0, named(range(10), "old"))
+    for batch_id in range(1, 6):
+        change(place, batch_id, named([batch_id], f"{batch_id}"), named([batch_id + 4], ""))
+    before = seen(spark, place)
+    assert delete_files(spark) == 6
+    spark.sql(ACTIONS["rewrites data files"])
+    assert seen(spark, place) == before
+    change(place, 6, named([50], "new"))
+    spark.sql(f"INSERT INTO {TABLE} VALUES (51, 'spark')")  # noqa: S608  # of the test
+    assert seen(spark, place) == [*before, (50, "new"), (51, "spark")]
+    # Beside that of batch 6 stays the one of the snapshot that was rewritten: Iceberg drops older ones alone.
+    assert delete_files(spark) == 2
+
+
+def test_spark_applies_deletes_by_a_key_that_was_widened(
+    spark: IcebergSpark, place: Place, server: RestCatalogServer
+) -> None:
+    create(place, server, Schema(NestedField(1, "id", IntegerType()), KEYED.fields[1]))
+    change(place, 0, named([1, 2], "old", pa.int32()))
+    undecided = changes(place, 1, named([2], "new", pa.int32()))
+    spark.sql(f"ALTER TABLE {TABLE} ALTER COLUMN id TYPE BIGINT")
+    write(place, 1, undecided)
+    change(place, 2, named([2**40], "last"), named([1], ""))
+    found = spark.sql(f"SELECT id, name FROM {TABLE}")  # noqa: S608  # of the test
+    assert sorted((row["id"], row["name"]) for row in found) == [(2, "new"), (2**40, "last")]

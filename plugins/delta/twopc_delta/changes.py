@@ -1,0 +1,291 @@
+"""A batch of changes at its commit: which rows of the table it replaces or deletes, found in one version of it.
+
+Tasks write the new records, and the keys of deletes, before the decision. The commit reads the key's columns of the
+table's files, and the entry marks the rows that it has found in deletion vectors. So no file is rewritten, and what was
+found holds for exactly the version that the entry follows. If another writer was faster, it is found again.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import types
+from pyroaring import BitMap64
+
+from twopc.errors import ConfigurationError, Retriable
+from twopc_delta import vectors
+from twopc_delta.log_files import LogFiles
+from twopc_delta.storage import Storage
+from twopc_delta.table import TableView
+
+_FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags", "clusteringProvider")
+_TIGHT = re.compile(r'"tightBounds"\s*:\s*(true|false)\s*,?')
+_POSITION = "__twopc_position"
+
+_KEY_TYPES = (
+    *(types.is_signed_integer, types.is_string, types.is_decimal, types.is_date32),
+    *(types.is_boolean, types.is_binary, types.is_timestamp),
+)
+
+
+def require_key(view: TableView, key: Sequence[str], what: str) -> None:
+    """Make sure that rows of the table can be replaced by a key.
+
+    Raises:
+        ConfigurationError: the table lacks a column of it, or has it with a type or as a partition column with which
+            the sink does not compare; or the table has a property with which rows can't be replaced.
+    """
+    for name in key:
+        if name not in view.schema.names:
+            raise ConfigurationError(
+                f"{what} has no column {name!r}, which 'upsert_by' names. It has: {', '.join(view.schema.names)}.",
+                option="upsert_by",
+            )
+        found = view.schema.field(name).type
+        if name in view.partition_by or not any(is_type(found) for is_type in _KEY_TYPES):
+            why = "is a partition column" if name in view.partition_by else f"has the type {found}"
+            raise ConfigurationError(
+                f"column {name!r} of {what}, which 'upsert_by' names, {why}. Use other columns, of integers, text,"
+                " decimals, dates, timestamps, booleans or bytes.",
+                option="upsert_by",
+            )
+    if in_the_way := obstacle(view):
+        raise ConfigurationError(f"the delta sink can't replace rows of {what}: {in_the_way}. Nothing was written.")
+
+
+def obstacle(view: TableView) -> str | None:
+    """Return why rows of the table can't be replaced, with the statement that changes it; None if they can."""
+    given = view.configuration
+
+    def is_true(name: str) -> bool:
+        return given.get(name, "false").lower() == "true"
+
+    set_to = "ALTER TABLE … SET TBLPROPERTIES"
+    if is_true("delta.appendOnly"):
+        return f"it is append-only. Change it: {set_to} ('delta.appendOnly' = 'false')"
+    if is_true("delta.enableChangeDataFeed"):
+        why = "it has a change data feed, for which the sink writes no files"
+        return f"{why}. End it: {set_to} ('delta.enableChangeDataFeed' = 'false')"
+    if not is_true("delta.enableDeletionVectors"):
+        return f"it has no deletion vectors. Add them: {set_to} ('delta.enableDeletionVectors' = 'true')"
+    return None
+
+
+def require_own_files(files: LogFiles, version: int, what: str) -> None:
+    """Make sure that all files and deletion vectors of the table are in its folder, where the commit can read them.
+
+    Raises:
+        ConfigurationError: one is not, as in a shallow clone.
+        Retriable: the log was changed meanwhile.
+    """
+    try:
+        live = live_files(files, version)
+    except (FileExistsError, ValueError) as error:
+        raise Retriable(f"the log of {what} was changed while it was read: {error}") from None
+    for file in live:
+        has_place = ":" in file.path.partition("/")[0] or file.path.startswith("/")
+        if has_place or (file.vector or {}).get("storageType") == "p":
+            raise ConfigurationError(
+                f"{what} has file {file.path}, which is outside of its folder, as in a shallow clone. The delta sink"
+                " can't replace rows there. Make a copy: CREATE TABLE … AS SELECT."
+            )
+
+
+# The files of a version. --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A file that a version of the table has.
+
+    Attributes:
+        action: its ``add`` in the log.
+    """
+
+    action: Mapping[str, Any]
+
+    @property
+    def path(self) -> str:
+        """Below the table's folder."""
+        return unquote(self.action["path"])
+
+    @property
+    def vector(self) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = self.action.get("deletionVector")
+        return found
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What Delta's protocol identifies a file of a version by."""
+        return _key_of(self.action)
+
+    def without(self, rows: BitMap64, total: int, vector: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
+        """Return the actions that leave the file in the table without more rows.
+
+        Args:
+            rows: all rows that are deleted.
+            total: how many rows the file has.
+            vector: the descriptor of ``rows`` in the log.
+            now_ms: since 1970.
+        """
+        gone = {
+            "path": self.action["path"],
+            "deletionTimestamp": now_ms,
+            "dataChange": True,
+            "extendedFileMetadata": True,
+            "partitionValues": self.action["partitionValues"],
+            "size": self.action["size"],
+        }
+        if self.vector is not None:
+            gone["deletionVector"] = self.vector
+        if len(rows) == total:
+            return [{"remove": gone}]
+        stats = self.action.get("stats") or orjson.dumps({"numRecords": total}).decode()
+        added = {name: self.action[name] for name in _FIELDS if self.action.get(name) is not None}
+        added |= {"dataChange": True, "stats": _not_tight(stats), "deletionVector": vector}
+        return [{"remove": gone}, {"add": added}]
+
+
+def _not_tight(stats: str) -> str:
+    """Return statistics whose bounds enclose values that are deleted. Their numbers stay as they are written."""
+    rest = _TIGHT.sub("", stats).strip()[1:].lstrip()
+    return '{"tightBounds":false' + ("" if rest == "}" else ",") + re.sub(r",\s*}$", "}", rest)
+
+
+def _key_of(action: Mapping[str, Any]) -> tuple[str, str]:
+    vector = action.get("deletionVector") or {}
+    parts = (vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))
+    return action["path"], "" if not vector else "@".join(map(str, parts))
+
+
+def live_files(files: LogFiles, version: int) -> list[LiveFile]:
+    """Return the files of a version of the table.
+
+    Raises:
+        FileExistsError: the log has a newer version.
+        ValueError: an entry or the checkpoint can't be read, or one is gone.
+    """
+    versions, checkpoint = files.after_checkpoint()
+    newest = max(versions, default=checkpoint)
+    if newest > version:
+        raise FileExistsError(f"version {newest}")
+    if newest < version or len(versions) != newest - checkpoint:
+        raise ValueError(f"its log lacks entries up to version {version}")
+    seen, live = set[tuple[str, str]](), list[LiveFile]()
+
+    def take(added: Iterable[Mapping[str, Any]], removed: Iterable[Mapping[str, Any]] = ()) -> None:
+        new = [LiveFile(action) for action in added if _key_of(action) not in seen]
+        live.extend(new)
+        seen.update(each.key for each in new)
+        seen.update(map(_key_of, removed))
+
+    for number in versions:
+        data = files.entry(number)
+        if data is None:
+            raise ValueError(f"its log has no version {number}")
+        actions = [orjson.loads(line) for line in data.splitlines() if line.strip()]
+        take(_only("add", actions), _only("remove", actions))
+    if checkpoint >= 0:
+        take(files.added_by_checkpoint(checkpoint))
+    return live
+
+
+def _only(kind: str, actions: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [action[kind] for action in actions if action.get(kind)]
+
+
+# The rows of a batch's keys. ------------------------------------------------------------------------------------
+
+
+class Keys:
+    """The keys of a batch.
+
+    Args:
+        columns: the key's columns, as the table has them.
+        files: the paths of the batch's files that have them.
+        storage: the table's folder.
+    """
+
+    def __init__(self, columns: pa.Schema, files: Iterable[str], storage: Storage) -> None:
+        self._columns = columns
+        self._storage = storage
+        tables = [table for path in files if (table := self._read(path)) is not None]
+        self._keys = pa.concat_tables(tables).combine_chunks()
+        self._bounds = _bounds(self._keys.column(0))
+
+    def _read(self, path: str) -> pa.Table | None:
+        """Return the key's columns of a file; None if it lacks one, as a file does that is older than the column."""
+        try:
+            with self._storage.meaning(), self._storage.open(path) as source:
+                file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
+                if not {*self._columns.names} <= {*file.schema_arrow.names}:
+                    return None
+                return file.read(self._columns.names).cast(self._columns)
+        except FileNotFoundError:
+            raise ValueError(f"file {path} is gone") from None
+
+    def rows_of(self, file: LiveFile) -> tuple[BitMap64, int] | None:
+        """Return the rows of a file that have one of the keys, by their positions, and how many rows it has; None if
+        its statistics show that it has none.
+
+        Raises:
+            ValueError: the file can't be read. Errors of the store pass through.
+        """
+        if self._is_outside(file.action.get("stats")) or (found := self._read(file.path)) is None:
+            return None
+        if len(self._columns) == 1:
+            has_key = pc.is_in(found.column(0), value_set=self._keys.column(0).combine_chunks())
+            at = pc.indices_nonzero(has_key)
+        else:
+            numbered = found.append_column(_POSITION, pc.indices_nonzero(pa.repeat(True, found.num_rows)))
+            at = numbered.join(self._keys, self._columns.names, join_type="left semi").column(_POSITION)
+        return BitMap64(at.to_pylist()), found.num_rows
+
+    def _is_outside(self, stats: str | None) -> bool:
+        if self._bounds is None or not stats:
+            return False
+        known, name = orjson.loads(stats), self._columns.names[0]
+        least, most = (known.get(bound, {}).get(name) for bound in ("minValues", "maxValues"))
+        if not isinstance(least, int) or not isinstance(most, int):
+            return False
+        return self._bounds[1] < least or most < self._bounds[0]
+
+
+def _bounds(column: pa.ChunkedArray) -> tuple[int, int] | None:
+    """Return the bounds of whole numbers, whose statistics every writer has exact."""
+    if not types.is_signed_integer(column.type):
+        return None
+    found = pc.min_max(column)
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: int) -> Iterator[dict[str, Any]]:
+    """Yield the actions that delete the rows of ``keys`` from the files of a version. Writes a file of vectors.
+
+    Raises:
+        ValueError: a file or a deletion vector of the table can't be read.
+    """
+    touched: dict[str, tuple[LiveFile, BitMap64, int]] = {}
+    for file, found in zip(live, storage.at_once(keys.rows_of, live), strict=True):
+        if found is None:
+            continue
+        rows, total = found
+        before = BitMap64() if file.vector is None else vectors.read(storage, file.vector)
+        if rows - before:
+            touched[file.path] = file, rows | before, total
+    if not touched:
+        return
+    name = uuid.uuid4()
+    content, descriptors = vectors.file_of({path: rows for path, (_, rows, _) in touched.items()}, name)
+    storage.write(vectors.path_of(name), content)
+    for path, (file, rows, total) in touched.items():
+        yield from file.without(rows, total, descriptors[path], now_ms)

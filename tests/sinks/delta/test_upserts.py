@@ -1,0 +1,453 @@
+"""With ``upsert_by``, a record replaces the row of its key, and a delete removes it, whatever others do meanwhile."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+from pyroaring import BitMap64
+
+from tests.sinks.delta.conftest import Place
+from tests.sinks.delta.test_readers import by_duckdb
+from tests.support.sink_place import ROUND, from_log
+from tests.support.typed_records import typed
+from twopc import Committable, Participant, Round
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    RecordRefused,
+    RoundAborted,
+    SchemaMismatch,
+    TransactionLost,
+)
+from twopc.testing import KeyedSinkContract, SinkContract
+from twopc_delta import DeltaSink, vectors
+from twopc_delta.changes import _not_tight, live_files
+from twopc_delta.commit import TableLog
+from twopc_delta.log_files import LogFiles
+from twopc_delta.storage import Storage
+
+COLUMNS = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False), ("day", pa.string())])
+
+Rows = list[tuple[int | None, str, str | None]]
+
+put = TableLog._put
+
+
+def created(path: Path, *partition_by: str, schema: pa.Schema = COLUMNS, **configuration: str) -> Place:
+    place = Place(str(path))
+    place.create(schema, partition_by, **{"delta__enableDeletionVectors": "true", **configuration})
+    return place
+
+
+@pytest.fixture(params=[(), ("day",)], ids=["whole", "by another column than the key"])
+def table(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
+    """A table of an id, a name and a day."""
+    return created(tmp_path / "customers", *request.param)
+
+
+def records(rows: Rows) -> pa.RecordBatch:
+    return pa.record_batch([list(column) for column in zip(*rows, strict=True)], schema=COLUMNS)
+
+
+def upserts(place: Place) -> DeltaSink:
+    return place.sink(upsert_by="id")
+
+
+def vote(
+    place: Place,
+    rows: Rows = [],  # noqa: B006  # only read
+    deleted: Sequence[int | None] = (),
+    round: Round = ROUND,
+    partition: int = 0,
+) -> Committable:
+    """What a participant has pre-committed: these rows, and deletes of these ids."""
+    with Participant({"orders": upserts(place)}, round, partition=partition) as participant:
+        if rows:
+            participant.write("orders", records(rows))
+        if deleted:
+            participant.delete("orders", records([(each, "", "") for each in deleted]))
+        return participant.pre_commit()["orders"]
+
+
+def sealed(place: Place, *votes: Committable) -> list[Committable]:
+    return [from_log(each) for each in upserts(place).seal(votes, 0.0)]
+
+
+def commit(place: Place, batch_id: int, *votes: Committable) -> list[Committable]:
+    batch = sealed(place, *votes)
+    upserts(place).commit_batch(batch_id, batch)
+    return batch
+
+
+def run(place: Place, batch_id: int, rows: Rows, *deleted: int) -> list[Committable]:
+    return commit(place, batch_id, vote(place, rows, deleted, Round(1, batch_id)))
+
+
+def names(place: Place) -> list[str]:
+    return sorted(row["name"] for row in place.rows())
+
+
+def append(place: Place, *rows: tuple[int, str, str]) -> None:
+    """What another program appends."""
+    write_deltalake(place.path, pa.Table.from_batches([records([*rows])]), mode="append")
+
+
+def compact(place: Place) -> None:
+    place.table().optimize.compact()
+
+
+def once(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], after: Callable[[], object] | None = None) -> None:
+    """``act`` runs between the first look and its commit; ``after`` when the entry is put."""
+    acts: Iterator[Callable[[], object]] = iter([act])
+
+    def between(log: TableLog, *arguments: Any) -> None:
+        next(acts, lambda: None)()
+        put(log, *arguments)
+        if after is not None:
+            after()
+
+    monkeypatch.setattr(TableLog, "_put", between)
+
+
+# What readers see. --------------------------------------------------------------------------------------------------
+
+
+def test_a_record_replaces_the_row_of_its_key_and_a_delete_removes_it(table: Place) -> None:
+    run(table, 0, [(number, f"{number}", "mon") for number in range(10)])
+    run(table, 1, [(1, "A", "tue"), (40, "d", "tue")], 3, 99)
+    assert names(table) == sorted(["A", "d", *"02456789"])
+    run(table, 2, [], 2)
+    run(table, 3, [(2, "again", "wed"), (1, "AA", "mon")])
+    for rows in (table.rows(), by_duckdb(table).to_pylist(), pl.read_delta(table.path).to_dicts()):
+        assert sorted(row["name"] for row in rows) == sorted(["AA", "again", "d", *"0456789"])
+
+
+def test_the_records_of_several_tasks_and_files_replace_older_rows_alone(table: Place) -> None:
+    run(table, 0, [(number, f"old {number}", "mon") for number in range(6)])
+    votes = [
+        vote(table, [(n, f"new {n}", f"{n}"), (n + 10, "new", "mon")], [n + 3], Round(1, 1), partition=n)
+        for n in range(3)
+    ]
+    commit(table, 1, *votes)
+    assert names(table) == ["new", "new", "new", "new 0", "new 1", "new 2"]
+
+
+def test_a_null_is_a_value_that_replaces_another(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", None)])
+    run(table, 1, [(1, "a", None), (2, "b", "tue")])
+    assert sorted((row["id"], row["day"]) for row in table.rows()) == [(1, None), (2, "tue")]
+
+
+def test_a_key_may_have_several_columns(tmp_path: Path) -> None:
+    place = created(tmp_path / "customers")
+    rows = records([(1, "one", "mon"), (1, "two", "tue"), (2, "three", "mon")])
+    for batch_id in range(2):
+        sink = place.sink(upsert_by="name,id")
+        with Participant({"orders": sink}, Round(1, batch_id), partition=0) as participant:
+            participant.write("orders", rows if batch_id == 0 else rows.slice(1, 1))
+            if batch_id == 1:
+                participant.delete("orders", rows.slice(2))
+            batch = sink.seal([participant.pre_commit()["orders"]], 0.0)
+        sink.commit_batch(batch_id, batch)
+    assert names(place) == ["one", "two"]
+
+
+def test_rows_are_found_again_when_another_writer_was_faster(table: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    batch = sealed(table, vote(table, [(1, "A", "mon")], [7], Round(1, 1)))
+    once(monkeypatch, lambda: append(table, (1, "foreign", "tue"), (7, "foreign", "mon"), (8, "foreign", "mon")))
+    upserts(table).commit_batch(1, batch)
+    assert names(table) == ["A", "b", "foreign"]
+
+
+def test_a_file_that_was_rewritten_meanwhile_neither_brings_rows_back_nor_loses_one(
+    table: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for batch_id in range(3):
+        run(table, batch_id, [(batch_id, f"{batch_id}", "mon"), (batch_id + 10, "stays", "mon")])
+    batch = sealed(table, vote(table, [(0, "new", "tue")], [1], Round(1, 3)))
+    once(monkeypatch, lambda: compact(table))
+    upserts(table).commit_batch(3, batch)
+    assert names(table) == ["2", "new", "stays", "stays", "stays"]
+    compact(table)
+    assert names(table) == ["2", "new", "stays", "stays", "stays"]
+
+
+def test_a_batch_whose_answer_was_lost_is_applied_once_and_never_after_a_later_one(
+    table: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    batch, losses = sealed(table, vote(table, [(1, "A", "tue")], [2], Round(1, 1))), iter([1])
+
+    def lose() -> None:
+        if next(losses, None):
+            raise OSError(5, "the answer was lost")
+
+    once(monkeypatch, lambda: None, lose)
+    upserts(table).commit_batch(1, batch)
+    assert names(table) == ["A"]
+    run(table, 2, [(1, "AA", "tue"), (2, "B", "mon")])
+    upserts(table).commit_batch(1, batch)
+    assert names(table) == ["AA", "B"]
+
+
+@pytest.mark.parametrize("is_cleaned", [False, True])
+def test_rows_behind_a_checkpoint_are_found(table: Place, is_cleaned: bool) -> None:
+    run(table, 0, [(number, f"{number}", "mon") for number in range(4)])
+    run(table, 1, [], 0)
+    table.table().create_checkpoint()
+    if is_cleaned:
+        for version in range(table.table().version()):
+            (table.folder / "_delta_log" / f"{version:020d}.json").unlink()
+    run(table, 2, [(1, "one", "tue")], 2)
+    assert names(table) == ["3", "one"]
+    assert sorted(by_duckdb(table)["name"].to_pylist()) == ["3", "one"]
+
+
+# What the sink writes, as Delta's protocol has it. ------------------------------------------------------------------
+
+
+def actions(place: Place, kind: str) -> list[dict[str, Any]]:
+    """Those of the newest entry."""
+    found = [json.loads(line) for line in place.entry(place.table().version()).splitlines()]
+    return [action[kind] for action in found if kind in action]
+
+
+def test_a_changed_file_is_removed_with_its_old_vector_and_added_with_the_new_one(tmp_path: Path) -> None:
+    place = created(tmp_path / "customers")
+    run(place, 0, [(number, f"{number}", "mon") for number in range(10)])
+    [whole] = place.added()
+    run(place, 1, [], 1)
+    [removed], [first] = actions(place, "remove"), place.added()
+    assert removed == {
+        **{name: whole[name] for name in ("path", "partitionValues", "size")},
+        "dataChange": True,
+        "extendedFileMetadata": True,
+        "deletionTimestamp": removed["deletionTimestamp"],
+    }
+    assert (first["path"], first["deletionVector"]["cardinality"]) == (whole["path"], 1)
+    run(place, 2, [(5, "new", "mon")], 1, 3)
+    [removed] = actions(place, "remove")
+    [second] = [each for each in place.added() if each["path"] == whole["path"]]
+    assert removed["deletionVector"] == first["deletionVector"]
+    stats = json.loads(second["stats"])
+    assert (stats["numRecords"], stats["tightBounds"]) == (10, False)
+    assert list(vectors.read(Storage.at(place.path, {}), second["deletionVector"])) == [1, 3, 5]
+    [info] = actions(place, "commitInfo")
+    assert (info["operation"], info["isBlindAppend"]) == ("MERGE", False)
+    assert [each["version"] for each in actions(place, "txn")] == [2]
+
+
+def test_a_file_without_rows_is_removed(tmp_path: Path) -> None:
+    place = created(tmp_path / "customers")
+    run(place, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    run(place, 1, [], 1)
+    [partly] = place.added()
+    run(place, 2, [], 2)
+    assert place.added() == []
+    assert [each["deletionVector"] for each in actions(place, "remove")] == [partly["deletionVector"]]
+    assert place.rows() == []
+
+
+def test_a_batch_that_finds_no_row_changes_no_file(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon")])
+    run(table, 1, [(2, "b", "mon")], 3)
+    assert actions(table, "remove") == []
+    run(table, 2, [], 3)
+    assert actions(table, "add") == actions(table, "remove") == []
+    assert names(table) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        '{"numRecords":1,"minValues":{"a":1.10},"tightBounds":true}',
+        '{"tightBounds" : true, "numRecords":1,"minValues":{"a":1.10}}',
+        '{"numRecords":1,"minValues":{"a":1.10}}',
+    ],
+)
+def test_statistics_keep_their_digits_and_are_no_longer_tight(stats: str) -> None:
+    found = json.loads(_not_tight(stats), parse_float=Decimal)
+    assert found == {"numRecords": 1, "minValues": {"a": Decimal("1.10")}, "tightBounds": False}
+    assert "1.10" in _not_tight(stats)
+
+
+def test_a_vector_is_read_back_from_a_file_with_several(tmp_path: Path) -> None:
+    """Names and format as in the example of Delta's protocol."""
+    name, storage = uuid.UUID("d2c639aa-8816-431a-aaf6-d3fe2512ff61"), Storage.at(str(tmp_path), {})
+    written = {"a": BitMap64([3, 4, 7]), "b": BitMap64([0, 2**33])}
+    content, descriptors = vectors.file_of(written, name)
+    assert {each["pathOrInlineDv"] for each in descriptors.values()} == {"^-aqEH.-t@S}K{vb[*k^"}
+    storage.write(vectors.path_of(name), content)
+    assert {key: vectors.read(storage, each) for key, each in descriptors.items()} == written
+    path = tmp_path / "deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
+    path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    with pytest.raises(ValueError, match="is damaged"):
+        vectors.read(storage, descriptors["b"])
+
+
+# What is not taken. -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("configuration", "says"),
+    [
+        ({"delta__appendOnly": "true"}, "it is append-only"),
+        ({"delta__enableChangeDataFeed": "true"}, "it has a change data feed, for which the sink writes no files"),
+        ({"delta__enableDeletionVectors": "false"}, r"it has no deletion vectors\. Add them: ALTER TABLE"),
+    ],
+)
+def test_a_table_whose_rows_can_not_be_replaced_is_refused(
+    configuration: dict[str, str], says: str, tmp_path: Path
+) -> None:
+    place = created(tmp_path / "customers", **configuration)
+    place.sink()
+    with pytest.raises(ConfigurationError, match=says):
+        upserts(place)
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("ID", r"has no column 'ID', which 'upsert_by' names\. It has: id"),
+        ("day", "column 'day' .* is a partition column"),
+        ("f", "column 'f' .* has the type double"),
+    ],
+)
+def test_a_key_by_which_no_row_can_be_found_is_refused(key: str, says: str, tmp_path: Path) -> None:
+    place = created(tmp_path / "customers", "day", schema=COLUMNS.append(pa.field("f", pa.float64())))
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        place.sink(upsert_by=key)
+    assert refused.value.option == "upsert_by"
+
+
+def test_a_column_that_the_records_lack_is_refused_as_its_stored_value_would_be_lost(table: Place) -> None:
+    lacking = COLUMNS.remove(2) if not table.table().metadata().partition_columns else None
+    if lacking is not None:
+        with pytest.raises(SchemaMismatch, match=r"the records lack column 'day' .* the stored value would be lost"):
+            upserts(table).validate(lacking)
+    upserts(table).validate(COLUMNS)
+
+
+def test_a_record_or_a_delete_without_its_key_is_refused(table: Place) -> None:
+    with pytest.raises(RecordRefused, match="is null, and the column is one of 'upsert_by'") as refused:
+        vote(table, [(1, "a", "mon"), (None, "b", "mon")])
+    assert (refused.value.column, refused.value.record) == ("id", 1)
+    with pytest.raises(RecordRefused, match="is null, and the column is one of 'upsert_by'"):
+        vote(table, [], [1, None])
+
+
+def test_a_table_that_no_longer_takes_changes_is_a_veto_and_after_the_decision_calls_an_operator(table: Place) -> None:
+    votes = [vote(table, [(1, "a", "mon")])]
+    batch, sink = sealed(table, *votes), upserts(table)
+    table.table().alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(RoundAborted, match="it is append-only"):
+        sink.seal(votes, 0.0)
+    with pytest.raises(OperatorRequired, match="it is append-only"):
+        sink.commit_batch(0, batch)
+
+
+def test_a_damaged_file_of_the_table_calls_an_operator_and_the_batch_follows_its_repair(tmp_path: Path) -> None:
+    place = created(tmp_path / "customers")
+    run(place, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    batch = sealed(place, vote(place, [(1, "A", "mon")], round=Round(1, 1)))
+    [path] = [place.folder / each["path"] for each in place.added()]
+    content = path.read_bytes()
+    path.unlink()
+    with pytest.raises(OperatorRequired, match=f"file {path.name} is gone"):
+        upserts(place).commit_batch(1, batch)
+    path.write_bytes(content)
+    upserts(place).commit_batch(1, batch)
+    assert names(place) == ["A", "b"]
+
+
+def test_a_file_of_deletes_that_is_gone_is_a_veto_and_after_the_decision_calls_an_operator(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon")])
+    before = table.data_files()
+    votes = [vote(table, [], [1], Round(1, 1))]
+    batch = sealed(table, *votes)
+    [name] = [each for each in table.data_files() if each not in before]
+    (table.folder / name).unlink()
+    with pytest.raises(RoundAborted, match=name):
+        upserts(table).seal(votes, 0.0)
+    with pytest.raises(TransactionLost, match=name):
+        upserts(table).commit_batch(1, batch)
+    assert names(table) == ["a"]
+
+
+def test_a_transaction_that_is_given_up_leaves_no_file_behind(table: Place) -> None:
+    before = table.data_files()
+    sink = upserts(table)
+    participant = Participant({"orders": sink}, ROUND, partition=0)
+    participant.write("orders", records([(1, "a", "mon")]))
+    participant.delete("orders", records([(2, "", "")]))
+    assert len(table.data_files()) == len(before) + 2
+    [found] = upserts(table).recover()
+    upserts(table).abort(found)
+    assert table.data_files() == before
+    assert table.notes() == []
+
+
+def test_the_files_of_a_version_are_those_that_readers_take(table: Place) -> None:
+    for batch_id in range(4):
+        run(table, batch_id, [(batch_id, "a", f"{batch_id}"), (batch_id + 1, "b", "mon")])
+    live = live_files(LogFiles(Storage.at(table.path, {})), table.table().version())
+    expected = [each["path"] for each in pa.table(table.table().get_add_actions(flatten=True)).to_pylist()]
+    assert sorted(each.path for each in live) == sorted(expected)
+
+
+# The contract of every sink. ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+class TestUpserts(SinkContract):
+    """Records whose keys are new replace none: the contract of appends holds."""
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        self.place = created(tmp_path_factory.mktemp("table"), schema=typed().schema)
+
+    def make_sink(self) -> DeltaSink:
+        return self.place.unbound(upsert_by="value")
+
+    def record_batch(self, values: list[str]) -> pa.RecordBatch:
+        others = {field.name: pa.nulls(len(values), field.type) for field in typed().schema}
+        return pa.record_batch({**others, "value": pa.array(values, pa.string())})
+
+    def visible(self) -> list[str]:
+        return self.place.values()
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        return self.place.rows()
+
+
+@pytest.mark.long
+class TestKeyed(KeyedSinkContract):
+    partition_by: tuple[str, ...] = ()
+
+    @pytest.fixture(autouse=True)
+    def _place(self, tmp_path_factory: pytest.TempPathFactory) -> None:
+        schema = pa.schema([("id", pa.string()), ("value", pa.string())])
+        self.place = created(tmp_path_factory.mktemp("table"), *self.partition_by, schema=schema)
+
+    def make_sink(self) -> DeltaSink:
+        return self.place.unbound(upsert_by="id")
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(row["id"], row["value"]) for row in self.place.rows()]
+
+
+class TestKeyedInPartitions(TestKeyed):
+    partition_by = ("value",)

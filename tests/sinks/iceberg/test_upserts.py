@@ -1,0 +1,549 @@
+"""With ``upsert_by``, a record replaces the one of its key, and a delete removes it, whatever others do to the table.
+Equality deletes do that, which pyiceberg does not read: DuckDB looks at the table."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyiceberg.avro.file import AvroFile
+from pyiceberg.manifest import DataFileContent, ManifestContent
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import AddPartitionSpecUpdate, RemovePartitionSpecsUpdate
+from pyiceberg.transforms import IdentityTransform, VoidTransform
+from pyiceberg.types import (
+    DoubleType,
+    FloatType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimeType,
+    UUIDType,
+)
+
+from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
+from tests.support.between import Between, lost, once
+from tests.support.duckdb_extension import load
+from tests.support.sink_place import ROUND, from_log
+from tests.support.typed_records import typed, unchecked_text
+from twopc import Participant, Round
+from twopc.checks import CheckStatus
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    RecordRefused,
+    RoundAborted,
+    SchemaMismatch,
+    TransactionLost,
+)
+from twopc.testing import KeyedSinkContract, SinkContract
+from twopc_iceberg import checks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tests.sinks.iceberg.conftest import Place
+    from twopc import Committable
+    from twopc_iceberg import IcebergSink
+
+COLUMNS = Schema(
+    NestedField(1, "id", LongType()),
+    NestedField(2, "name", StringType(), required=True),
+    NestedField(3, "day", StringType()),
+)
+BY_DAY = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "day"))
+SPECS = [
+    pytest.param(UNPARTITIONED_PARTITION_SPEC, id="whole"),
+    pytest.param(BY_DAY, id="by another column than the key"),
+]
+
+ARROW = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False), ("day", pa.string())])
+
+Rows = list[tuple[int | None, str, str | None]]
+
+
+@pytest.fixture(params=SPECS)
+def table(place: Place, request: pytest.FixtureRequest) -> Place:
+    """A table of an id, a name and a day."""
+    place.create(COLUMNS, request.param)
+    return place
+
+
+@cache
+def connection() -> duckdb.DuckDBPyConnection:
+    found = duckdb.connect()
+    load(found, "avro", "iceberg")
+    return found
+
+
+def read(place: Place) -> list[dict[str, Any]]:
+    """What DuckDB sees."""
+    if place.table().current_snapshot() is None:
+        return []
+    location = place.table().metadata_location.removeprefix("file://")
+    found = connection().execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table()  # noqa: S608
+    return list(found.to_pylist())
+
+
+def names(place: Place) -> list[str]:
+    return sorted(row["name"] for row in read(place))
+
+
+def records(rows: Rows) -> pa.RecordBatch:
+    return pa.record_batch([list(column) for column in zip(*rows, strict=True)], schema=ARROW)
+
+
+def vote(
+    place: Place,
+    rows: Rows = [],  # noqa: B006  # only read
+    deleted: Sequence[int | None] = (),
+    round: Round = ROUND,
+    partition: int = 0,
+) -> Committable:
+    """What a participant has pre-committed: these rows, and deletes of these ids."""
+    with Participant({"orders": upserts(place)}, round, partition=partition) as participant:
+        if rows:
+            participant.write("orders", records(rows))
+        if deleted:
+            keys = records([(each, "", "") for each in deleted])
+            participant.delete("orders", keys)
+        return participant.pre_commit()["orders"]
+
+
+def upserts(place: Place) -> IcebergSink:
+    return place.sink(upsert_by="id")
+
+
+def sealed(place: Place, *votes: Committable) -> list[Committable]:
+    return [from_log(each) for each in upserts(place).seal(votes, 0.0)]
+
+
+def commit(place: Place, batch_id: int, *votes: Committable) -> list[Committable]:
+    batch, sink = sealed(place, *votes), upserts(place)
+    sink.commit_batch(batch_id, batch)
+    sink.complete(batch_id, batch)
+    return batch
+
+
+def run(place: Place, batch_id: int, rows: Rows, *deleted: int) -> list[Committable]:
+    return commit(place, batch_id, vote(place, rows, deleted, Round(1, batch_id)))
+
+
+def append(place: Place, *rows: tuple[int, str, str]) -> None:
+    """What another program appends."""
+    place.table().append(pa.Table.from_batches([records([*rows])]))
+
+
+# What readers see. --------------------------------------------------------------------------------------------------
+
+
+def test_a_record_replaces_the_one_of_its_key_and_a_delete_removes_it(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "tue"), (3, "c", "mon")])
+    assert names(table) == ["a", "b", "c"]
+    run(table, 1, [(1, "A", "tue"), (4, "d", "tue")], 3, 99)
+    assert names(table) == ["A", "b", "d"]
+    run(table, 2, [], 2)
+    assert names(table) == ["A", "d"]
+    run(table, 3, [(2, "again", "wed")])
+    assert names(table) == ["A", "again", "d"]
+
+
+def test_the_records_of_several_tasks_and_files_of_a_batch_replace_older_ones_alone(table: Place) -> None:
+    run(table, 0, [(number, f"old {number}", "mon") for number in range(6)])
+    votes = [
+        vote(table, [(n, f"new {n}", f"{n}"), (n + 10, "new", "mon")], [n + 3], Round(1, 1), partition=n)
+        for n in range(3)
+    ]
+    commit(table, 1, *votes)
+    assert names(table) == ["new", "new", "new", "new 0", "new 1", "new 2"]
+
+
+def test_records_that_others_appended_before_the_commit_are_replaced_and_later_ones_stay(table: Place) -> None:
+    batch, sink = sealed(table, vote(table, [(1, "a", "mon")])), upserts(table)
+    between = Between(before=once(lambda: append(table, (1, "foreign", "tue"), (2, "foreign", "mon")))).stand(sink)
+    sink.commit_batch(0, batch)
+    assert len(between.requests) >= 2
+    assert names(table) == ["a", "foreign"]
+    append(table, (1, "later", "mon"))
+    assert names(table) == ["a", "foreign", "later"]
+    run(table, 1, [(1, "last", "mon")])
+    assert names(table) == ["foreign", "last"]
+
+
+def test_a_batch_whose_answer_was_lost_is_applied_once_and_never_after_a_later_one(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    batch, sink = sealed(table, vote(table, [(1, "A", "tue")], [2], Round(1, 1))), upserts(table)
+    between = Between(after=once(lost)).stand(sink)
+    sink.commit_batch(1, batch)
+    assert names(table) == ["A"]
+    run(table, 2, [(1, "AA", "tue"), (2, "B", "mon")])
+    for request in between.requests:
+        with pytest.raises(Exception, match=r"."):  # the catalog refuses a late request
+            request()
+    for again in (sink, upserts(table)):
+        again.commit_batch(1, batch)
+    assert names(table) == ["AA", "B"]
+
+
+def test_a_rewrite_by_others_neither_brings_a_deleted_record_back_nor_loses_one(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "tue")])
+    batch, sink = sealed(table, vote(table, [(3, "c", "mon")], [1], Round(1, 1))), upserts(table)
+
+    def rewrite() -> None:
+        rows = [(row["id"], row["name"], row["day"]) for row in read(table)]
+        table.table().overwrite(pa.Table.from_batches([records(rows)]))
+
+    Between(before=once(rewrite)).stand(sink)
+    sink.commit_batch(1, batch)
+    assert names(table) == ["b", "c"]
+    rewrite()
+    sink.commit_batch(1, batch)
+    assert names(table) == ["b", "c"]
+
+
+def test_manifests_of_deletes_are_merged_and_deletes_keep_their_place_in_the_order(place: Place) -> None:
+    place.create(COLUMNS, BY_DAY, properties={"commit.manifest.min-count-to-merge": "3"})
+    for batch_id in range(8):
+        run(place, batch_id, [(batch_id % 2, f"{batch_id}", f"{batch_id}"), (batch_id + 10, "stays", "mon")])
+        assert names(place) == sorted([*map(str, {max(batch_id - 1, 0), batch_id}), *["stays"] * (batch_id + 1)])
+    snapshot = place.table().current_snapshot()
+    assert snapshot is not None
+    found = [each.content for each in snapshot.manifests(place.table().io)]
+    assert max(found.count(content) for content in ManifestContent) < 8
+
+
+def test_a_null_is_a_value_that_replaces_another(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", None)])
+    run(table, 1, [(1, "a", None), (2, "b", "tue")])
+    assert sorted((row["id"], row["day"]) for row in read(table)) == [(1, None), (2, "tue")]
+
+
+def test_a_key_may_have_several_columns(place: Place) -> None:
+    place.create(COLUMNS, BY_DAY)
+    for batch_id, name in enumerate("ab"):
+        sink = place.sink(upsert_by="day,id")
+        rows = records([(1, f"{name}1", "mon"), (1, f"{name}2", "tue"), (2, f"{name}3", "mon")])
+        with Participant({"orders": sink}, Round(1, batch_id), partition=0) as participant:
+            participant.write("orders", rows if name == "a" else rows.slice(1, 1))
+            if name == "b":
+                participant.delete("orders", rows.slice(2))
+            batch = sink.seal([participant.pre_commit()["orders"]], 0.0)
+        sink.commit_batch(batch_id, batch)
+    assert names(place) == ["a1", "b2"]
+
+
+# What the sink writes, as the specification has it. -------------------------------------------------------------
+
+
+def test_deletes_are_written_as_the_specification_has_them(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon")])
+    run(table, 1, [(1, "b", "tue"), (5, "c", "mon")], 7)
+    metadata, io = table.table().metadata, table.table().io
+    snapshot = metadata.current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert snapshot.summary.operation is Operation.OVERWRITE
+    assert snapshot.summary["added-equality-delete-files"] == snapshot.summary["added-delete-files"] == "1"
+    assert snapshot.summary["added-equality-deletes"] == "3"
+    assert snapshot.summary["total-equality-deletes"] == "4"
+    manifests = [each for each in snapshot.manifests(io) if each.added_snapshot_id == snapshot.snapshot_id]
+    assert sorted(each.content for each in manifests) == [ManifestContent.DATA, ManifestContent.DELETES]
+    [deletes] = [each for each in manifests if each.content is ManifestContent.DELETES]
+    assert not metadata.specs()[deletes.partition_spec_id].fields
+    assert deletes.sequence_number == deletes.min_sequence_number == snapshot.sequence_number
+    assert (deletes.added_files_count, deletes.added_rows_count, deletes.existing_files_count) == (1, 3, 0)
+    with AvroFile[Any](io.new_input(deletes.manifest_path)) as file:
+        meta = file.header.meta
+    assert meta["content"] == "deletes"
+    assert meta["format-version"] == "2"
+    assert int(meta["partition-spec-id"]) == deletes.partition_spec_id
+    assert json.loads(meta["partition-spec"]) == []
+    [ids] = [field for field in _fields(json.loads(meta["avro.schema"])) if field["name"] == "equality_ids"]
+    assert ids["type"][1]["items"] == "int"
+    [entry] = deletes.fetch_manifest_entry(io)
+    assert entry.data_file.content is DataFileContent.EQUALITY_DELETES
+    assert entry.data_file.equality_ids == [1]
+    assert entry.sequence_number == snapshot.sequence_number
+    assert entry.data_file.record_count == 3
+    columns = pa.parquet.read_schema(entry.data_file.file_path.removeprefix("file://"))
+    assert columns.names == ["id"]
+    assert columns.field(0).metadata == {b"PARQUET:field_id": b"1"}
+
+
+def _fields(schema: Any) -> list[Any]:
+    """Every field of an Avro schema."""
+    if isinstance(schema, list):
+        return [field for each in schema for field in _fields(each)]
+    if not isinstance(schema, dict):
+        return []
+    own = schema.get("fields", [])
+    return [*own, *(found for field in own for found in _fields(field["type"]))]
+
+
+def test_a_batch_of_deletes_alone_is_a_snapshot_that_deletes(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon")])
+    run(table, 1, [], 1)
+    snapshot = table.table().current_snapshot()
+    assert snapshot is not None
+    assert snapshot.summary is not None
+    assert snapshot.summary.operation is Operation.DELETE
+    assert read(table) == []
+
+
+def test_a_table_without_a_spec_without_fields_gets_one_before_the_first_decision_and_keeps_its_own(
+    place: Place,
+) -> None:
+    place.create(COLUMNS, BY_DAY)
+    first = vote(place, [(1, "a", "mon")])
+    assert place.table().specs() == {0: BY_DAY}
+    batch = sealed(place, first)
+    assert place.table().specs() == {0: BY_DAY, 1: PartitionSpec(spec_id=1)}
+    assert place.table().spec() == BY_DAY
+    upserts(place).commit_batch(0, batch)
+    run(place, 1, [(1, "b", "tue")])
+    assert len(place.table().specs()) == 2
+    assert names(place) == ["b"]
+
+
+def test_a_spec_whose_fields_were_dropped_does_not_pass_for_one_without(place: Place) -> None:
+    void = PartitionSpec(PartitionField(3, 1000, VoidTransform(), "day"))
+    place.create(COLUMNS, void)
+    run(place, 0, [(1, "a", "mon")])
+    run(place, 1, [(1, "b", "tue")])
+    assert place.table().specs()[1] == PartitionSpec(spec_id=1)
+    assert names(place) == ["b"]
+
+
+def test_another_spec_that_took_the_number_meanwhile_is_a_veto_and_the_next_attempt_succeeds(place: Place) -> None:
+    place.create(COLUMNS, BY_DAY)
+    first = vote(place, [(1, "a", "mon")])
+    by_name = PartitionSpec(PartitionField(2, 1001, IdentityTransform(), "name"), spec_id=1)
+    place.table().catalog.commit_table(place.table(), (), (AddPartitionSpecUpdate(spec=by_name),))
+    with pytest.raises(RoundAborted, match="its partition spec 1 is another one now"):
+        upserts(place).seal([first], 0.0)
+    run(place, 0, [(1, "a", "mon")])
+    run(place, 1, [(1, "b", "mon")])
+    assert names(place) == ["b"]
+
+
+def test_the_spec_of_deletes_that_maintenance_removed_comes_back_with_the_next_batch(place: Place) -> None:
+    place.create(COLUMNS, BY_DAY)
+    first = vote(place, [(1, "a", "mon")])
+    sealed(place, first)
+    remove = RemovePartitionSpecsUpdate.model_validate({"spec-ids": [1]})
+    place.table().catalog.commit_table(place.table(), (), (remove,))
+    commit(place, 0, first)
+    assert names(place) == ["a"]
+
+
+def test_a_transaction_without_a_key_has_the_handle_of_older_logs(place: Place) -> None:
+    [committable] = place.decided(["a"])
+    assert "manifests" not in committable.handle
+    assert "equality_ids" not in committable.handle
+
+
+# What is not taken. -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [FloatType(), DoubleType(), UUIDType(), TimeType(), StructType()])
+def test_a_key_of_which_readers_take_different_values_for_equal_is_refused(kind: Any, place: Place) -> None:
+    place.create(Schema(NestedField(1, "id", kind), NestedField(2, "name", StringType())))
+    with pytest.raises(ConfigurationError, match="which 'upsert_by' names, is of the type") as refused:
+        upserts(place)
+    assert refused.value.option == "upsert_by"
+
+
+def test_a_key_that_the_table_does_not_have_is_refused(table: Place) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no column 'ID', which 'upsert_by' names\. It has: id,"):
+        table.sink(upsert_by="ID")
+
+
+def test_a_column_that_the_records_lack_is_refused_as_its_stored_value_would_be_lost(place: Place) -> None:
+    spot = StructType(NestedField(4, "x", LongType()), NestedField(5, "y", LongType()))
+    place.create(Schema(NestedField(1, "id", LongType()), NestedField(2, "spot", spot), NestedField(3, "note", spot)))
+    whole, part = pa.struct({"y": pa.int64(), "x": pa.int64()}), pa.struct({"x": pa.int64()})
+    sink = upserts(place)
+    sink.validate(pa.schema({"note": whole, "id": pa.int32(), "spot": whole}))
+    with pytest.raises(SchemaMismatch, match=r"the records lack column 'note' .* the stored value would be lost"):
+        sink.validate(pa.schema({"id": pa.int64(), "spot": whole}))
+    with pytest.raises(SchemaMismatch, match=r"the records lack column 'spot\.y'"):
+        sink.validate(pa.schema({"id": pa.int64(), "note": whole, "spot": part}))
+    place.sink().validate(pa.schema({"id": pa.int64(), "spot": part}))
+
+
+def test_a_record_or_a_delete_without_its_key_is_refused(table: Place) -> None:
+    with pytest.raises(RecordRefused, match="is null, and the column is one of 'upsert_by'") as refused:
+        vote(table, [(1, "a", "mon"), (None, "b", "mon")])
+    assert (refused.value.column, refused.value.record) == ("id", 1)
+    with pytest.raises(RecordRefused, match="is null, and the column is one of 'upsert_by'"):
+        vote(table, [], [1, None])
+
+
+def test_deletes_without_a_key_may_go_to_bad_records(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    sink = upserts(table)
+    with Participant({"orders": sink}, Round(1, 1), partition=0, max_bad_records=1) as participant:
+        [refused] = participant.delete("orders", records([(1, "", ""), (None, "", ""), (2, "", "")]))
+        commit(table, 1, participant.pre_commit()["orders"])
+    assert refused.record == 1
+    assert read(table) == []
+
+
+# What is lost, left or changed. ---------------------------------------------------------------------------------
+
+
+def paths(place: Place, content: DataFileContent, batch: Sequence[Committable]) -> list[Path]:
+    """The files of a batch."""
+    manifests = upserts(place)._manifests([each for of_task in batch for each in upserts(place)._prepared(of_task)])
+    kind = ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
+    found = [location for each in manifests if each.prepared.content is kind for location in each.files()]
+    return [Path(location.removeprefix("file://")) for location in found]
+
+
+def test_a_delete_file_that_is_gone_is_a_veto_and_after_the_decision_calls_an_operator(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon")])
+    votes = [vote(table, [(1, "b", "mon")], round=Round(1, 1))]
+    batch = sealed(table, *votes)
+    [path] = paths(table, DataFileContent.EQUALITY_DELETES, votes)
+    path.unlink()
+    with pytest.raises(RoundAborted, match=path.name):
+        upserts(table).seal(votes, 0.0)
+    with pytest.raises(TransactionLost, match=path.name):
+        upserts(table).commit_batch(1, batch)
+    assert names(table) == ["a"]
+
+
+def test_an_undecided_transaction_leaves_no_file_behind(table: Place) -> None:
+    before = table.files()
+    vote(table, [(1, "a", "mon"), (2, "b", "tue")], [3])
+    sink = upserts(table)
+    [found] = sink.recover()
+    sink.abort(found)
+    assert table.files() == before
+
+
+def test_the_manifests_of_tasks_are_removed_when_they_were_joined(table: Place) -> None:
+    commit(table, 0, *(vote(table, [(n, f"{n}", "mon")], [n + 10], partition=n) for n in range(3)))
+    assert len([name for name in table.files() if name.endswith(("-m0.avro", "-m1.avro"))]) == 2
+    assert names(table) == ["0", "1", "2"]
+
+
+def test_a_key_whose_column_was_dropped_is_a_veto_and_after_the_decision_calls_an_operator(place: Place) -> None:
+    place.create(COLUMNS)
+    votes = [vote(place, [(1, "a", "mon")])]
+    batch = sealed(place, *votes)
+    sink = upserts(place)
+    with place.table().update_schema(allow_incompatible_changes=True) as update:
+        update.delete_column("id")
+    with pytest.raises(RoundAborted, match="has lost a column by which records replace others"):
+        sink.seal(votes, 0.0)
+    with pytest.raises(OperatorRequired, match="has lost a column by which records replace others"):
+        sink.commit_batch(0, batch)
+
+
+# What doctor reports. -----------------------------------------------------------------------------------------------
+
+
+def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them(
+    table: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> Any:
+        return next((each for each in upserts(table).check() if "delete files" in each.check), None)
+
+    assert found() is None
+    for batch_id in range(3):
+        run(table, batch_id, [(1, "a", "mon")])
+    assert (found().result, found().detail) == (CheckStatus.PASSED, "3")
+    monkeypatch.setattr(checks, "MANY_DELETE_FILES", 2)
+    assert found().result is CheckStatus.WARNING
+    assert "rewrite_data_files" in found().advice
+
+
+# The contract of every sink. ----------------------------------------------------------------------------------------
+
+
+def left_over(place: Place) -> list[str]:
+    """Data and delete files that the table does not have."""
+    table = place.table()
+    snapshot = table.current_snapshot()
+    manifests = [] if snapshot is None else snapshot.manifests(table.io)
+    known = {Path(e.data_file.file_path).name for each in manifests for e in each.fetch_manifest_entry(table.io)}
+    return [name for name in place.files() if name.endswith(".parquet") and Path(name).name not in known]
+
+
+class Upserts(SinkContract):
+    """Records whose keys are new replace none: the contract of appends holds."""
+
+    spec = UNPARTITIONED_PARTITION_SPEC
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create(TYPED, self.spec)
+
+    def make_sink(self) -> IcebergSink:
+        return self.place.unbound(upsert_by="value")
+
+    def record_batch(self, values: list[str]) -> pa.RecordBatch:
+        others = {field.name: pa.nulls(len(values), field.type) for field in typed().schema}
+        return pa.record_batch({**others, "value": pa.array(values, pa.string())})
+
+    def sample(self) -> pa.RecordBatch:
+        return typed()
+
+    def with_bad_records(self) -> pa.RecordBatch:
+        batch, texts = self.record_batch(["", "", "", "", ""]), unchecked_text(b"a", b"\xff", b"b", b"c", b"\xc3")
+        return batch.set_column(batch.schema.get_field_index("value"), "value", texts)
+
+    def visible(self) -> list[str]:
+        return [row["value"] for row in read(self.place)]
+
+    def visible_records(self) -> list[dict[str, Any]]:
+        return read(self.place)
+
+    def leftovers(self) -> list[str]:
+        return left_over(self.place)
+
+
+@pytest.mark.long
+class TestUpserts(Upserts):
+    pass
+
+
+@pytest.mark.long
+class TestUpsertsIntoPartitions(Upserts):
+    spec = PartitionSpec(PartitionField(8, 1000, IdentityTransform(), "day"))
+
+
+PAIRS = Schema(NestedField(1, "id", StringType()), NestedField(2, "value", StringType()))
+
+
+@pytest.mark.long
+class TestKeyed(KeyedSinkContract):
+    spec = UNPARTITIONED_PARTITION_SPEC
+
+    @pytest.fixture(autouse=True)
+    def _place(self, place: Place) -> None:
+        self.place = place
+        place.create(PAIRS, self.spec, properties={"commit.manifest.min-count-to-merge": "3"})
+
+    def make_sink(self) -> IcebergSink:
+        return self.place.unbound(upsert_by="id")
+
+    def rows(self) -> list[tuple[str, str | None]]:
+        return [(row["id"], row["value"]) for row in read(self.place)]
+
+    def leftovers(self) -> list[str]:
+        return left_over(self.place)
+
+
+class TestKeyedInPartitions(TestKeyed):
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "value"))
