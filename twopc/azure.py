@@ -9,10 +9,10 @@ one of a proxy. Here each error is an OSError.
 | ``ENODEV`` | there is no such container |
 | ``EEXIST`` | the blob exists: the condition of a conditional write failed |
 | ``EACCES`` | the credentials or their rights are refused, or none were found |
-| ``EBUSY`` | the store throttles or fails, or the source of credentials is out: the request may be repeated |
+| ``EBUSY`` | the store or the source of credentials is busy or out (as a proxy's 404 says): repeat the request |
 | ``ECONNABORTED`` | no answer: the request may have been carried out |
 | ``ENOSYS`` | the server does not implement the request |
-| ``EIO`` | anything else, such as a 404 of a proxy |
+| ``EIO`` | anything else |
 
 None is ``ETIMEDOUT``: that is a TimeoutError, which fsspec replaces by one of its own.
 """
@@ -190,7 +190,7 @@ def _meaning(error: Exception, code: str | None, has_had_an_answer: bool) -> int
     number = of_status(status)
     if isinstance(error, ClientAuthenticationError) and number not in (errno.EBUSY, errno.ENOSYS):
         return errno.EACCES  # Microsoft Entra ID sends 400, too
-    return errno.EIO if number == errno.ENOENT and not code else number  # without a code, it is not of Azure Storage
+    return errno.EBUSY if number == errno.ENOENT and not code else number  # without a code, it is of a proxy
 
 
 def _without_a_reply(error: Exception, has_had_an_answer: bool) -> int:

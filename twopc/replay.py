@@ -75,15 +75,17 @@ class ReplayCopies:
         """
         import pyarrow as pa
 
+        arrows = (pa.ArrowInvalid, pa.ArrowSerializationError, pa.ArrowNotImplementedError, pa.ArrowTypeError)
+        damage = (*arrows, pa.ArrowKeyError, UnicodeDecodeError, EOFError)
         self._require_whole(name)
         fs, path = self._locate(name)
         with fs.open(path, "rb") as file:
             try:
                 with pa.ipc.open_stream(file) as stream:
                     yield from stream
-            except (pa.ArrowException, EOFError, ValueError, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:  # not Arrow's, but the store's
-                    raise
+            except (*damage, OSError) as error:
+                if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+                    raise  # the store's, and not Arrow's
                 raise DamagedCopy(str(error)) from error
 
     def _require_whole(self, name: str, digest: bytes | None = None) -> None:

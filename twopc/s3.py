@@ -5,10 +5,10 @@
 | ``ENOENT`` | there is no such object, upload or rule |
 | ``ENODEV`` | there is no such bucket |
 | ``EACCES`` | the credentials or their rights are refused, or none were found |
-| ``EBUSY`` | the server throttles or fails: the request may be repeated |
+| ``EBUSY`` | the server throttles or fails, or a gateway answers 404 for it: the request may be repeated |
 | ``ETIMEDOUT`` | no answer: the request may have been carried out |
 | ``ENOSYS``, ``ENAMETOOLONG`` | as elsewhere |
-| ``EIO`` | anything else, such as a 404 of a gateway |
+| ``EIO`` | anything else |
 """
 
 from __future__ import annotations
@@ -72,4 +72,4 @@ def _meaning(code: str, status: int) -> int:
         return errno.EBUSY
     if code in _DENIED:
         return errno.EACCES
-    return errno.EIO if status == 404 else of_status(status)  # such as of an access point or a gateway
+    return errno.EBUSY if status == 404 else of_status(status)  # of a gateway without a server behind it, for now

@@ -16,9 +16,12 @@ def _numbers(*names: str) -> frozenset[int]:
 TEMPORARY = _numbers(
     *("EAGAIN", "EBUSY", "EINTR", "EMFILE", "ENFILE", "ENOMEM", "ENOLCK"),
     *("ESTALE", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENOTCONN"),
-    *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE"),
+    *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE", "ENOBUFS"),
 )
 """The store or its network was busy, or did not answer."""
+
+DISK_AWAY = _numbers("ENOENT", "EIO", "ENXIO", "ENODEV", "EREMOTEIO", "ENOSPC", "EDQUOT")
+"""A disk is full, fails, or is not mounted for now, where a folder was a moment ago."""
 
 REFUSING = frozenset(
     (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOSYS)

@@ -57,8 +57,11 @@ _BY_STATUS = {400: errno.EINVAL, 401: errno.EACCES, 403: errno.EAGAIN, 404: errn
 _BETWEEN_ZONES = "encryption zone"
 """In the text of the IOException for a rename into or out of one (EncryptionZoneManager.checkMoveValidity)."""
 
-# Of a server in between, or of one that is no WebHDFS: its 404 does not mean that a file is missing.
-_WITHOUT_EXCEPTION = dict.fromkeys((401, 403), errno.EACCES) | dict.fromkeys((429, 500, 502, 503, 504), errno.EAGAIN)
+# Of a server in between, or of one that is no WebHDFS. Its 404 does not mean that a file is missing, but that nobody is
+# behind it for now.
+_WITHOUT_EXCEPTION = dict.fromkeys((401, 403), errno.EACCES) | dict.fromkeys(
+    (404, 408, 429, 500, 502, 503, 504), errno.EAGAIN
+)
 
 _TOKEN = re.compile(r"\b(delegation|token)=[^&\s'\")]*", re.IGNORECASE)
 """In a URL. A NameNode puts a token of its own into the URL of a DataNode."""

@@ -16,6 +16,7 @@ from pyarrow import types
 from twopc.bad_records import are_utf8, first_bad
 from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_delta.partitions import IN_LOG, require_readable
+from twopc_delta.storage import LONGEST_NAME_ON_DISKS
 from twopc_delta.table import TableView
 
 _NO_NAME = re.compile(r"[ ,;{}()\n\t=]|^$")
@@ -29,11 +30,13 @@ class Fit:
     Attributes:
         schema: the columns as the table names them, in the records' order, each with the table's type.
         partition_by: the table's partition columns.
+        longest_folder_bytes: the longest name of a partition's folder.
     """
 
     schema: pa.Schema
     partition_by: tuple[str, ...]
     view: TableView
+    longest_folder_bytes: int = LONGEST_NAME_ON_DISKS
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records with the table's names and types.
@@ -66,7 +69,7 @@ class Fit:
                     column=field.name,
                 )
         if field.name in self.partition_by:
-            require_readable(values, field.name)
+            require_readable(values, field.name, self.longest_folder_bytes)
         return values
 
 
@@ -159,6 +162,11 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
 def type_names(schema: pa.Schema) -> dict[str, str]:
     """Return the type of each column, without its nullability, as text to compare."""
     return {field.name: str(_quoted(_nullable(field).type)) for field in schema}
+
+
+def type_names_unquoted(schema: pa.Schema) -> dict[str, str]:
+    """Return the same as the release before the first one with quotes noted it, whose transactions may be open."""
+    return {field.name: str(_nullable(field).type) for field in schema}
 
 
 def _quoted(type: pa.DataType) -> pa.DataType:

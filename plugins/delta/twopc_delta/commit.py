@@ -31,7 +31,7 @@ from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.transaction import Committable, JsonValue
 from twopc_delta import changes, outcomes
 from twopc_delta.changes import Keys, actions_of, live_files
-from twopc_delta.columns import type_names
+from twopc_delta.columns import type_names, type_names_unquoted
 from twopc_delta.entry import NO_ENTRY, Entry, entry_of
 from twopc_delta.log_files import LogFiles
 from twopc_delta.notes import Note, digest
@@ -456,7 +456,7 @@ def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
     notes = [*notes]
     if obstacle := view.obstacle() or (changes.obstacle(view) if any(note.key for note in notes) else None):
         return obstacle
-    now = type_names(view.schema)
+    now, by_older = type_names(view.schema), type_names_unquoted(view.schema)
     seen: set[bytes] = set()
     for note in notes:
         shape = orjson.dumps([note.table_id, note.columns, note.required, note.partition_by])
@@ -469,7 +469,7 @@ def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
             return "its partition columns"
         known = {tuple(column) for column in note.required}
         for name, type in note.columns.items():
-            if now.get(name) != type:
+            if type not in (now.get(name), by_older.get(name)):
                 return f"column {name!r} was {type} and is {now.get(name, 'gone')}"
         for column in view.required:
             is_inside_of_a_new_one = column[0] not in note.columns and len(column) > 1

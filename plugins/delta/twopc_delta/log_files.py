@@ -216,7 +216,7 @@ class LogFiles:
         names = self._names()
         _, newest = _after_checkpoint(names)
         files = [name for name in names if (found := _CHECKPOINT.match(name)) and int(found[1]) == newest]
-        damaged = {name: why for name in files if (why := _why_unreadable(name, self._read(name) or b""))}
+        damaged = {name: why for name in files if (why := self._why_unreadable(name))}
         left = [name for name in names if name not in damaged]
         if _LAST_CHECKPOINT in names:
             noted = self.last_checkpoint()
@@ -224,6 +224,26 @@ class LogFiles:
                 damaged[_LAST_CHECKPOINT] = f"it names version {noted}, which has no readable checkpoint"
         versions, checkpoint = _after_checkpoint(left)
         return damaged, len(versions) == max(versions, default=checkpoint) - checkpoint
+
+    def _why_unreadable(self, name: str) -> str | None:
+        """Return why a file of a checkpoint can't be read; None if it can. Of Parquet only the footer is read, which
+        describes all of the file: a checkpoint has as many rows as the table has files."""
+        try:
+            if name.endswith(".json"):
+                Entry.of(self._read(name) or b"")
+            else:
+                with (
+                    self._storage.meaning(),
+                    self._storage.filesystem.open(f"{self._storage.path}/{_LOG}/{name}") as file,
+                ):
+                    pq.read_metadata(file)
+        except FileNotFoundError:
+            return None  # removed since
+        except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+            if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
+                raise  # the store's, and not Arrow's
+            return " ".join(str(error).split()) or "it is empty"
+        return None
 
     def sync(self, newest: int, oldest: int) -> None:
         """Make the entries survive a power cut, from ``newest`` down to ``oldest``. Other writers put them on a disk
@@ -256,18 +276,6 @@ def _after_checkpoint(names: Iterable[str]) -> tuple[list[int], int]:
     checkpoint = max(checkpoints - _torn_checkpoints(names), default=-1)
     versions = (int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
     return sorted((each for each in versions if each > checkpoint), reverse=True), checkpoint
-
-
-def _why_unreadable(name: str, data: bytes) -> str | None:
-    """Return why a file of a checkpoint can't be read; None if it can."""
-    try:
-        if name.endswith(".json"):
-            Entry.of(data)
-        else:
-            pq.read_table(pa.BufferReader(data))
-    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
-        return " ".join(str(error).split()) or "it is empty"
-    return None
 
 
 def _torn_checkpoints(names: Iterable[str]) -> set[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.store_errors import TEMPORARY
+from twopc.store_errors import DISK_AWAY, TEMPORARY
 from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
@@ -46,24 +45,13 @@ _UNREADABLE = re.compile(
 
 _NO_ANSWER = re.compile(
     r"timed? ?out|timeout|connect|connection|broken pipe|dns error|incomplete|disconnected|end of file before"
-    r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50\d)\b",
+    r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50[02-9])\b",
     re.IGNORECASE,
 )
 """What delta-rs and S3's client report of a store that does not answer, or is busy."""
 
 _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
 """The same in an error of delta-rs that it does not report as one of the store: it may also be about the content."""
-
-_TEMPORARY = frozenset(
-    (
-        *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-        *(errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV),
-        *(errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ENOTCONN),
-        *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.EREMOTEIO),
-        errno.ENOENT,  # of a folder that was there a moment ago; a new look shows whether the table is
-    )
-)
-"""What a disk or S3's client reports, and may not report the next time."""
 
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
@@ -100,7 +88,7 @@ class Failure:
         if _NO_ANSWER.search(self.words) is not None:
             return True
         if getattr(self.error.__cause__, "response", None) is None:
-            return self.error.errno in _TEMPORARY
+            return self.error.errno in TEMPORARY | DISK_AWAY  # a new look shows whether the table is there
         from twopc.s3 import translated  # needs S3's client, which raised this
 
         return translated(self.error).errno in TEMPORARY  # s3fs gives the errno of a disk to S3's unknown codes

@@ -26,16 +26,15 @@ _FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
 _ESCAPED = {code: f"%{code:02X}" for code in (*range(32), 127, *map(ord, "\"#%'*/:=?\\{[]^"))}
 """What Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars takes the value from that name."""
 
-_LONGEST_NAME_BYTES = 255  # of a folder, on disks and HDFS
-
 
 def folder_of(column: str, text: str | None) -> str:
     """Return the name of a partition's folder. It has the whole value, as Spark writes it."""
     return f"{column.translate(_ESCAPED)}={_NULL if text is None else text.translate(_ESCAPED)}"
 
 
-def require_readable(values: pa.Array, column: str) -> None:
-    """Raise RecordRefused for a value of a partition column that some reader would not take back as it was."""
+def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -> None:
+    """Raise RecordRefused for a value of a partition column that some reader would not take back as it was, or whose
+    folder has a longer name than the store takes."""
     bad, why = None, ""
     if types.is_string(values.type):
         bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
@@ -51,10 +50,10 @@ def require_readable(values: pa.Array, column: str) -> None:
         raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
     encoded = values.dictionary_encode()
     for number, text in enumerate(_texts(encoded)):
-        if len(folder_of(column, text).encode()) > _LONGEST_NAME_BYTES:
+        if len(folder_of(column, text).encode()) > longest_folder_bytes:
             raise RecordRefused(
-                f"the value's folder would have a name of more than {_LONGEST_NAME_BYTES} bytes, which no disk takes."
-                " Partition by a shorter column, such as a hash of this one",
+                f"the value's folder would have a name of more than {longest_folder_bytes} bytes, which the store does"
+                " not take. Partition by a shorter column, such as a hash of this one",
                 record=pc.index(encoded.indices, number).as_py(),
                 column=column,
             )

@@ -219,6 +219,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         return self._view
 
     def _files(self, transaction: DeltaTransaction, fit: Fit) -> TaskFiles:
+        fit = replace(fit, longest_folder_bytes=self._storage.longest_folder_bytes)
         notes, name = Notes(self._storage), transaction.id.exact
 
         def announce(paths: list[str]) -> None:

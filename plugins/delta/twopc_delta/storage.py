@@ -72,6 +72,11 @@ than the one to which entries go."""
 
 _REQUESTS_AT_ONCE = 32
 _REMOVED_AT_ONCE = 8  # files of a disk
+LONGEST_NAME_ON_DISKS = 255
+_LONGEST_KEY_BYTES = 1024
+_FILE = "/" + "x" * 255
+"""Room for a file's name and those of folders of short values."""
+
 _KEYS_PER_DELETION = 1000  # S3's DeleteObjects takes no more
 _PATTERN = frozenset("*?[")
 """fsspec takes a path with one of these for a pattern where it removes several."""
@@ -133,6 +138,12 @@ class Storage:
             return fsspec.filesystem("file")
         # Cloudflare R2 takes no upload whose parts differ in size, but for the last one.
         return fsspec.filesystem("s3", **{**self.options, "use_listings_cache": False, "fixed_upload_size": True})
+
+    @property
+    def longest_folder_bytes(self) -> int:
+        """The longest name of a partition's folder: that of a disk, or what S3's limit for a key leaves beside the
+        table's path and the file's name."""
+        return LONGEST_NAME_ON_DISKS if self.is_local else _LONGEST_KEY_BYTES - len(f"{self.path}{_FILE}".encode())
 
     def delta_options(self) -> dict[str, str]:
         """Return the options as delta-rs names them.

@@ -92,9 +92,14 @@ def written_as(type_: pa.DataType) -> pa.DataType:
     if types.is_timestamp(type_) and type_.tz is not None:
         # Not every reader understands offsets as pyarrow writes them, such as +0200.
         return pa.timestamp(type_.unit, "UTC")
-    if types.is_float32(type_) or types.is_float64(type_) or types.is_string_view(type_):
+    if types.is_float32(type_) or types.is_float64(type_) or types.is_string_view(type_) or _may_have_exponent(type_):
         return pa.string()
     return type_
+
+
+def _may_have_exponent(type_: pa.DataType) -> bool:
+    """Whether pyarrow shows a value as 1E-7, which not every reader takes for a decimal."""
+    return bool(types.is_decimal(type_) and type_.scale > 6)
 
 
 def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -102,4 +107,8 @@ def _converted(column: pa.Array, type_: pa.DataType) -> pa.Array:
     if types.is_floating(column.type):
         for arrows, everybodys in (("nan", "NaN"), ("inf", "Infinity"), ("-inf", "-Infinity")):
             written = pc.if_else(pc.equal(written, arrows), everybodys, written)
+    if _may_have_exponent(column.type):
+        small = pc.match_substring(written, "E").fill_null(False)
+        plain = [format(value, "f") for value in column.filter(small).to_pylist()]
+        written = pc.replace_with_mask(written, small, pa.array(plain, pa.string()))
     return written

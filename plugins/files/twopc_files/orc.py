@@ -9,6 +9,8 @@ pyarrow 26 and Spark 4.2:
 | a fraction of a second before 1970 | nothing: reading the file fails |
 | a day before 15 October 1582 | another day, as the file does not name its (Gregorian) calendar |
 
+pyarrow itself reads timestamps as nanoseconds, and no file with one outside of 1677 to 2262.
+
 The nullability of columns is lost, because ORC does not record it.
 """
 
@@ -30,6 +32,7 @@ from twopc_files.kept_types import require_kept
 from twopc_files.refusals import (
     KEY_TWICE,
     NOT_UTF8,
+    PER_SECOND,
     YEARS,
     Check,
     Rule,
@@ -37,6 +40,7 @@ from twopc_files.refusals import (
     counted,
     day_number,
     first_true,
+    outside,
     parts,
 )
 
@@ -102,7 +106,7 @@ class OrcRecords:
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode ``batch``."""
         before = self._lent.written_bytes
-        self._writer.write(pa.table([_unsliced(column) for column in batch.columns], schema=batch.schema))
+        self._writer.write(pa.table([_without_surprises(column) for column in batch.columns], schema=batch.schema))
         self._lent.check()
         grown = self._lent.written_bytes > before  # by a stripe
         self.held_bytes = 0 if grown else self.held_bytes + batch.nbytes
@@ -130,21 +134,34 @@ def _types(schema: pa.Schema) -> Iterator[pa.DataType]:
             yield part.type
 
 
-def _unsliced(column: pa.Array) -> pa.Array:
-    """Copy columns with structs, to work around a bug of pyarrow 26: for a slice with null structs, its ORC writer
-    writes records from outside the slice."""
+def _without_surprises(column: pa.Array) -> pa.Array:
+    """Copy columns with structs, to work around two bugs of pyarrow 26. For a slice with null structs, its ORC writer
+    writes records from outside the slice. And where a struct in a struct is null, it writes what lies below that null
+    in place of the next value."""
     if any(types.is_struct(part.type) for part in parts(pa.field("", column.type))):
-        return pa.concat_arrays([column, column.slice(0, 0)])
+        return _null_below_null(pa.concat_arrays([column, column.slice(0, 0)]))
+    return column
+
+
+def _null_below_null(column: pa.Array) -> pa.Array:
+    """Return a column that is no slice with nulls below each null struct."""
+    type_, mask = column.type, column.is_null()
+    if types.is_struct(type_):
+        return pa.StructArray.from_arrays([*map(_null_below_null, column.flatten())], fields=[*type_], mask=mask)
+    if types.is_fixed_size_list(type_):
+        return pa.FixedSizeListArray.from_arrays(_null_below_null(column.values), type=type_, mask=mask)
+    if types.is_list(type_) or types.is_large_list(type_):
+        return type(column).from_arrays(column.offsets, _null_below_null(column.values), type=type_, mask=mask)
+    if types.is_map(type_):
+        keys, items = map(_null_below_null, (column.keys, column.items))
+        return pa.MapArray.from_arrays(column.offsets, keys, items, type=type_, mask=mask)
     return column
 
 
 # What Spark would misread. ------------------------------------------------------------------------------------
 
-_IN_ORC = "Spark can't read back from an ORC file. Cast the column to a string, or use Parquet."
-
-
-def _is_temporal(field: pa.Field) -> bool:
-    return bool(types.is_date(field.type) or types.is_timestamp(field.type))
+_INSTEAD = "Cast the column to a string, or use Parquet."
+_IN_ORC = f"Spark can't read back from an ORC file. {_INSTEAD}"
 
 
 def _first_fraction_before_1970(column: pa.Array) -> int | None:
@@ -158,7 +175,12 @@ def _first_fraction_before_1970(column: pa.Array) -> int | None:
 
 def _first_before_gregorian(column: pa.Array) -> int | None:
     numbers, per_day = counted(column)
-    return first_true(pc.less(numbers, max(day_number(GREGORIAN) * per_day, -(2**63))))
+    return first_true(pc.less(numbers, day_number(GREGORIAN) * per_day))
+
+
+def _first_outside_nanoseconds(column: pa.Array) -> int | None:
+    most = (2**63 - 1) * PER_SECOND[column.type.unit] // 10**9
+    return first_true(outside(column.cast(pa.int64()), -most, most))
 
 
 _RULES = (
@@ -170,5 +192,14 @@ _RULES = (
         _first_fraction_before_1970,
         f"it has a fraction of a second before 1970, which {_IN_ORC}",
     ),
-    Rule(_is_temporal, _first_before_gregorian, f"it has a day before {GREGORIAN}, which {_IN_ORC}"),
+    Rule(
+        lambda field: bool(types.is_timestamp(field.type)),
+        _first_outside_nanoseconds,
+        f"it is outside of 1677-09-21 to 2262-04-11, which pyarrow can't read back from an ORC file. {_INSTEAD}",
+    ),
+    Rule(
+        lambda field: bool(types.is_date(field.type)),
+        _first_before_gregorian,
+        f"it has a day before {GREGORIAN}, which {_IN_ORC}",
+    ),
 )

@@ -156,7 +156,7 @@ def _outside_years(column: pa.Array) -> int | None:
     return first_true(outside(numbers, least, most))
 
 
-OTHER_YEAR = f"the year is not in 1 to 9999, and not every reader knows such years. {ADVICE}"
+OTHER_YEAR = f"the year is not in 1 to 9999, in UTC too, and not every reader knows such years. {ADVICE}"
 
 YEARS = Rule(
     lambda field: bool(types.is_date(field.type) or types.is_timestamp(field.type)), _outside_years, OTHER_YEAR

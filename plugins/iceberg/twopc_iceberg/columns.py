@@ -231,7 +231,10 @@ def _require_held(given: pa.Array, path: str) -> None:
         bounds = pc.min_max(numbers)
         if bounds["min"].is_valid and not first <= bounds["min"].as_py() <= bounds["max"].as_py() < end:
             is_held = pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end))
-            require(is_held, path, "is outside of the years 1 to 9999, which pyiceberg can't write")
+            why = "is outside of the years 1 to 9999, which pyiceberg can't write"
+            if types.is_timestamp(given.type) and given.type.tz:
+                why += ": the year counts in UTC, where 31 December 9999 in the west is over. Write an earlier day"
+            require(is_held, path, why)
 
 
 def _require_parts(

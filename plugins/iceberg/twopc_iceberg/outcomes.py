@@ -45,6 +45,8 @@ from requests.exceptions import (
 from sqlalchemy.exc import DBAPIError, InterfaceError, ProgrammingError, SQLAlchemyError
 
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
+from twopc.http_status import of_status
+from twopc.store_errors import DISK_AWAY, TEMPORARY
 
 
 class CatalogAnswer(Enum):
@@ -105,18 +107,9 @@ ANSWERS: tuple[tuple[tuple[type[Exception], ...], CatalogAnswer], ...] = (
 does, by the tables below. What is in none of them stops the query: unknown is not temporary. UnreadableError: an answer
 that the specification does not have, such as the page of a proxy."""
 
-_BUSY_HTTP = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
-
-_BUSY_DISK = (
-    *(errno.ENOENT, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO),  # a mount that is away
-    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOLCK, errno.ENOBUFS),
-    *(errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ETIMEDOUT, errno.EPIPE, errno.ECONNREFUSED, errno.ECONNRESET),
-    *(errno.ECONNABORTED, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN),
-)
-
 _BUSY_STORE = re.compile(
     r"AWS Error (NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING|REQUEST_TIMEOUT"
-    r"|UNKNOWN \(HTTP status (408|429|5\d\d)\)) "
+    r"|UNKNOWN \(HTTP status (408|429|5(?!01)\d\d)\)) "
     r"|: Unable to parse ExceptionName: (InternalError|ServiceUnavailable|SlowDown|RequestTimeout|OperationAborted"
     r"|TooManyRequests) "
 )
@@ -126,11 +119,20 @@ _BUSY_DATABASE = re.compile(
     r"database( table)? is locked|disk I/O error|database or disk is full|interrupted"
     # What libpq reports of a server that it does not reach. A server's own refusal is FATAL.
     r"|connection to server .* failed: (?!.*FATAL)|could not (connect to|receive data from|send data to) server"
-    r"|could not translate host name|server closed the connection|SSL (SYSCALL|connection)|timeout expired"
+    r"|could not translate host name|failed to resolve host|the connection is (lost|closed)"
+    r"|server closed the connection|SSL (SYSCALL|connection)|timeout expired"
     # Of a server in PostgreSQL that starts, stops or is full.
     r"|the database system is |too many (clients|connections)|remaining connection slots|terminating connection",
     re.DOTALL,
 )
+
+_BUSY_MYSQL = (
+    *(1020, 1205, 1213, 3572),  # a row that was changed, a lock, a deadlock
+    *(1021, 1037, 1040, 1041, 1203),  # disk, memory, connections
+    *(1053, 1158, 1159, 1160, 1161, 1290, 1836),  # a shutdown, the network, a server that is read-only for now
+    *(2002, 2003, 2006, 2013, 2055),  # no connection
+)
+"""Numbers of errors of MySQL and MariaDB, and of their clients."""
 
 _BUSY_SQLSTATE = ("08", "40", "53", "55P03", "55006", "57", "58")
 """The start of SQLSTATEs: connections, serialization, resources, locks, operators and the system."""
@@ -145,11 +147,11 @@ def reading(location: str | None) -> Iterator[None]:
     """Around the decoding of a file: whatever else a decoder raises, the file is damaged.
 
     Raises:
-        Damaged: names the file. Errors of the catalog and of the store pass through.
+        Damaged: names the file. Errors of the catalog, of the store and of this process's memory pass through.
     """
     try:
         yield
-    except (OSError, SQLAlchemyError, NoSuchTableError, Damaged):
+    except (OSError, MemoryError, SQLAlchemyError, NoSuchTableError, Damaged):
         raise
     except Exception as error:
         raise Damaged(f"file {location} is damaged: {told(error)}") from error
@@ -183,13 +185,18 @@ def _is_busy(error: Exception) -> bool:
     """Whether an error's code is one that goes away by itself."""
     match error:
         case requests.HTTPError(response=requests.Response(status_code=status)):
-            return status in _BUSY_HTTP or status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            return of_status(status) == errno.EBUSY
         case DBAPIError():
-            state = getattr(error.orig, "pgcode", None) or ""
+            # psycopg2 has the one, psycopg 3 the other.
+            state = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None) or ""
+            if next(iter(getattr(error.orig, "args", ())), None) in _BUSY_MYSQL:
+                return True
             return state.startswith(_BUSY_SQLSTATE) or (not state and bool(_BUSY_DATABASE.search(str(error.orig))))
         case OSError():
             kinds = FileNotFoundError | ConnectionError | TimeoutError  # pyarrow's have no errno
-            return error.errno in _BUSY_DISK or isinstance(error, kinds) or bool(_BUSY_STORE.search(str(error)))
+            return (
+                error.errno in TEMPORARY | DISK_AWAY or isinstance(error, kinds) or bool(_BUSY_STORE.search(str(error)))
+            )
         case _:
             return False
 

@@ -40,18 +40,35 @@ HOLDS: Mapping[pa.DataType, tuple[str, ...]] = {
     pa.binary(): ("bytea",),
     pa.large_binary(): ("bytea",),
     pa.date32(): ("date",),
-    pa.string(): ("text", "json", "jsonb", "enum"),
-    pa.large_string(): ("text", "json", "jsonb", "enum"),
+    pa.string(): ("text", "json", "jsonb", "enum", "uuid", "macaddr"),
+    pa.large_string(): ("text", "json", "jsonb", "enum", "uuid", "macaddr"),
 }
 """Arrow type → the column types that hold all of its values, or of which the server refuses those that they don't
 hold. ``_fits`` handles parameters, lists and ``PROVEN``."""
 
-PROVEN = (
-    *("varchar", "bpchar", "uuid", "inet", "cidr", "macaddr", "macaddr8"),
-    *("bit", "varbit", "time", "timetz", "interval"),
+OTHER = "other"
+"""Any base type that is none of ``pg_catalog``'s, such as ``citext`` and other types of extensions."""
+
+_TIME = r"\d\d:[0-5]\d(:[0-5]\d(\.\d{1,6})?)?"
+
+PROVEN: Mapping[str, str | None] = {
+    **dict.fromkeys(("varchar", "cidr", "macaddr8", "bit", "varbit", "interval", OTHER)),
+    "bpchar": ".*",  # PostgreSQL does not compare the blanks that it pads with
+    "inet": r"(\d+\.\d+\.\d+\.\d+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/\d+)?",
+    "time": _TIME,
+    "timetz": _TIME + r"[+-]\d\d(:\d\d)?",
+}
+"""Column types that take text, and may change it: cut it, round it or spell it in another way → the pattern of the
+texts whose value counts, and not the spelling. The server is asked about each text before it is written. One that it
+would change is refused."""
+
+_EQUAL_IS_THE_SAME = frozenset(
+    (
+        *(*_INTEGERS, "bool", "bytea", "date", "timestamp", "timestamptz", "time", "timetz", "bit", "varbit"),
+        *("text", "varchar", "enum", "uuid", "inet", "cidr", "macaddr", "macaddr8"),
+    )
 )
-"""Column types that take text, and may change it: cut it, pad it, round it or spell it in another way. The server is
-asked about each text before it is written, and one that would be changed is refused."""
+"""Types of which no two different values are equal, unless the collation says so."""
 
 _LEAST_EXPONENT = -16_383
 """PostgreSQL keeps as many digits after the point."""
@@ -62,14 +79,16 @@ class Column:
     """A column of the table, as the catalog describes it, with domains resolved.
 
     Attributes:
-        type: the name of a type of ``pg_catalog``, such as ``int4``; ``enum`` for an enumeration; empty for any other
-            type, which takes nothing. Of an array, the type of its elements.
+        type: the name of a type of ``pg_catalog``, such as ``int4``; ``enum`` for an enumeration; ``OTHER``; empty for
+            any other type, which takes nothing. Of an array, the type of its elements.
         modifier: the type's modifier, such as the length of a ``varchar``; None if it has none.
         is_array: whether it is an array, or a domain over one.
         described: the column's type as the table declares it.
         element: the type of a single value as PostgreSQL writes it, with its modifier.
         is_generated: whether PostgreSQL computes the values.
         is_required: whether the column is NOT NULL and has no default.
+        is_folded: whether a collation of the column or of a unique index takes different texts for equal, or such an
+            index does not compare as PostgreSQL does.
     """
 
     name: str
@@ -80,6 +99,14 @@ class Column:
     element: str
     is_generated: bool
     is_required: bool
+    is_folded: bool
+
+    @property
+    def needs_its_key(self) -> bool:
+        """Whether a record that replaces a row writes the key, too: the row's equal one may be another, such as 0.0 for
+        -0.0. Otherwise PostgreSQL needs no right to change it, and locks no row that refers to it."""
+        is_padded = self.type in ("numeric", "bpchar") and self.modifier is not None  # to a scale, or to a length
+        return self.is_folded or not (is_padded or self.type in _EQUAL_IS_THE_SAME)
 
     @property
     def digits(self) -> tuple[int, int] | None:

@@ -28,7 +28,14 @@ TEMPORARY: Mapping[str, str] = {
     "57": "a shutdown, a restart, a canceled statement",
     "25006": "a standby, until the failover is complete",
     "25P02": "a statement of the transaction has failed before",
+    "25P03": "the session was idle for too long, and has ended",
+    "25P04": "the transaction took too long, and its session has ended",
     "55P03": "a lock was not obtained in time",
+    # Appendix A of PostgreSQL's documentation has these as errors of the system and of the server itself. The others of
+    # their classes, such as damaged data and a missing library, last until somebody repairs them.
+    "58000": "system error, external to PostgreSQL",
+    "58030": "I/O error, external to PostgreSQL",
+    "XX000": "internal error, such as of a row or a definition that another session has just changed",
     # Another row, or another session, decides these, and it may go away.
     "23503": "a foreign key",
     "23505": "a unique key; or another session creates the marker table",
@@ -65,11 +72,18 @@ RECORD: Mapping[str, str] = {
 }
 """SQLSTATE or its class → the rule that a record breaks, however often it is written."""
 
+_ENDED = ("FATAL", "PANIC")
+"""The severities of an error that has ended the session, whatever its SQLSTATE: the server has failed, or a pooler with
+codes of its own, and not the statement (table "Message Severity Levels" of PostgreSQL's documentation)."""
+
 _WORDS_FOR_A_LOGIN = re.compile(
-    r"authentication failed|no password supplied|no pg_hba\.conf entry|is not permitted to log in"
-    r"|(role|database) .* does not exist|permission denied for database"
+    r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
+    r"|no pg_hba\.conf entry|is not permitted to log in|(role|database) .* does not exist"
+    r"|permission denied for database"
 )
-"""libpq reports no SQLSTATE for a connection that the server refuses, only words."""
+"""libpq reports no SQLSTATE for a connection that the server refuses, only words. Where the server asks another system,
+it has the same words for a wrong password and for a system that is out (auth_failed in auth.c), so these are none of a
+refusal."""
 
 
 def _found(table: Mapping[str, str], sqlstate: str | None) -> str | None:
@@ -82,7 +96,9 @@ def is_temporary(error: psycopg.Error) -> bool:
     SQLSTATE."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_login(error)
-    return _found(TEMPORARY, error.sqlstate) is not None
+    if _found(TEMPORARY, error.sqlstate) is not None:
+        return True
+    return error.diag.severity_nonlocalized in _ENDED and _found(CONFIGURATION, error.sqlstate) is None
 
 
 def _is_login(error: psycopg.Error) -> bool:

@@ -71,6 +71,10 @@ class PostgresTransaction(Transaction):
         self.deletes = 0
         self.is_partial = False
 
+    def written(self) -> list[Column]:
+        """Return the columns that the records have."""
+        return [self.columns[name] for name in self.schema.names]
+
 
 class PostgresSink(KeyedSink[PostgresTransaction]):
     """Writes records to a table. A record's values go into the columns of the same names.
@@ -154,14 +158,17 @@ class PostgresSink(KeyedSink[PostgresTransaction]):
 
     def write_valid(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
         self._require_columns(transaction, batch.schema)  # a savepoint would give the lock back
+        if transaction.upsert_table is not None and not transaction.ordinal:
+            with self._writing(transaction.id):
+                self._table.index_upsert_table(transaction.connection, transaction.upsert_table)
         return written_by_halves(lambda records: self._write_or_undo(transaction, records), batch)
 
     def _write_or_undo(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
-        first, names = transaction.ordinal, batch.schema.names
+        ordinals = range(transaction.ordinal, transaction.ordinal + batch.num_rows)
         self._do_or_undo(
             transaction,
             lambda: self.write(transaction, batch),
-            lambda upsert_table: self._table.merge(transaction.connection, upsert_table, names, first),
+            lambda made: self._table.merge(transaction.connection, made, transaction.written(), ordinals),
         )
 
     def _delete_or_undo(self, transaction: PostgresTransaction, keys: pa.RecordBatch) -> None:
@@ -205,7 +212,7 @@ class PostgresSink(KeyedSink[PostgresTransaction]):
                 if transaction.deletes:
                     self._table.delete(connection, transaction.upsert_table)
                 if transaction.schema.names:
-                    self._table.merge(connection, transaction.upsert_table, transaction.schema.names)
+                    self._table.merge(connection, transaction.upsert_table, transaction.written())
                 self._table.drop(connection, transaction.upsert_table)
             # This statement fails in a failed transaction. PREPARE would roll the transaction back and report success.
             self._table.mark(connection, transaction.id, self.transactional_ids.scope)
@@ -345,7 +352,9 @@ class PostgresSink(KeyedSink[PostgresTransaction]):
             with self._writing(transaction.id):
                 self._table.make_markers(transaction.connection)
                 self._table.keep(transaction.connection)
-                self._table.copy_rows(transaction.connection, names, rows, transaction.upsert_table)
+                written = self._table.copy_rows(transaction.connection, names, rows, transaction.upsert_table)
+                self._table.require_all(transaction.connection, written, len(rows))
+                transaction.columns = {column.name: column for column in self._table.columns(transaction.connection)}
             transaction.schema = pa.schema([(name, pa.string()) for name in names])
             self.pre_commit(transaction)
         finally:

@@ -26,7 +26,7 @@ from twopc.checks import CheckResult
 from twopc.errors import RecordRefused
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
-from twopc_postgres.columns import ORDINAL, Column, UniqueIndex, in_utc, refusals, single
+from twopc_postgres.columns import ORDINAL, OTHER, PROVEN, Column, UniqueIndex, in_utc, refusals, single
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.sessions import SYNCHRONOUS, Connection
 
@@ -54,11 +54,23 @@ _COLUMNS = """
            CASE WHEN r.arrays > 1 THEN ''
                 WHEN t.typtype = 'e' THEN 'enum'
                 WHEN t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace THEN t.typname
+                WHEN t.typtype = 'b' THEN {other}
                 ELSE '' END,
            NULLIF(r.modifier, -1), r.arrays > 0,
            pg_catalog.format_type(a.atttypid, a.atttypmod), pg_catalog.format_type(r.type, r.modifier),
            a.attgenerated <> '' OR a.attidentity = 'a',
-           a.attnotnull AND NOT a.atthasdef AND a.attidentity = ''
+           a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
+           EXISTS (
+               SELECT FROM pg_catalog.pg_collation l WHERE NOT l.collisdeterministic
+                 AND (l.oid = a.attcollation OR EXISTS (
+                     SELECT FROM pg_catalog.pg_index i
+                     WHERE i.indrelid = a.attrelid AND i.indisunique AND l.oid = ANY (i.indcollation)
+                 ))
+           ) OR EXISTS (
+               SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_opclass o ON o.oid = ANY (i.indclass)
+               WHERE i.indrelid = a.attrelid AND i.indisunique
+                 AND o.opcnamespace <> 'pg_catalog'::pg_catalog.regnamespace
+           )
     FROM resolved r
     JOIN pg_catalog.pg_attribute a USING (attrelid, attnum)
     JOIN pg_catalog.pg_type t ON t.oid = r.type
@@ -79,7 +91,7 @@ _PROGRAMS = """
 _ON_UPDATE, _ON_INSERT, _ON_DELETE = "2", "3", "4"
 """The events of rules in pg_rewrite."""
 
-_KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) AS v WHERE pg_catalog.format('%%s', v::{}) <> v)"
+_KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) AS v WHERE NOT (pg_catalog.format('%%s', v::{0}) = v{1}))"
 """The output of a type, unlike a cast to text, has all that a reader finds, such as the blanks of a ``char(n)``."""
 
 _UNLOGGED = """
@@ -139,7 +151,7 @@ class Table:
 
     def columns(self, connection: Connection) -> list[Column]:
         """Return the table's columns; an empty list if the table does not exist."""
-        return [Column(*row) for row in self._of_catalog(connection, _COLUMNS)]
+        return [Column(*row) for row in self._of_catalog(connection, _COLUMNS, other=OTHER)]
 
     def programs(self, connection: Connection, deletes: bool = False) -> Programs:
         """Return what the server does on its own with the records of a table that exists, or with ``deletes``."""
@@ -185,6 +197,10 @@ class Table:
         connection.ask(make, upsert_table=upsert_table, ordinal=_ORDINAL, table=self._table)
         return upsert_table
 
+    def index_upsert_table(self, connection: Connection, upsert_table: sql.Identifier) -> None:
+        """Let ``merge`` find the records of one batch without a look at all others."""
+        connection.ask("CREATE INDEX ON {upsert_table} ({ordinal})", upsert_table=upsert_table, ordinal=_ORDINAL)
+
     def copy_deletes(
         self,
         connection: Connection,
@@ -218,14 +234,15 @@ class Table:
         values = [self._values(connection, in_utc(column), columns[name]) for name, column in given]
         if upsert_table is not None:
             names, values = [*names, ORDINAL], [*values, list(range(ordinal, ordinal + batch.num_rows))]
-        self._require_all(self.copy_rows(connection, names, zip(*values, strict=True), upsert_table), batch.num_rows)
+        written = self.copy_rows(connection, names, zip(*values, strict=True), upsert_table)
+        self.require_all(connection, written, batch.num_rows)
 
     def _values(self, connection: Connection, given: pa.Array, column: Column) -> list[Any]:
         """Return a column's values. Raises RecordRefused for one that PostgreSQL would change."""
         checks = [*refusals(column, column.name in self._upsert_by)]
         if column.is_proven:
-            why = f"the column's type, {column.element}, would give it back as another text"
-            checks.append((lambda part: _are_kept(connection, part, column.element), why))
+            why = f"the column's type, {column.element}, would not give it back as it is"
+            checks.append((lambda part: _are_kept(connection, part, column), why))
         for are_fine, why in checks:
             if (record := first_bad(given, are_fine)) is not None:
                 raise RecordRefused(f"{why}. Correct or filter such records.", record=record, column=column.name)
@@ -247,40 +264,58 @@ class Table:
                     copy.write_row(row)
             return cursor.rowcount
 
-    def merge(self, connection: Connection, upsert_table: sql.Identifier, names: Sequence[str], since: int = 0) -> None:
-        """Write the upsert table's records, from the ordinal ``since`` on, into the table. Of records with the same
-        key, the last one wins. The records are sorted by key, so that two tasks don't deadlock.
-
-        The key is written, too: what a unique index takes for equal need not be the same, such as 0.0 and -0.0.
+    def merge(
+        self,
+        connection: Connection,
+        upsert_table: sql.Identifier,
+        columns: Sequence[Column],
+        ordinals: range | None = None,
+    ) -> None:
+        """Write records of the upsert table into ``columns`` of the table: those with ``ordinals``, or all. Of records
+        with the same key, the last one wins. The records are sorted by key, so that two tasks don't deadlock.
 
         Raises:
             RecordRefused: a trigger leaves a record out.
         """
+        names = [column.name for column in columns]
+        changed = [each.name for each in columns if each.name not in self._upsert_by or each.needs_its_key]
         parts = {
             "table": self._table,
             "columns": _listed(names),
             "keys": _listed(self._upsert_by),
-            "changes": sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in names),
+            "changes": sql.SQL(", ").join(
+                sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in changed or names
+            ),
             "upsert_table": upsert_table,
             "ordinal": _ORDINAL,
-            "since": since,
+            "those": sql.SQL("{} >= 0").format(_ORDINAL),  # the others are deletes
         }
+        if ordinals is not None:  # with both ends, so that PostgreSQL takes the index
+            between = sql.SQL("{} BETWEEN {} AND {}")
+            parts["those"] = between.format(_ORDINAL, ordinals.start, ordinals.stop - 1)
         statement = sql.SQL(
             "INSERT INTO {table} ({columns}) SELECT {columns} FROM"
-            " (SELECT DISTINCT ON ({keys}) * FROM {upsert_table} WHERE {ordinal} >= {since}"
+            " (SELECT DISTINCT ON ({keys}) * FROM {upsert_table} WHERE {those}"
             " ORDER BY {keys}, {ordinal} DESC) AS latest"
             " ON CONFLICT ({keys}) DO UPDATE SET {changes}"
         )
         written = connection.execute(statement.format(**parts)).rowcount
-        count = "SELECT count(*) FROM (SELECT DISTINCT {keys} FROM {upsert_table} WHERE {ordinal} >= {since}) AS latest"
+        count = "SELECT count(*) FROM (SELECT DISTINCT {keys} FROM {upsert_table} WHERE {those}) AS latest"
         [(given,)] = connection.ask(count, **parts)
-        self._require_all(written, given)
+        self.require_all(connection, written, given)
 
-    def _require_all(self, written: int, given: int) -> None:
+    def require_all(self, connection: Connection, written: int, given: int) -> None:
+        """Make sure that PostgreSQL has written each record.
+
+        Raises:
+            RecordRefused: a trigger leaves a record out, or writes it to another table.
+        """
         if written != given:
+            names = ", ".join(self.programs(connection).triggers) or "of a partition"
             raise RecordRefused(
-                f"a trigger of the table leaves out {given - written} of {given} records. Filter such records in the"
-                " query, or change the trigger."
+                f"a trigger of the table ({names}) leaves out {given - written} of {given} records. Filter such records"
+                " in the query, or change the trigger. If it writes them to other tables, as partitions by inheritance"
+                " do, partition the table with PARTITION BY instead, which needs no trigger."
             )
 
     def delete(self, connection: Connection, upsert_table: sql.Identifier, before: int = 0) -> None:
@@ -359,9 +394,12 @@ class Table:
         connection.ask(prune, markers=self._markers, scope=scope, before=before_batch_id)
 
 
-def _are_kept(connection: Connection, values: pa.Array, type: str) -> bool:
-    """Return whether the server gives texts back as they are when they have been values of ``type``."""
-    [(are_kept,)] = connection.execute(_KEPT.format(type).encode(), (single(values).unique().to_pylist(),))
+def _are_kept(connection: Connection, values: pa.Array, column: Column) -> bool:
+    """Return whether the server gives texts back with the same values when they have been in ``column``."""
+    element, pattern = column.element.replace("%", "%%"), PROVEN[column.type]
+    of_value = f" OR v ~ '^({pattern})$' AND v::pg_catalog.{column.type} = v::{element}" if pattern else ""
+    ask = _KEPT.format(element, of_value).encode()
+    [(are_kept,)] = connection.execute(ask, (single(values).unique().to_pylist(),))
     return bool(are_kept)
 
 
