@@ -222,7 +222,7 @@ class Coordinator:
             perform(protocol.resume(self._store.url, log_id, incarnation), self._performer.do)
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
-        """Return whether the log has decided a batch. For use after ``recover``. Raises like ``run``; changes nothing."""
+        """Return whether the log has decided a batch. For use after ``recover``. Raises like ``run``."""
         offer = Offer(batch_id, lambda _: (), reads, follows, None, None, self._first_batch_id)
         return perform(protocol.recognize(self._performer.life, offer), self._performer.do)
 
