@@ -223,9 +223,8 @@ class Coordinator:
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
         """Return whether the log has decided a batch. For use after ``recover``. Raises like ``run``."""
-        with self._alone("has_decided", waits=True):
-            offer = Offer(batch_id, lambda _: (), reads, follows, None, None, self._first_batch_id)
-            return perform(protocol.recognize(self._performer.life, offer), self._performer.do)
+        offer = Offer(batch_id, lambda _: (), reads, follows, None, None, self._first_batch_id)
+        return perform(protocol.recognize(self._performer.life, offer), self._performer.do)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
         """Make sure that each sink named in ``schemas`` can write records of its schema. For use between batches.

@@ -24,7 +24,7 @@ from twopc.testing.memory import MemorySink, MemoryTarget
 from twopc.transactional_ids import TransactionalIdPool
 from twopc_delta.commit import Sealed
 from twopc_files.file_names import decidable_files
-from twopc_iceberg.prepared import Prepared
+from twopc_iceberg.prepared import of_committable
 from twopc_kafka import handles
 from twopc_pravega.controller import Txn
 
@@ -134,7 +134,7 @@ def _of_kafka(committable: Committable) -> object:
 
 
 def _of_iceberg(committable: Committable) -> object:
-    prepared = Prepared.from_committable(committable)
+    [prepared] = of_committable(committable)
     assert (prepared.rows, prepared.files) == (3, 3)
     assert prepared.partitions
     assert committable.handle["branch"] == "main"

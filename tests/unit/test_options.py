@@ -98,14 +98,14 @@ def backends(checkpoint: Path) -> list[Backend]:
             IcebergSink,
             {"table": "sales.orders"},
             iceberg_options.OPTIONS,
-            frozenset({"catalog", "branch"}),
+            frozenset({"catalog", "branch", "upsert_by"}),
         ),
         Backend(
             "the delta sink",
             DeltaSink,
             {"path": "/data/orders"},
             delta_options.OPTIONS,
-            frozenset({"path"}),
+            frozenset({"path", "upsert_by"}),
         ),
         Backend(
             "the mysql sink",

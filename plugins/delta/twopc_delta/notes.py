@@ -72,8 +72,9 @@ class Note:
         """Read what ``to_bytes`` makes. Raises ValueError for anything else."""
         try:
             value: dict[str, Any] = orjson.loads(data)
-            kinds = {name: [AddedFile(**file) for file in value.get(name, ())] for name in ("files", "deletes")}
-            return cls(**{**value, **kinds})
+            files = [AddedFile(**file) for file in value["files"]]
+            deletes = [AddedFile(**file) for file in value.get("deletes", ())]  # an older release has none
+            return cls(**{**value, "files": files, "deletes": deletes})
         except (KeyError, TypeError) as error:
             raise ValueError(repr(error)) from None
 
