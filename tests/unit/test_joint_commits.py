@@ -191,6 +191,7 @@ class Unhashable(MemorySink):
     """A sink that is compared by its contents, as a dataclass is, can't be a key."""
 
     target: MemoryTarget
+    _key: tuple[str, ...] = ()
 
 
 def test_a_sink_that_is_committed_alone_need_not_be_hashable() -> None:
