@@ -89,7 +89,7 @@ class Coordinator:
         self._store = store_of(log)
         self._owner, self._first_batch_id = owner, first_batch_id
         copies = replay_copies
-        if isinstance(copies, str | os.PathLike):
+        if copies is not None and not isinstance(copies, ReplayCopies):
             copies = ReplayCopies(copies)  # type: ignore[arg-type]  # it takes paths, too
         refuse_within_outputs("the commit log", self._store.url, self._sinks)
         if copies is not None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commit_log import CommitLog
-from twopc import mounts
+from twopc import Coordinator, mounts
 from twopc.log.store import open_store
 from twopc.mounts import mount_of
+from twopc.testing import MemorySink, MemoryTarget
 
 NFS_DEFAULT = "rw,vers=4.2,rsize=1048576,hard,proto=tcp,timeo=600,sec=sys,local_lock=none,addr=10.0.0.7"
 
@@ -132,7 +132,8 @@ def test_a_coordinator_warns_once_of_a_log_that_may_be_late_and_goes_on(
     url = str(tmp_path / "log")
     with caplog.at_level(logging.WARNING):
         for incarnation in (1, 2):
-            assert CommitLog.open(open_store(url), "a query").incarnation == incarnation
+            coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, url, owner="q", rest_interval_s=None)
+            assert coordinator.recover().incarnation == incarnation
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning == (
         f"the commit log at {url} is on nfs4, mounted at {tmp_path}: it may show what other machines write there a"
