@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from twopc import Coordinator, mounts
-from twopc.log.store import open_store
 from twopc.mounts import mount_of
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -147,5 +146,5 @@ def test_a_coordinator_does_not_warn_of_a_log_on_a_disk_or_elsewhere(
 ) -> None:
     listed.write_text(ROOT)
     for url in (str(tmp_path / "log"), f"memory://{tmp_path}"):
-        CommitLog.open(open_store(url), "a query")
+        Coordinator({"a": MemorySink(MemoryTarget())}, url, owner="q", rest_interval_s=None).recover()
     assert caplog.records == []
