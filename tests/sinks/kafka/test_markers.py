@@ -401,9 +401,9 @@ def test_a_batch_of_which_a_transaction_was_given_up_has_a_marker_with_its_ends(
     coordinator = query.coordinator(commits_at_once=1)
     with pytest.raises(OutcomeUnknown):
         query.run(0, coordinator)
-    log = log_of(coordinator)
-    [decision] = log.tail.unresolved
-    log.abandon(0, {"kafka": [c for c in decision.committables["kafka"] if c.transaction_id in unknown]}, "ann@ops")
+    [decision] = log_of(coordinator).tail.unresolved
+    given_up = [each for each in decision.committables["kafka"] if each.transaction_id in unknown]
+    coordinator.abandon(0, {"kafka": given_up}, "ann@ops")
     query.coordinator().recover()
     [(batch, parts)] = query.stated()
     found = query.written()[batch]
