@@ -185,7 +185,7 @@ def test_a_log_that_can_not_be_closed_after_the_batch_fails_the_batch(
 
     rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
     votes = written(rounds.open(SCHEMA))
-    monkeypatch.setattr(CommitLog, "close", fail)
+    monkeypatch.setattr("twopc.protocol.close", fail)
     with pytest.raises(Fenced):
         rounds.finish(0, votes)
     assert failed(rounds) == [(0, "Fenced")]

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from twopc import mounts
-from twopc.coordinator import Coordinator
+from twopc import Coordinator, mounts
 from twopc.mounts import mount_of
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -131,8 +130,9 @@ def test_a_coordinator_warns_once_of_a_log_that_may_be_late_and_goes_on(
     listed.write_text(ROOT + line(str(tmp_path), "nfs4", NFS_DEFAULT))
     url = str(tmp_path / "log")
     with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            Coordinator({"rows": MemorySink(MemoryTarget())}, url, owner="a query", rest_interval_s=None).recover()
+        for incarnation in (1, 2):
+            coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, url, owner="q", rest_interval_s=None)
+            assert coordinator.recover().incarnation == incarnation
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning == (
         f"the commit log at {url} is on nfs4, mounted at {tmp_path}: it may show what other machines write there a"
@@ -146,5 +146,5 @@ def test_a_coordinator_does_not_warn_of_a_log_on_a_disk_or_elsewhere(
 ) -> None:
     listed.write_text(ROOT)
     for url in (str(tmp_path / "log"), f"memory://{tmp_path}"):
-        Coordinator({"rows": MemorySink(MemoryTarget())}, url, owner="a query", rest_interval_s=None).recover()
+        Coordinator({"a": MemorySink(MemoryTarget())}, url, owner="q", rest_interval_s=None).recover()
     assert caplog.records == []

@@ -402,8 +402,8 @@ def test_a_batch_of_which_a_transaction_was_given_up_has_a_marker_with_its_ends(
     with pytest.raises(OutcomeUnknown):
         query.run(0, coordinator)
     [decision] = log_of(coordinator).tail.unresolved
-    given_up = {"kafka": [c for c in decision.committables["kafka"] if c.transaction_id in unknown]}
-    coordinator.abandon(0, given_up, "ann@ops")
+    given_up = [each for each in decision.committables["kafka"] if each.transaction_id in unknown]
+    coordinator.abandon(0, {"kafka": given_up}, "ann@ops")
     query.coordinator().recover()
     [(batch, parts)] = query.stated()
     found = query.written()[batch]
