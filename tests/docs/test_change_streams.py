@@ -30,11 +30,8 @@ def record(op: str, offset: int, lsn: int, row: dict[str, Any]) -> dict[str, Any
 
 
 @pytest.mark.spark
-def test_the_code_of_the_page_applies_a_change_stream(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with closing(sqlite3.connect("customers.db")) as database:
+def test_the_code_of_the_page_applies_a_change_stream(spark: SparkSession, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "customers.db")) as database:
         database.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, at TIMESTAMP)")
     at = "2026-11-28T10:00:00.000001Z"
     batches = [
@@ -53,13 +50,13 @@ def test_the_code_of_the_page_applies_a_change_stream(
 
     namespace: dict[str, Any] = {}
     for text in blocks(PAGE, "python"):
-        exec(text, namespace)  # noqa: S102  # the page's
+        exec(text.replace("/data", str(tmp_path)), namespace)  # noqa: S102  # the page's
     query = namespace["start"](stream)
     try:
         query.processAllAvailable()
     finally:
         query.stop()
-    with closing(sqlite3.connect("customers.db")) as database:
+    with closing(sqlite3.connect(tmp_path / "customers.db")) as database:
         assert database.execute("SELECT id, name, at FROM customers").fetchall() == [
             (1, "c", "2026-11-28 10:00:00.000001")
         ]
