@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 import unittest
@@ -225,7 +226,7 @@ class KeyedSinkContract(ABC):
     def test_a_commit_applies_the_changes_of_its_own_transaction_alone(self) -> None:
         self._apply(0, dict.fromkeys("abcd", "1"))
         schema = self.record_batch({"": ""}).schema
-        with self._query().participant(schema, Round(1, 1), serial=1) as open_:
+        with contextlib.suppress(InterruptedError), self._query().participant(schema, Round(1, 1), serial=1) as open_:
             open_.delete(SINK, self.record_batch({"a": None}))
             open_.write(SINK, self.record_batch({"b": "2"}))
             query = self._query()
@@ -234,6 +235,7 @@ class KeyedSinkContract(ABC):
                 committable = query.sealed(winner)
             query.publish(committable, batch_id=1)
             self._require({"a": "1", "b": "1", "d": "1"})
+            raise InterruptedError
         query.sweep()
         self._require({"a": "1", "b": "1", "d": "1"})
 
@@ -272,12 +274,9 @@ class KeyedSinkContract(ABC):
         self._apply(0, {"a": "1"})
         records = self.record_batch({"a": None})
         query = self._query()
-        try:
-            with query.participant(records.schema, Round(1, 1)) as participant:
-                participant.delete(SINK, records)
-                raise InterruptedError
-        except InterruptedError:
-            pass
+        with contextlib.suppress(InterruptedError), query.participant(records.schema, Round(1, 1)) as participant:
+            participant.delete(SINK, records)
+            raise InterruptedError
         assert not query.recover()
         self._require({"a": "1"})
 
