@@ -260,7 +260,8 @@ class KeyedSinkContract(ABC):
         old = self._pre_committed(1, {"b": "2"}, "a")
         self._query().publish(old, batch_id=1)
         self._apply(2, {"a": "3", "b": "3", "c": "3"})
-        self._query().commit(old, batch_id=1)
+        with contextlib.suppress(Exception):  # the sink may have forgotten it: only the effect counts
+            self._query().commit(old, batch_id=1)
         self._require({"a": "3", "b": "3", "c": "3"})
 
     def test_an_aborted_change_changes_nothing(self) -> None:
