@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 from contextlib import closing
@@ -43,7 +44,9 @@ def test_the_code_of_the_page_applies_a_change_stream(spark: SparkSession, tmp_p
     (tmp_path / "records").mkdir()
     for number, batch in enumerate(batches):
         lines = "".join(json.dumps(each) + "\n" for each in batch)
-        (tmp_path / "records" / f"{number}.json").write_text(lines)
+        file = tmp_path / "records" / f"{number}.json"
+        file.write_text(lines)
+        os.utime(file, (number, number))  # Spark takes the oldest first
     schema = "key STRING, value STRING, topic STRING, partition INT, offset LONG"
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).json(str(tmp_path / "records"))
     stream = stream.selectExpr(
