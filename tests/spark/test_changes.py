@@ -173,7 +173,7 @@ def test_what_spark_refuses_is_named(tables: Tables, case: str) -> None:
 def test_a_sink_that_only_appends_takes_neither_deletes_nor_an_order(tmp_path: Path) -> None:
     files = twopc.create_sink("files", {"path": str(tmp_path), "format": "json"})
     for option in ("delete_where", "latest_by"):
-        with pytest.raises(ConfigurationError, match=f"'{option}' of an Output needs .* FilesSink only appends"):
+        with pytest.raises(ConfigurationError, match=f"'{option}' of an Output needs .* FileSink only appends"):
             Output(files, **{option: "at"})
     with pytest.raises(ConfigurationError, match="Give the sink 'upsert_by'"):
         Output(MemorySink(MemoryTarget()), latest_by="at")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import tempfile
 import unittest
@@ -130,13 +131,12 @@ class KeyedSinkContract(ABC):
     def test_a_key_that_is_null_is_refused_in_a_record_and_in_a_delete(self) -> None:
         keys = self.record_batch({None: "1"})  # type: ignore[dict-item]  # what is refused
         for is_delete in (False, True):
-            with self._query().participant(keys.schema, Round(1, is_delete)) as participant:
-                change = participant.delete if is_delete else participant.write
-                try:
-                    change(SINK, keys)
+            try:
+                with self._query().participant(keys.schema, Round(1, is_delete)) as participant:
+                    (participant.delete if is_delete else participant.write)(SINK, keys)
                     participant.pre_commit()
-                except Refused:
-                    continue
+            except Refused:
+                continue
             raise AssertionError(f"a {'delete' if is_delete else 'record'} without a key was taken")
 
     def test_a_delete_whose_key_is_refused_is_left_out_by_itself(self) -> None:
@@ -144,12 +144,12 @@ class KeyedSinkContract(ABC):
         keys = self.record_batch({"a": None, None: None, "c": None})  # type: ignore[dict-item]  # as above
         query, sink = self._query(), self._query().sink()
         query.answered(sink.require_valid, keys.schema)
-        with query.sent(sink, Round(1, 1), max_bad_records=1) as participant:
-            try:
+        try:
+            with query.sent(sink, Round(1, 1), max_bad_records=1) as participant:
                 refused = participant.delete(SINK, keys)
-            except RecordRefused:
-                raise unittest.SkipTest("the sink refuses a whole batch of deletes") from None
-            committable = query.sealed(participant)
+                committable = query.sealed(participant)
+        except RecordRefused:
+            raise unittest.SkipTest("the sink refuses a whole batch of deletes") from None
         assert [each.record for each in refused] == [1]
         query.publish(committable, batch_id=1)
         self._require({"b": "1"})
@@ -227,7 +227,7 @@ class KeyedSinkContract(ABC):
     def test_a_commit_applies_the_changes_of_its_own_transaction_alone(self) -> None:
         self._apply(0, dict.fromkeys("abcd", "1"))
         schema = self.record_batch({"": ""}).schema
-        with self._query().participant(schema, Round(1, 1), serial=1) as open_:
+        with contextlib.suppress(InterruptedError), self._query().participant(schema, Round(1, 1), serial=1) as open_:
             open_.delete(SINK, self.record_batch({"a": None}))
             open_.write(SINK, self.record_batch({"b": "2"}))
             query = self._query()
@@ -236,6 +236,7 @@ class KeyedSinkContract(ABC):
                 committable = query.sealed(winner)
             query.publish(committable, batch_id=1)
             self._require({"a": "1", "b": "1", "d": "1"})
+            raise InterruptedError
         query.sweep()
         self._require({"a": "1", "b": "1", "d": "1"})
 
@@ -260,7 +261,8 @@ class KeyedSinkContract(ABC):
         old = self._pre_committed(1, {"b": "2"}, "a")
         self._query().publish(old, batch_id=1)
         self._apply(2, {"a": "3", "b": "3", "c": "3"})
-        self._query().commit(old, batch_id=1)
+        with contextlib.suppress(Exception):  # the sink may have forgotten it: only the effect counts
+            self._query().commit(old, batch_id=1)
         self._require({"a": "3", "b": "3", "c": "3"})
 
     def test_an_aborted_change_changes_nothing(self) -> None:
@@ -274,12 +276,9 @@ class KeyedSinkContract(ABC):
         self._apply(0, {"a": "1"})
         records = self.record_batch({"a": None})
         query = self._query()
-        try:
-            with query.participant(records.schema, Round(1, 1)) as participant:
-                participant.delete(SINK, records)
-                raise InterruptedError
-        except InterruptedError:
-            pass
+        with contextlib.suppress(InterruptedError), query.participant(records.schema, Round(1, 1)) as participant:
+            participant.delete(SINK, records)
+            raise InterruptedError
         assert not query.recover()
         self._require({"a": "1"})
 

@@ -213,10 +213,10 @@ def test_a_trigger_that_keeps_a_row_fails_the_batch(keyed: Place) -> None:
         f" EXECUTE FUNCTION {keyed.schema}.keep()"
     )
     deletes = pa.record_batch({"id": pa.array([1, 2], pa.int32())})
-    with Participant({"orders": keyed.sink(upsert_by="id")}, Round(1, 0), partition=0) as participant:
-        participant.delete("orders", deletes)
-        with pytest.raises(RecordRefused, match="keeps 1 rows that are to be deleted"):
-            participant.pre_commit()
+    failing = Participant({"orders": keyed.sink(upsert_by="id")}, Round(1, 0), partition=0)
+    failing.delete("orders", deletes)
+    with pytest.raises(RecordRefused, match="keeps 1 rows that are to be deleted"), failing:
+        failing.pre_commit()
     sink = keyed.sink(upsert_by="id")
     with Participant({"orders": sink}, Round(1, 1), partition=0, max_bad_records=1) as participant:
         assert [each.record for each in participant.delete("orders", deletes)] == [0]
