@@ -217,6 +217,7 @@ _OWN = (
     "writer",
     "two.phase.commit",
     "batch.markers",
+    "upsert_by",
     "transactional.id.prefix",
     "commit.margin.ms",
 )

@@ -234,6 +234,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
                 if not is_refusal(error):
                     raise
                 faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
+                connection.rollback()  # PostgreSQL answers nothing more in a failed transaction
             if self._options.upsert_by:
                 faults += self._faults_of_keys(self._tables.unique_keys(connection), columns)
         if faults:
