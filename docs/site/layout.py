@@ -26,7 +26,7 @@ PLACES = {"docs/index.md": "index.html", "README.md": "README/index.html"}
 _TARGET = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
 """The target of a relative link in Markdown."""
 
-_NAMED = re.compile(r"`(docs/[\w-]+\.md)(#[\w-]+)?`")
+_NAMED = re.compile(r"`(docs/[\w/-]+\.md)(#[\w-]+)?`")
 """A page of the repository that a plugin's README names."""
 
 

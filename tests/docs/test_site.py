@@ -168,7 +168,7 @@ def test_the_configuration_reference_is_filled_in_from_the_code(site: Path) -> N
 
 @pytest.mark.long
 def test_the_page_on_the_simulation_shows_what_catches_each_mutant(site: Path) -> None:
-    page = (site / "docs/simulation/index.html").read_text(encoding="utf-8")
+    page = (site / "docs/internals/simulation/index.html").read_text(encoding="utf-8")
     for mutant in MUTANTS:
         assert f"<td>{html.escape(mutant.name, quote=False)}</td>" in page
 
@@ -187,5 +187,5 @@ def test_the_reference_of_the_command_has_the_options_of_each_command(site: Path
 def test_a_readme_of_a_plugin_has_no_link_that_an_index_of_packages_would_break(readme: Path) -> None:
     text = readme.read_text(encoding="utf-8")
     assert re.findall(r"\]\((?!https?:|#)[^)]*\)", text) == []
-    for name in re.findall(r"`(docs/[\w-]+\.md)", text):
+    for name in re.findall(r"`(docs/[\w/-]+\.md)", text):
         assert (ROOT / name).exists(), name

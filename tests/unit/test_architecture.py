@@ -1,4 +1,4 @@
-"""``docs/architecture.md`` and the tables in docstrings describe the code as it is."""
+"""``docs/internals/architecture.md`` and the tables in docstrings describe the code as it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.support.pages import DOCS, ROOT
 from twopc.phases import NEXT, Phase
 
-PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "internals" / "architecture.md").read_text(encoding="utf-8")
 
 SOURCES = {
     ".".join(source.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): source
