@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import twopc
-from tests.support.pages import PAGES, ROOT, blocks
+from tests.support.pages import PAGES, ROOT, blocks, write_files
 
 OF_THE_GUIDE = "twopc_sqlite"
 """Installed and run by a test of its own."""
@@ -47,7 +47,7 @@ exec(sys.argv[1])
 
 @pytest.mark.crash
 def test_the_loop_without_spark_continues_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [text] = [text for page, text in EXAMPLES if page == "docs/getting-started.md" and "phase_one" in text]
+    [text] = [text for page, text in EXAMPLES if page == "docs/other-ways.md" and "phase_one" in text]
     monkeypatch.chdir(tmp_path)
     first, *_ = loops = [text.replace("\nwith ", f"\ndel batches[{end}:]\nwith ", 1) for end in (1, 2, 3, 3)]
     killed = subprocess.run([sys.executable, "-c", KILLED_AT_A_COMMIT, first], check=False)
@@ -58,6 +58,19 @@ def test_the_loop_without_spark_continues_where_it_ended(tmp_path: Path, monkeyp
     for loop, records in zip(loops, (1, 2, 3, 3), strict=True):
         exec(loop, {})  # noqa: S102  # ours
         assert sorted(pq.read_table(tmp_path / "loop-orders")["id"].to_pylist()) == list(range(records))
+
+
+def test_the_loop_without_spark_prints_what_the_page_shows(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "other-ways.md"
+    [shown] = blocks(page, "console")
+    write_files(page, tmp_path)
+    for command, _, expected in (step.partition("\n") for step in shown.split("$ ")[1:]):
+        program, *arguments = command.split()
+        assert program == "python"
+        ran = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert ran.stdout == expected
 
 
 def _options(given: ast.Dict) -> dict[str, Any]:
