@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.pages import DOCS, site_script
+from tests.support.pages import site_script
 from twopc.testing import SinkContract
 
 RESULTS = """
@@ -39,8 +39,8 @@ def test_a_mark_stands_for_what_passed_and_a_number_for_a_reason(script: Any) ->
     assert "old" not in page
 
 
-def test_the_page_has_a_row_for_each_test_of_the_contract() -> None:
-    page = (DOCS / "choose-a-backend.md").read_text(encoding="utf-8")
+def test_the_page_has_a_row_for_each_test_of_the_contract(script: Any) -> None:
+    page = script.PAGE.read_text(encoding="utf-8")
     tests = [name.removeprefix("test_").replace("_", " ") for name in vars(SinkContract) if name.startswith("test_")]
     assert [sentence for sentence in tests if f"\n| {sentence} | " not in page] == []
     assert "**failed**" not in page
