@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
@@ -34,6 +35,11 @@ def test_an_example_fits_the_code(page: str, text: str, tmp_path: Path, monkeypa
             ):
                 if f"twopc_{backend}" != OF_THE_GUIDE:
                     twopc.create_sink(backend, _options(given))
+
+
+@pytest.mark.parametrize(("page", "text"), [each for each in EXAMPLES if "checkpoint" in each[1]])
+def test_an_example_names_a_checkpoint_by_a_url_that_spark_reads(page: str, text: str) -> None:
+    assert re.findall(r"""checkpoint(?:Location)?"?(?:, | = )f?"s3://""", text) == [], page
 
 
 KILLED_AT_A_COMMIT = """

@@ -1,4 +1,4 @@
-"""The README: its code runs as it stands, its figures are those of runs, and its picture is the site's."""
+"""The README and the first query of the page on Spark run as they stand. The README's figures and picture are true."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kafka import KafkaProducer
 
 from tests.support.pages import DOCS, ROOT, blocks, site_script
 from tests.support.topic_reader import records_of
@@ -41,6 +42,29 @@ def test_its_code_writes_each_record_to_both_systems(spark: SparkSession, tmp_pa
     assert sorted(records) == [(b"a", {"id": "a", "price": 1}), (b"b", {"id": "b", "price": 2})]
     archived = spark.read.parquet(f"{tmp_path}/archive").collect()
     assert sorted((row.id, row.price) for row in archived) == [("a", 1), ("b", 2)]
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_the_first_query_of_the_page_on_spark_writes_each_record_to_both_systems(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    code, *_ = blocks(DOCS / "spark.md", "python")
+    with KafkaBroker() as broker:
+        broker.create_topic("events")
+        broker.create_topic("orders")
+        with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+            for key in (b"a", b"b"):
+                producer.send("events", key=key, value=key.upper())
+        processed = code.replace("\n...\n", "\nquery.processAllAvailable()\n").replace(
+            '.option("subscribe"', '.option("startingOffsets", "earliest").option("subscribe"'
+        )
+        exec(processed, {"spark": spark, "servers": broker.bootstrap_servers, "folder": str(tmp_path)})  # noqa: S102
+        records = [(record.key, record.value) for record in records_of(broker.bootstrap_servers, "orders")]
+    assert sorted(records) == [(b"a", b"A"), (b"b", b"B")]
+    archived = spark.read.parquet(f"{tmp_path}/archive").collect()
+    assert sorted((row.id, row.text) for row in archived) == [("a", "A"), ("b", "B")]
 
 
 def test_its_figures_are_those_of_the_pages_that_name_the_runs() -> None:

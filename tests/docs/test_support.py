@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
 
-from tests.support.pages import site_script
+from tests.support.pages import DOCS, site_script
 from twopc.testing import SinkContract
 
 RESULTS = """
@@ -44,3 +45,10 @@ def test_the_page_has_a_row_for_each_test_of_the_contract(script: Any) -> None:
     tests = [name.removeprefix("test_").replace("_", " ") for name in vars(SinkContract) if name.startswith("test_")]
     assert [sentence for sentence in tests if f"\n| {sentence} | " not in page] == []
     assert "**failed**" not in page
+
+
+@pytest.mark.parametrize("heading", ["## What readers see", "### Records may be lost"])
+def test_the_guarantees_name_every_backend(script: Any, heading: str) -> None:
+    section = (DOCS / "guarantees.md").read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n#")[0]
+    backends = {name for part, name in script.COLUMNS.items() if part != "guide"}
+    assert {name for name in backends if not re.search(rf"^\| .*\b{name}\b", section, re.MULTILINE)} == set()
