@@ -41,9 +41,10 @@ def has(path: Path, anchor: str) -> bool:
 @cache
 def anchors(page: Path) -> set[str]:
     """Return the names that the repository's web page, and the site, give to the headings."""
-    found: set[str] = set()
-    for heading in re.findall(r"^#+ (.+)$", _CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
-        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-        name = _NOT_IN_ANCHORS.sub("", text).strip().lower().replace(" ", "-")
+    text = _CODE.sub("", page.read_text(encoding="utf-8"))
+    found = {*re.findall(r'<a id="([\w-]+)">', text)}
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)|<[^>]*>", r"\1", heading)
+        name = _NOT_IN_ANCHORS.sub("", title).strip().lower().replace(" ", "-")
         found.add(name if name not in found else f"{name}-1")
     return found
