@@ -3,6 +3,8 @@ operator is called; the message names the file. Where nothing is at stake, the q
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,7 +192,7 @@ def test_a_mark_that_is_not_a_number_stops_the_query(mark: str, place: Place) ->
 
 
 @pytest.fixture
-def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Query:
+def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     """A query whose catalog was restored while it was stopped: batches 1 and 2 are gone."""
     monkeypatch.setattr("twopc_iceberg.sink.STALE_S", 0.0)
     query = Query(place, tmp_path / "log")
@@ -200,7 +202,8 @@ def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Q
     query.run(2, value=["c"])
     query.close()
     place.point_to(copy)
-    return Query(place, tmp_path / "log")
+    with closing(Query(place, tmp_path / "log")) as query:
+        yield query
 
 
 def test_a_table_that_was_restored_while_the_query_was_stopped_gets_no_further_batch(

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.kafka
 TOPIC, PARTITIONS, UNNOTICED = "conformance", 5, 4
 
 PATIENCE_S = 30.0
-TIMEOUT_MS = 1_000
+TIMEOUT_MS = 3_000
 """The shortest that librdkafka allows."""
 
 
