@@ -1,4 +1,5 @@
-"""The procedures of ``docs/change-a-query.md``, with a loop without Spark: nothing is lost or doubled by a change."""
+"""The procedures of ``docs/change-a-query.md``, and that of a lost log, with a loop without Spark: they lose and double
+nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ import pytest
 
 import twopc
 from tests.support.pages import DOCS
-from twopc.errors import LogMismatch
+from twopc.errors import LogMismatch, OperatorRequired
+from twopc_files.sink import FileSink
 
 
 class Query:
@@ -80,11 +82,44 @@ def test_a_log_goes_on_where_its_entries_were_copied_to(query: Query, tmp_path: 
 def test_a_new_log_takes_over_at_the_batch_that_it_is_told(query: Query, tmp_path: Path) -> None:
     query.run({"orders": "orders"})
     query.log = str(tmp_path / "new")
-    with pytest.raises(LogMismatch, match="first_batch_id=1"):
+    with pytest.raises(LogMismatch, match=r"first_batch_id=1"):
         query.run({"orders": "orders"})
     query.run({"orders": "orders"}, first_batch_id=1)
     query.run({"orders": "orders"}, first_batch_id=1)  # later starts may keep it
     assert query.written("orders") == [0, 1, 2]
+
+
+def test_a_lost_log_is_replaced_by_a_new_one_at_the_batch_that_was_not_finished(
+    query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = {"orders": "orders", "archive": "archive"}
+    query.run(sinks)
+    commit = FileSink.commit
+
+    def committed_in_one(sink: FileSink, committable: Any) -> None:
+        if "archive" in committable.transaction_id:
+            raise OperatorRequired("the driver is lost here")
+        commit(sink, committable)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileSink, "commit", committed_in_one)
+        with pytest.raises(OperatorRequired):
+            query.run(sinks)
+    assert (query.written("orders"), query.written("archive")) == ([0, 1], [0])
+    shutil.rmtree(query.log)
+    with pytest.raises(LogMismatch, match=r"is empty.*first_batch_id=1"):
+        query.run(sinks)
+
+    # Batch 0 is the newest that is finished. What is there of batch 1 goes, and what is open.
+    [of_batch_1] = [
+        file for file in (tmp_path / "orders").glob("part-*") if pq.read_table(file)["id"].to_pylist() == [1]
+    ]
+    of_batch_1.unlink()
+    [pending] = [*(tmp_path / "archive" / "_twopc").iterdir()]
+    pending.unlink()
+    query.run(sinks, first_batch_id=1)
+    query.run(sinks)
+    assert query.written("orders") == query.written("archive") == [0, 1, 2]
 
 
 def test_each_procedure_of_the_page_has_numbered_steps() -> None:
