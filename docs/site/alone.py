@@ -1,4 +1,4 @@
-"""Keeps the times of ``make jepsen ARGS=--alone`` for each kind of fault, and prints them in ``docs/internals/jepsen.md``.
+"""Keeps the times of ``make jepsen ARGS=--alone`` for each kind of fault; prints them in ``docs/internals/jepsen.md``.
 
     python docs/site/alone.py "make jepsen ARGS=--alone" build/jepsen/report.json   # keeps a report's times
     python docs/site/alone.py                                                       # fills the page in
