@@ -25,6 +25,7 @@ MOST_WORDS = {
     "docs/proof.md": 700,
     "docs/security.md": 550,
     "docs/spark.md": 2200,
+    "docs/stores.md": 1600,
     "docs/versions.md": 600,
 }
 
