@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 import twopc
 from tests.support.pages import DOCS, write_files
 from twopc.testing import MemorySink, MemoryTarget
+from twopc.transaction import JsonValue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,7 +30,7 @@ def script(tmp_path: Path) -> Any:
     return SimpleNamespace(**runpy.run_path(str(tmp_path / name)))
 
 
-def log_of(folder: Path, *ends: dict[str, dict[str, int]]) -> str:
+def log_of(folder: Path, *ends: JsonValue) -> str:
     """A log whose batches have read up to these offsets."""
     log = f"{folder}/log"
     with twopc.Coordinator({"sink": MemorySink(MemoryTarget())}, log, owner="query") as coordinator:
