@@ -201,9 +201,9 @@ class LimitedByRows:
 
     To check its limit of bytes, Spark adds up the whole record batch before every row
     (BatchedPythonArrowInput.writeSizedBatch). That took three quarters of the JVM's time where records were small: see
-    docs/performance-notes.md. So Spark checks each record instead, where it computes it. A record of more than its even
-    share of the limit ends the job, so a record batch stays within the limit. Then the job runs again with Spark's own
-    check, as do all later ones.
+    docs/internals/performance-notes.md. So Spark checks each record instead, where it computes it. A record of more
+    than its even share of the limit ends the job, so a record batch stays within the limit. Then the job runs again
+    with Spark's own check, as do all later ones.
 
     Each evaluation of Python in a job reads both limits in its task, from the job's local properties (seen on 4.0 to
     4.2), and no limit can be set for one evaluation alone. So only a plan without functions of the user, which may be
