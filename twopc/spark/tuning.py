@@ -168,8 +168,8 @@ def on_few_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
     was small; and the number of its tasks, or None if that is not known.
 
     A task takes 10 to 20 ms to begin in Spark, in Python and in the target system, however few its records are, and
-    tasks beyond the cores wait for each other: see docs/performance.md. As many tasks run at once as before, so a batch
-    that turns out to be large takes no longer.
+    tasks beyond the cores wait for each other: see docs/internals/performance-notes.md. As many tasks run at once as
+    before, so a batch that turns out to be large takes no longer.
 
     Spark merges the partitions of the whole stage that writes. So that stage must consist of sources, columns and
     filters: one with functions or state of the user keeps its tasks and their places, whatever it costs. The previous
