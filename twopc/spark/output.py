@@ -2,7 +2,7 @@
 
 If sinks get different columns, the frame has one struct column per sink, which is null in the rows that the sink does
 not get. Otherwise they share the frame's columns, if PySpark can name them, and conditions are columns beside them:
-structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/performance.md.
+structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/internals/performance-notes.md.
 
 An output whose sink has a key gets the last record of each key alone, or its delete: see ``changes``.
 """
