@@ -32,7 +32,7 @@ from twopc.recompute import Recompute
 from twopc.replay import ReplayCopies
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retry import Waits
-from twopc.sink import TwoPhaseCommitSink
+from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Vote
 from twopc.transactional_ids import Round, TransactionalIdPool
 
@@ -396,4 +396,6 @@ def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
     if len({id(sink) for sink in sinks.values()}) < len(sinks):
         raise ConfigurationError(f"one sink has several of the names {', '.join(sinks)}: make a sink for each name")
     for name, sink in sinks.items():
+        if hasattr(sink, "commit_batch") and not isinstance(sink, WholeBatchSink):
+            raise ConfigurationError(f"sink {name!r} has commit_batch: it must subclass WholeBatchSink", sink=name)
         TransactionalIdPool(sink.prefix, "log", name)
