@@ -338,7 +338,10 @@ class Coordinator:
             Fenced: a newer coordinator has opened the log.
         """
         with self._alone("lost", waits=True):
-            return perform(protocol.lost(self._performer.life, batch_id), self._performer.do)
+            self._performer.tail_when_closed = self._performer.life.tail
+            failed = perform(protocol.lost(self._performer.life, batch_id), self._performer.do)
+            self._performer.notices.withdraw()
+            return failed
 
     def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
         """Write into the log that ``by`` gives up transactions of a batch in doubt, by the sink's name. From then on no

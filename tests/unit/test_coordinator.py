@@ -721,6 +721,29 @@ def test_a_notice_of_a_coordinator_that_was_killed_does_not_outlast_the_next_ent
     assert notices.read(world.log, newest[1]) is None
 
 
+def test_a_look_at_what_is_lost_waits_for_the_log_like_any_call_after_a_decision_and_tells_the_operator(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(world.log)
+    coordinator = world.coordinator(log=store, start_timeout_s=0.001)
+    sink(coordinator, "a").during["commit"] = raises(TransactionLost("rolled back"))
+    with pytest.raises(TransactionLost):
+        run(coordinator, 0)
+    monkeypatch.setattr(CallRetried, "needs_operator", True)
+    tail, told = log_of(coordinator).tail, []
+
+    def away() -> None:
+        notice = notices.read(world.log, tail)
+        told.append(notice and notice.what)
+        if len(told) < 3:
+            raise OSError("no answer of the store")
+
+    store.during["read"] = away
+    assert [each.sink for each in coordinator.lost(0)] == ["a"] * PARTITIONS
+    assert told[2] == "look at the log"
+    assert notices.read(world.log, tail) is None
+
+
 def test_a_store_that_takes_no_notice_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twopc.events.OPERATOR_AFTER_S", 0.0)
     monkeypatch.setattr(world.log, "post", raises(OSError("disk full")))
