@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import json
 import logging
 import signal
@@ -15,6 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -23,7 +25,8 @@ import pytest
 from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.observing import observing
-from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl
+from twopc import Committable, Coordinator, Participant, Round, Vote, _threads, hookimpl
+from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
 from twopc.errors import (
     ConfigurationError,
@@ -1689,3 +1692,41 @@ def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
         assert not taken.is_mine
     run(coordinator, 0)
     coordinator.close()
+
+
+@pytest.mark.parametrize("call", ["run", "rest", "close"])
+def test_one_interrupt_leaves_no_lock_taken_whichever_call_it_comes_in(call: str) -> None:
+    """CPython looks for signals as a function in Python is entered. The traceback, which holds the frames, is alive
+    while the locks are tried."""
+    files = {coordinator_module.__file__, _threads.__file__}
+
+    def interrupted(at: int) -> bool:
+        """Run a batch and ``call``, interrupted in its ``at``-th function. Return whether there were so many."""
+        coordinator = World().coordinator("a", commits_at_once=1, rest_interval_s=None)
+        calls = {"run": lambda: run(coordinator, 1), "rest": coordinator.rest, "close": coordinator.close}
+        run(coordinator, 0)
+        left = itertools.count(at, -1)
+
+        def trace(frame: FrameType, _event: str, _argument: object) -> None:
+            callers = {each.f_code.co_filename for each in (frame, frame.f_back) if each}
+            if callers & files and next(left) == 0:
+                raise KeyboardInterrupt
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            calls[call]()
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            free: list[bool] = []
+            locks = coordinator._one_at_a_time, coordinator._batch_or_rest
+            other = threading.Thread(target=lambda: free.extend(lock.take(waits=False) for lock in locks))
+            other.start()
+            other.join()
+            assert free == [True, True], f"a lock is taken after an interrupt in function {at} of {call}"
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    assert next(at for at in itertools.count() if not interrupted(at)) > 0
