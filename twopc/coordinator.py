@@ -255,7 +255,8 @@ class Coordinator:
 
     def rest(self) -> None:
         """Record in the log that everything decided is committed, and roll back what lost attempts began after the last
-        sweep. Does nothing while a batch runs or before the first.
+        sweep. Does nothing while a batch runs or before an incarnation is open, and rolls nothing back before the first
+        ``run``: participants may have voted for it elsewhere.
 
         Raises:
             Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.

@@ -64,6 +64,11 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
         return None
     yield from settle(life, recovered=True)  # raises what recovery had to leave
     round = Round(life.log.incarnation, batch_id)
+    if life.tail.kind == "close":  # only an incarnation that was resumed may have ended before
+        raise RoundAborted(
+            f"the coordinator that opened {round} was closed before its decision, and rolled it back. Run the batch"
+            " again in a new incarnation; a restarted query does."
+        )
     try:
         yield effects.Enter(Phase.PRE_COMMITTING, batch_id, offer.began_s)
         votes = yield effects.Write(round, offer.phase_one, began_s=offer.began_s)
@@ -73,6 +78,7 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
         yield from roll_back(life, round, error)
     yield effects.Enter(Phase.DECIDING, batch_id)
     yield from decide(life, decision, offer)
+    life.has_run = True
     yield effects.Enter(Phase.COMMITTING, batch_id)
     yield from settle(life, recovered=False, offer=offer)
     yield effects.Enter(Phase.SWEEPING, batch_id)
@@ -306,13 +312,18 @@ def _recover_loss(life: Life, offer: Offer) -> Steps[None]:
 
 def rest(life: Life) -> Steps[bool]:
     """Between batches: record that everything decided is committed, and sweep. Return whether there was no loss, which
-    the log must not call complete."""
+    the log must not call complete.
+
+    Upholds: nothing that a decision may still name is rolled back. So nothing is swept before the first decision of
+    this process: the incarnation's participants may be elsewhere, and may have voted.
+    """
     if life.pending:
         return False
     yield from steps.verify(life.log)  # a log that its owner has removed does not come back
     if life.tail.unresolved:
         yield from steps.append(life.log, completed(life.tail))
-    yield from sweep(life, recovered=False)
+    if life.has_run:
+        yield from sweep(life, recovered=False)
     return True
 
 

@@ -1625,6 +1625,33 @@ def test_a_coordinator_goes_on_with_an_incarnation_that_another_opened(world: Wo
     assert (tail[1].kind, tail[1].incarnation) == ("close", 1)
 
 
+@pytest.mark.parametrize("by", ["the opener", "the resumer"])
+def test_a_rest_before_the_batch_leaves_the_votes_of_participants_elsewhere_alone(world: World, by: str) -> None:
+    opener, resumer = world.coordinator(), world.coordinator()
+    votes = pre_committed(opener, world)
+    if by == "the opener":
+        opener.rest()
+    resumer.resume(log_id(world), 1)
+    resumer.rest()
+    assert len(world.open()) == 2 * PARTITIONS
+    resumer.run(0, lambda _: votes)
+    assert world.visible("a") == world.visible("b") == ["0.0", "0.1"]
+
+
+def test_an_incarnation_that_was_closed_decides_no_votes_as_they_were_rolled_back(world: World) -> None:
+    opener = world.coordinator()
+    votes = pre_committed(opener, world)
+    opener.close()
+    assert world.open() == []
+    resumer = world.coordinator()
+    resumer.resume(log_id(world), 1)
+    with pytest.raises(RoundAborted, match="was closed before its decision"):
+        resumer.run(0, lambda _: votes)
+    assert resumer.next_batch_id == 0
+    run(resumer, 0)
+    assert world.visible("a") == ["0-0", "0-1"]
+
+
 def test_what_it_goes_on_with_is_as_old_as_its_first_participant(world: World) -> None:
     votes = pre_committed(world.coordinator(), world)
     coordinator = world.coordinator()
