@@ -312,9 +312,10 @@ class Coordinator:
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
             self._batch_or_rest.take()
             try:
-                self._performer.waits = Waits(self._owner)  # not before: a rest waits by those that it began with
                 if self.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
                     self._performer.phase = Phase.CLOSED
+                    self._performer.waits.given_up.set()
+                self._performer.waits = Waits(self._owner)  # not before: a rest waits by those that it began with
                 return call()
             except BaseException as error:
                 meant: BaseException = error

@@ -652,6 +652,30 @@ def test_an_interrupt_ends_a_batch_whose_targets_are_away_and_the_next_start_com
     assert [thread.name for thread in threading.enumerate() if thread.name == "twopc-commit"] == []
 
 
+def test_commits_that_an_interrupt_left_running_are_given_up_by_the_next_call(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    performer, ended = coordinator._performer, list[bool]()
+    waits = performer.waits
+    commit = threading.Thread(target=lambda: ended.append(waits.given_up.wait(5)), daemon=True)
+    performer._running.append(commit)
+    performer.phase = Phase.COMMITTING  # a second interrupt came before the first was noted
+    commit.start()
+    coordinator.recover()
+    assert ended == [True]
+    assert not performer.waits.given_up.is_set()
+
+
+def test_who_waits_for_commits_of_the_last_incarnation_logs_for_how_many(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = world.coordinator()
+    coordinator._performer._running.append(thread := threading.Thread(target=threading.Event().wait, args=(0.05,)))
+    thread.start()
+    coordinator.recover()
+    assert "waiting for threads that still commit for the last incarnation: 1" in caplog.text
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_seen_whenever_it_comes() -> None:
