@@ -230,9 +230,9 @@ class Coordinator:
         self._alone("resume", resumed)
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
-        """Return whether the log has decided a batch. For use after ``recover``. Raises like ``run``."""
+        """Return whether the log has decided a batch. Call ``recover`` or ``resume`` before. Raises like ``run``."""
         offer = Offer(batch_id, lambda _: (), reads, follows, None, None, self._first_batch_id)
-        return perform(protocol.recognize(self._performer.life, offer), self._performer.do)
+        return perform(protocol.recognize(self._life, offer), self._performer.do)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
         """Make sure that each sink named in ``schemas`` can write records of its schema. For use between batches.
@@ -363,12 +363,14 @@ class Coordinator:
             The commits that fail.
 
         Raises:
+            LogMismatch: the batch is not in doubt, as far as this process knows. Nothing was committed.
             Fenced: a newer coordinator has opened the log.
         """
 
         def failed() -> list[FailedCommit]:
-            self._performer.tail_when_closed = self._performer.life.tail
-            found = perform(protocol.lost(self._performer.life, batch_id), self._performer.do)
+            life = self._life
+            self._performer.tail_when_closed = life.tail
+            found = perform(protocol.lost(life, batch_id), self._performer.do)
             self._performer.notices.withdraw()
             return found
 
@@ -384,11 +386,22 @@ class Coordinator:
         """
 
         def abandoned() -> None:
-            perform(protocol.abandon(self._performer.life, batch_id, given_up, by), self._performer.do)
+            perform(protocol.abandon(self._life, batch_id, given_up, by), self._performer.do)
 
         self._alone("abandon", abandoned)
 
     # What all of them share. ----------------------------------------------------------------------------------------
+
+    @property
+    def _life(self) -> Life:
+        """The newest incarnation of this process.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if self.incarnation is None:
+            raise ConfigurationError("this coordinator has opened no incarnation yet: call recover first")
+        return self._performer.life
 
     def _begin(self) -> Life:
         self._performer.leave_incarnation()

@@ -31,6 +31,7 @@ from twopc.errors import (
     CorruptLog,
     Fenced,
     InDoubt,
+    LogMismatch,
     OperatorRequired,
     Refused,
     RoundAborted,
@@ -365,6 +366,8 @@ def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
     While a sink that commits last waits for another one, it is not asked: it is committed after what is lost was given
     up.
     """
+    if batch_id not in life.pending:
+        raise LogMismatch(f"batch {batch_id} is not in doubt; these batches are: {list(life.pending)}")
     parts = life.pending[batch_id]
     due = {name: part for name, part in parts.items() if not life.members[name].commits_last} or parts
     failed: list[FailedCommit] = yield effects.Commit(batch_id, due, True, life.tail.owner)

@@ -771,6 +771,26 @@ def test_a_look_at_what_is_lost_waits_for_the_log_like_any_call_after_a_decision
     assert notices.read(world.log, tail) is None
 
 
+@pytest.mark.parametrize(
+    "call", [lambda it: it.has_decided(0), lambda it: it.lost(0), lambda it: it.abandon(0, {}, "ann@ops")]
+)
+def test_what_needs_an_incarnation_says_so_before_there_is_one(
+    world: World, call: Callable[[Coordinator], object]
+) -> None:
+    with pytest.raises(ConfigurationError, match="call recover first"):
+        call(world.coordinator())
+    assert world.log.slots() == []
+
+
+def test_a_batch_that_is_not_in_doubt_is_not_asked_for_what_it_has_lost(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    sink(coordinator, "a").during["commit"] = raises(AssertionError("it was asked"))
+    for batch_id in (0, 1):
+        with pytest.raises(LogMismatch, match=f"batch {batch_id} is not in doubt"):
+            coordinator.lost(batch_id)
+
+
 def test_a_store_that_takes_no_notice_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twopc.events.OPERATOR_AFTER_S", 0.0)
     monkeypatch.setattr(world.log, "post", raises(OSError("disk full")))
