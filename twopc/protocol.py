@@ -341,8 +341,9 @@ def explained(life: Life, error: Exception, is_asked_again: bool) -> Steps[Excep
     """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator, and
     asks for no repetition. A newer one may have settled what this one failed at.
 
-    Where the answer ends the query, the look is repeated until the log is read; where the query, or the next rest, asks
-    again, the next start looks.
+    Where the answer ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the
+    log's first decision: then the error is returned as it is. Where the query, or the next rest, asks again, the look
+    is not repeated.
     """
     if isinstance(error, Fenced | InDoubt | CorruptLog):
         return error
