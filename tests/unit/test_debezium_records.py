@@ -114,6 +114,25 @@ def test_transactions_of_postgresql_are_in_the_order_of_their_commits() -> None:
     assert first < second
 
 
+def test_a_snapshot_of_postgresql_is_later_than_what_it_has_seen_and_older_than_what_follows() -> None:
+    """A snapshot, and the first transaction of a new slot, have no earlier commit."""
+    seen = order_of(lsn=100, sequence='["90","100"]')
+    snapshot = order_of("r", lsn=200, sequence='[null,"200"]')
+    first = order_of(lsn=210, sequence='[null,"210"]')
+    second = order_of(lsn=205, sequence='["220","205"]')
+    assert seen < snapshot < first < second
+    assert snapshot < order_of(lsn=210, sequence='["90","210"]')
+
+
+def test_by_offsets_a_snapshot_is_later_than_what_is_before_it_in_the_topic() -> None:
+    def of(op: str, offset: int) -> tuple[int, ...]:
+        record, by_offset = envelope(op, after={"id": 1, "name": "x"}), decoder(order="offset")
+        [row] = rows(record, decode=by_offset, place=Place("t", 0, offset))
+        return row.order
+
+    assert of("u", 1) < of("r", 2) < of("u", 3)
+
+
 def test_changes_of_one_position_are_in_the_order_of_the_topic() -> None:
     orders = [order_of(lsn=5, sequence='[null,"5"]', place=Place("t", 0, offset)) for offset in (9, 10, 11)]
     assert orders == sorted({*orders})

@@ -89,7 +89,8 @@ def debezium(
         schema: the columns of the table that are needed, with their types, such as ``"id INT, price DECIMAL(12,2)"``.
         order: what puts the changes of a key in order: ``position``, the place in the log of PostgreSQL, MySQL or
             MariaDB; or ``offset``, the place in the topic, for other sources and after the source server was replaced.
-            All changes of a key must then be in one partition.
+            All changes of a key must then be in one partition. By position, a row of a snapshot of PostgreSQL wins over
+            a change that was made before the snapshot and committed after it, if both are in one batch.
         flattened: whether the connector flattens its records (ExtractNewRecordState, with ``__deleted``). Needs
             ``order="offset"``.
         tombstones: what a record without a value does: ``ignore``, as it follows a delete; or ``delete``, where

@@ -256,9 +256,10 @@ class Decoder:
     # Order. -----------------------------------------------------------------------------------------------------
 
     def _order(self, position: tuple[int, ...], op: str, place: Place) -> tuple[int, ...]:
-        # Where positions can't decide, a record of a snapshot is older than a change, whatever its time is. The second
-        # row of a record, which writes, is later than the first one, which deletes another key.
-        return (*position, int(op != "r"), place.offset, place.partition)
+        # Where positions of the log can't decide, a record of a snapshot is older than a change, whatever its time is.
+        # By offsets alone, it has its place in the topic: it may be of a new source server.
+        is_change = op != "r" or self.order == "offset"
+        return (*position, int(is_change), place.offset, place.partition)
 
     def _position(self, source: Any, place: Place) -> tuple[int, ...]:
         """Return where the source's log has a change: three numbers."""
@@ -279,10 +280,17 @@ class Decoder:
 
 
 def _in_postgres(source: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end of the last transaction that was committed before, then the change's own position: transactions are sent
-    in the order of their commits, so positions of changes go up and down."""
+    """Return the change's own position, or the end of the last transaction that was committed before if that is later;
+    then its own position.
+
+    Transactions are sent in the order of their commits, so positions of changes go up and down. No change is later than
+    the end of its transaction, and the next transaction begins there in this order. A snapshot's row and the first
+    transaction of a new slot have no earlier commit, and their own position is in the same order. One case remains: a
+    change that was made before a snapshot's position, and committed after it, loses to the snapshot's row.
+    """
+    lsn = int(source["lsn"])
     committed = (json.loads(source["sequence"]) if source.get("sequence") else [None])[0]
-    return -1 if committed is None else int(committed), int(source["lsn"]), 0
+    return lsn if committed is None else max(int(committed), lsn), lsn, 0
 
 
 def _in_mysql(source: Mapping[str, Any]) -> tuple[int, ...]:
