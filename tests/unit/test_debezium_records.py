@@ -58,6 +58,32 @@ def test_a_delete_without_before_takes_the_key_of_the_record() -> None:
         rows(envelope("d"))
 
 
+ROW = {"id": 5, "name": "x", "code": "new"}
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+def test_a_delete_believes_the_key_of_the_record_and_not_the_defaults_in_before(flattened: bool) -> None:
+    before = {"id": 0, "name": ""}
+    record = before | {"__deleted": "true"} if flattened else envelope("d", before=before)
+    decode = decoder(flattened=flattened, order="offset")
+    [row] = rows(record, key={"id": 5}, decode=decode)
+    assert row.values == [5, None]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [envelope("d", before=ROW), envelope("u", after=ROW), envelope("c", after=ROW), ROW, ROW | {"__deleted": "true"}],
+)
+@pytest.mark.parametrize("key", [{"id": 5}, {"code": None}, 5])
+def test_a_key_that_the_record_does_not_have_is_refused(record: dict[str, Any], key: Any) -> None:
+    flattened = "op" not in record
+    by_code = Decoder([ID, Column("code", "text")], ["code"], flattened=flattened, order="offset")
+    with pytest.raises(
+        RecordRefused, match=r"its key in Kafka lacks a column of 'key' \(code\).*message\.key\.columns"
+    ):
+        rows(record, key=key, decode=by_code)
+
+
 def test_a_null_value_changes_nothing_and_is_a_delete_only_where_that_was_said() -> None:
     assert rows(None, key={"id": 1}) == []
     [row] = rows(None, key={"id": 1}, decode=decoder(tombstones="delete", order="offset", flattened=True))
@@ -83,6 +109,13 @@ def test_the_other_shape_is_refused_with_the_argument_that_takes_it() -> None:
 def test_a_changed_key_is_a_delete_and_a_row() -> None:
     deleted, written = rows(envelope("u", before={"id": 1, "name": "x"}, after={"id": 2, "name": "x"}))
     assert (deleted.values, deleted.op, written.values, written.op) == ([1, None], "d", [2, "x"], "u")
+
+
+def test_a_key_of_before_that_is_a_default_deletes_no_row() -> None:
+    """With REPLICA IDENTITY USING INDEX, ``before`` has the index's columns alone."""
+    record = envelope("u", before={"id": 0, "code": "old"}, after=ROW)
+    assert [(row.values, row.op) for row in rows(record, key={"id": 5})] == [([5, "x"], "u")]
+    assert [(row.values[0], row.op) for row in rows(record, key={"id": 0})] == [(0, "d"), (5, "u")]
 
 
 def test_messages_are_left_out_and_unknown_operations_are_refused() -> None:

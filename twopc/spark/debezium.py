@@ -85,7 +85,9 @@ def debezium(
 
     Args:
         df: records of Kafka, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
-        key: the columns of the table's key.
+        key: the columns of the table's key. Where records have a key in Kafka, it must have them: set
+            ``message.key.columns`` if they are not the primary key. PostgreSQL must then log their old values, too
+            (REPLICA IDENTITY FULL, or USING INDEX), or a changed key leaves its old row behind.
         schema: the columns of the table that are needed, with their types, such as ``"id INT, price DECIMAL(12,2)"``.
         order: what puts the changes of a key in order: ``position``, the place in the log of PostgreSQL, MySQL or
             MariaDB; or ``offset``, the place in the topic, for other sources and after the source server was replaced.

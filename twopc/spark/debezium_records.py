@@ -28,7 +28,7 @@ _Fields: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
 WRITES = ("c", "r", "u")
 DELETE, TRUNCATE, MESSAGE = "d", "t", "m"
 
-_SCHEMAS = "value.converter.schemas.enable=true"
+_SCHEMAS = "value.converter.schemas.enable=true and key.converter.schemas.enable=true"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -113,7 +113,7 @@ class Decoder:
         if not isinstance(payload, dict):
             _refuse(place, "its value is not an object of JSON. Set value.converter to Connect's JsonConverter")
         if self.flattened:
-            yield self._of_flat(payload, schema, place)
+            yield self._of_flat(key, payload, schema, place)
         else:
             yield from self._of_envelope(key, payload, schema, place)
 
@@ -123,15 +123,15 @@ class Decoder:
         if key is None:
             _refuse(place, "it has neither a key nor a value")
         if self.tombstones == "delete":
-            payload, schema = _unwrapped(_parsed(key, place))
-            yield self._deletion(payload, schema, (0, 0, 0), place)
+            yield self._deletion(self._named(key, place) or (None, None), (0, 0, 0), place)
 
-    def _of_flat(self, payload: dict[str, Any], schema: _Fields, place: Place) -> Row:
+    def _of_flat(self, key: bytes | None, payload: dict[str, Any], schema: _Fields, place: Place) -> Row:
         if "op" in payload and "source" in payload:
             _refuse(place, "it is an envelope, and flattened=True was given. Leave that out")
+        named = self._named(key, place)
         deleted = str(payload.get("__deleted", "false")).lower()
         if deleted == "true":
-            return self._deletion(payload, schema, (0, 0, 0), place)
+            return self._deletion(named or (payload, schema), (0, 0, 0), place)
         if deleted != "false":
             _refuse(place, "its field __deleted is neither true nor false")
         return self._written(payload, schema, "u", (0, 0, 0), place)
@@ -152,17 +152,20 @@ class Decoder:
         if op not in (*WRITES, DELETE):
             _refuse(place, f"its operation {str(op)[:9]!r} is unknown")
         position = self._position(payload.get("source"), place)
-        before, after = payload.get("before"), payload.get("after")
+        named, before = self._named(key, place), (payload.get("before"), _within(schema, "before"))
         if op == DELETE:
-            named, fields = (before, _within(schema, "before")) if self._has_key(before) else _of_key(key, place)
-            yield self._deletion(named, fields, position, place)
+            yield self._deletion(named or before, position, place)
             return
+        after = payload.get("after")
         if not isinstance(after, dict):
             _refuse(place, f"its operation is {op!r}, and it has no 'after'")
         row = self._written(after, _within(schema, "after"), op, position, place)
-        if self._has_key(before):
-            old = self._deletion(before, _within(schema, "before"), position, place)
-            if [old.values[each] for each in self._of_key] != [row.values[each] for each in self._of_key]:
+        if self._has_key(before[0]):
+            old = self._deletion(before, position, place)
+            is_another = self._key_of(old) != self._key_of(row)
+            if is_another and (
+                named is None or self._key_of(self._deletion(named, position, place)) == self._key_of(old)
+            ):
                 yield old
         yield row
 
@@ -180,15 +183,31 @@ class Decoder:
 
     # Rows. ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _of_key(self) -> list[int]:
-        """The positions of the key's columns."""
-        return [number for number, column in enumerate(self.columns) if column.name in self.key]
+    def _named(self, key: bytes | None, place: Place) -> tuple[Any, _Fields] | None:
+        """Return the key that the record has in Kafka, and the fields of its schema; None if it has none.
+
+        It is the source's, while ``before`` has defaults of the table in place of what the source's log does not have.
+        """
+        named, fields = (None, None) if key is None else _unwrapped(_parsed(key, place))
+        if named is None:
+            return None
+        if not self._has_key(named):
+            _refuse(
+                place,
+                f"its key in Kafka lacks a column of 'key' ({', '.join(self.key)}), and 'before' may have defaults in"
+                " place of the source's values. Set message.key.columns in the connector; or give, as 'key', columns of"
+                " the record's key",
+            )
+        return named, fields
+
+    def _key_of(self, row: Row) -> list[Any]:
+        return [value for column, value in zip(self.columns, row.values, strict=True) if column.name in self.key]
 
     def _has_key(self, values: Any) -> bool:
         return isinstance(values, dict) and all(values.get(name) is not None for name in self.key)
 
-    def _deletion(self, given: Any, fields: _Fields, position: tuple[int, ...], place: Place) -> Row:
+    def _deletion(self, named: tuple[Any, _Fields], position: tuple[int, ...], place: Place) -> Row:
+        given, fields = named
         if not self._has_key(given):
             _refuse(
                 place,
@@ -337,10 +356,6 @@ def _fields(schema: Any) -> Any:
 
 def _within(fields: Any, name: str) -> Any:
     return None if fields is None else _fields(fields.get(name))
-
-
-def _of_key(key: bytes | None, place: Place) -> tuple[Any, Any]:
-    return (None, None) if key is None else _unwrapped(_parsed(key, place))
 
 
 def _refuse(place: Place, why: str, column: str | None = None) -> NoReturn:
