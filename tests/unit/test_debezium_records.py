@@ -129,6 +129,8 @@ def test_a_truncate_is_refused_with_its_place_and_a_way_on() -> None:
         rows(envelope("t"))
     [row] = rows(envelope("t"), decode=decoder(truncated=frozenset({PLACE})))
     assert row.op == "t"
+    with pytest.raises(RecordRefused, match="out of the frame that debezium gets"):
+        rows(envelope("t"), decode=decoder(order="offset"))
 
 
 # Order. ---------------------------------------------------------------------------------------------------------

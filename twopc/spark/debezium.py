@@ -101,7 +101,8 @@ def debezium(
         missing: what to do with a record that lacks a column: ``refuse``, or ``null``.
         replace_null_with_default: False if the converter is set to keep nulls of columns that have a default.
         unavailable_value: the connector's ``unavailable.value.placeholder``.
-        truncated: topic, partition and offset of truncates that were done by hand in every copy.
+        truncated: topic, partition and offset of truncates that were done by hand in every copy. Needs
+            ``order="position"``, as offsets of two partitions tell nothing about which record is older.
 
     Returns:
         The columns of ``schema``, and ``_op`` (``c``, ``u``, ``r`` or ``d``), ``_order`` (for ``latest_by``),
@@ -113,6 +114,12 @@ def debezium(
     """
     table = _schema(schema)
     _require(df, key, table, order, flattened, tombstones, decimals, missing)
+    if truncated and order == "offset":
+        raise ConfigurationError(
+            "'truncated' of debezium skips what is older than a truncate, and order='offset' compares no records of two"
+            " partitions: leave out of the frame what came before the truncate, and the truncate",
+            option="truncated",
+        )
     decoder = Decoder(
         [_column(field.name, field.dataType) for field in table],
         tuple(key),

@@ -171,12 +171,18 @@ class Decoder:
 
     def _of_truncate(self, payload: dict[str, Any], place: Place) -> Row:
         if place not in self.truncated:
+            go_on = (
+                "leave the truncate, and what came before it, out of the frame that debezium gets: with order='offset',"
+                " nothing tells which records of other partitions these are"
+                if self.order == "offset"
+                else f"start the query with debezium(..., truncated=[({place.topic!r}, {place.partition},"
+                f" {place.offset})]): that skips the truncate and, in this batch, what came before it"
+            )
             _refuse(
                 place,
-                "the table was truncated. Nothing of the batch was written. Empty the copies by hand, then start the"
-                f" query with debezium(..., truncated=[({place.topic!r}, {place.partition}, {place.offset})]): that"
-                " skips the truncate and, in this batch, what came before it. With skipped.operations=t, which is the"
-                " connector's default, no truncate is sent, and copies keep their rows",
+                f"the table was truncated. Nothing of the batch was written. Empty the copies by hand, then {go_on}."
+                " With skipped.operations=t, which is the connector's default, no truncate is sent, and copies keep"
+                " their rows",
             )
         order = self._order(self._position(payload.get("source"), place), TRUNCATE, place)
         return Row([None] * len(self.columns), TRUNCATE, order, [])
