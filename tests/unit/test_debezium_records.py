@@ -249,6 +249,9 @@ DECODED: list[tuple[Column, dict[str, Any], Any, Any]] = [
     (Column("v", "bytes"), named("bytes"), "AP8=", b"\0\xff"),
     (Column("v", "integer", 64), named("int64"), 2**63 - 1, 2**63 - 1),
     (Column("v", "float"), named("double"), 1.5, 1.5),
+    (Column("v", "float"), named("int64"), 2**53, 2.0**53),
+    (Column("v", "float", 32), named("float"), 0.1, 0.1),
+    (Column("v", "float", 32), named("int32"), 2**24, 2.0**24),
     (Column("v", "boolean"), named("boolean"), True, True),
     (Column("v", "array", elements=ID), {"type": "array", "items": named("int32")}, [1, None], [1, None]),
 ]
@@ -274,6 +277,11 @@ REFUSED: list[tuple[Column, dict[str, Any], Any, str]] = [
     (DECIMAL, named("string"), "NaN", "no finite number"),
     (Column("v", "float"), scaled(2), "AJY=", "declare DECIMAL"),
     (Column("v", "text"), scaled(2), "AJY=", "declare DECIMAL"),
+    (Column("v", "float"), named("int64"), 2**53 + 1, "declare BIGINT or DECIMAL"),
+    (Column("v", "array", elements=Column("v", "float")), {"items": named("int64")}, [2**53 + 1], "declare BIGINT"),
+    (Column("v", "float", 32), named("double"), 1.5, "it is of type double, and FLOAT was declared"),
+    (Column("v", "float", 32), named("float"), 1e39, "declare DOUBLE"),
+    (Column("v", "float", 32), named("int32"), 2**24 + 1, "declare DOUBLE"),
     (Column("v", "timestamp"), named("int64", f"{TIME}MicroTimestamp"), 1, "declare TIMESTAMP_NTZ"),
     (Column("v", "timestamp_ntz"), named("int64", f"{TIME}NanoTimestamp"), 1, "nanoseconds"),
     (Column("v", "timestamp_ntz"), named("int64"), 1, "it is of type int64"),
@@ -298,6 +306,7 @@ def test_a_value_that_does_not_fit_exactly_is_refused_with_what_repairs_it(
 WITHOUT: list[tuple[Column, Any, str]] = [
     (DECIMAL, "AJY=", r"schemas\.enable=true.*decimal\.handling\.mode=string.*decimals='string'"),
     (DECIMAL, 1.5, r"decimal\.handling\.mode=precise"),
+    (Column("v", "float", 32), 0.1, "declare DOUBLE"),
     (Column("v", "timestamp_ntz"), 1_500, r"schemas\.enable=true.*time\.precision\.mode=isostring"),
     (Column("v", "bytes"), "AP8=", r"schemas\.enable=true"),
 ]

@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -46,7 +48,7 @@ class Column:
         name: its name, as in the source's table.
         kind: ``boolean``, ``integer``, ``float``, ``text``, ``bytes``, ``decimal``, ``date``, ``timestamp``,
             ``timestamp_ntz`` or ``array``.
-        bits: the bits of an integer.
+        bits: the bits of an integer or a floating-point number.
         digits: precision and scale of a decimal.
         elements: what an array consists of.
     """
@@ -406,11 +408,26 @@ def _integer(value: Any, column: Column, described: Mapping[str, Any] | None, _:
     raise _wrong("an integer", value, described)
 
 
-def _float(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> float:
-    plain = described is None or described.get("name") is None
-    if isinstance(value, int | float | _Number) and not isinstance(value, bool) and plain:
-        return float(value)
-    raise _wrong("DOUBLE", value, described)
+def _float(value: Any, column: Column, described: Mapping[str, Any] | None, _: str) -> float:
+    name, type_ = (described or {}).get("name"), (described or {}).get("type")
+    declared, wider = ("FLOAT", "DOUBLE") if column.bits == 32 else ("DOUBLE", "BIGINT or DECIMAL")
+    if not isinstance(value, int | float | _Number) or isinstance(value, bool) or name is not None:
+        raise _wrong(declared, value, described)
+    if column.bits == 32 and type_ == "double":
+        raise _wrong(declared, value, described)
+    if isinstance(value, float):  # NaN or an infinity
+        return value
+    rounds = Undecodable(f"{declared} may not have the number exactly: declare {wider}")
+    try:
+        number = float(value)
+        kept = number if column.bits == 64 else struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        raise rounds from None
+    # The text of a 32-bit number, such as 0.1, is a short one of the value: only the schema tells that.
+    is_short = type_ == "float" and isinstance(value, _Number)
+    if math.isinf(kept) or (kept != number and not is_short) or (isinstance(value, int) and int(kept) != value):
+        raise rounds
+    return number
 
 
 def _text(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> str:
