@@ -163,6 +163,7 @@ def test_on_a_stream_an_unchanged_value_is_refused(topic: Topic, tmp_path: Any) 
         ({"schema": "id INT, m MAP<INT, INT>"}, "column 'm' .* declare STRING"),
         ({"order": "ts_ms"}, "'order' of debezium must be one of position, offset"),
         ({"flattened": True}, "order='offset'"),
+        ({"truncated": [(TOPIC, 0, 2)], "order": "offset"}, "'truncated' of debezium .* order='offset'"),
     ],
 )
 def test_a_wrong_argument_is_refused(topic: Topic, arguments: dict[str, Any], reason: str) -> None:

@@ -58,6 +58,32 @@ def test_a_delete_without_before_takes_the_key_of_the_record() -> None:
         rows(envelope("d"))
 
 
+ROW = {"id": 5, "name": "x", "code": "new"}
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+def test_a_delete_believes_the_key_of_the_record_and_not_the_defaults_in_before(flattened: bool) -> None:
+    before = {"id": 0, "name": ""}
+    record = before | {"__deleted": "true"} if flattened else envelope("d", before=before)
+    decode = decoder(flattened=flattened, order="offset")
+    [row] = rows(record, key={"id": 5}, decode=decode)
+    assert row.values == [5, None]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [envelope("d", before=ROW), envelope("u", after=ROW), envelope("c", after=ROW), ROW, ROW | {"__deleted": "true"}],
+)
+@pytest.mark.parametrize("key", [{"id": 5}, {"code": None}, 5])
+def test_a_key_that_the_record_does_not_have_is_refused(record: dict[str, Any], key: Any) -> None:
+    flattened = "op" not in record
+    by_code = Decoder([ID, Column("code", "text")], ["code"], flattened=flattened, order="offset")
+    with pytest.raises(
+        RecordRefused, match=r"its key in Kafka lacks a column of 'key' \(code\).*message\.key\.columns"
+    ):
+        rows(record, key=key, decode=by_code)
+
+
 def test_a_null_value_changes_nothing_and_is_a_delete_only_where_that_was_said() -> None:
     assert rows(None, key={"id": 1}) == []
     [row] = rows(None, key={"id": 1}, decode=decoder(tombstones="delete", order="offset", flattened=True))
@@ -85,6 +111,13 @@ def test_a_changed_key_is_a_delete_and_a_row() -> None:
     assert (deleted.values, deleted.op, written.values, written.op) == ([1, None], "d", [2, "x"], "u")
 
 
+def test_a_key_of_before_that_is_a_default_deletes_no_row() -> None:
+    """With REPLICA IDENTITY USING INDEX, ``before`` has the index's columns alone."""
+    record = envelope("u", before={"id": 0, "code": "old"}, after=ROW)
+    assert [(row.values, row.op) for row in rows(record, key={"id": 5})] == [([5, "x"], "u")]
+    assert [(row.values[0], row.op) for row in rows(record, key={"id": 0})] == [(0, "d"), (5, "u")]
+
+
 def test_messages_are_left_out_and_unknown_operations_are_refused() -> None:
     assert rows(envelope("m")) == []
     with pytest.raises(RecordRefused, match="operation 'x' is unknown"):
@@ -96,6 +129,8 @@ def test_a_truncate_is_refused_with_its_place_and_a_way_on() -> None:
         rows(envelope("t"))
     [row] = rows(envelope("t"), decode=decoder(truncated=frozenset({PLACE})))
     assert row.op == "t"
+    with pytest.raises(RecordRefused, match="out of the frame that debezium gets"):
+        rows(envelope("t"), decode=decoder(order="offset"))
 
 
 # Order. ---------------------------------------------------------------------------------------------------------
@@ -112,6 +147,25 @@ def test_transactions_of_postgresql_are_in_the_order_of_their_commits() -> None:
     first = order_of(lsn=30, sequence='["10","30"]')
     second = order_of(lsn=20, sequence='["35","20"]')
     assert first < second
+
+
+def test_a_snapshot_of_postgresql_is_later_than_what_it_has_seen_and_older_than_what_follows() -> None:
+    """A snapshot, and the first transaction of a new slot, have no earlier commit."""
+    seen = order_of(lsn=100, sequence='["90","100"]')
+    snapshot = order_of("r", lsn=200, sequence='[null,"200"]')
+    first = order_of(lsn=210, sequence='[null,"210"]')
+    second = order_of(lsn=205, sequence='["220","205"]')
+    assert seen < snapshot < first < second
+    assert snapshot < order_of(lsn=210, sequence='["90","210"]')
+
+
+def test_by_offsets_a_snapshot_is_later_than_what_is_before_it_in_the_topic() -> None:
+    def of(op: str, offset: int) -> tuple[int, ...]:
+        record, by_offset = envelope(op, after={"id": 1, "name": "x"}), decoder(order="offset")
+        [row] = rows(record, decode=by_offset, place=Place("t", 0, offset))
+        return row.order
+
+    assert of("u", 1) < of("r", 2) < of("u", 3)
 
 
 def test_changes_of_one_position_are_in_the_order_of_the_topic() -> None:
@@ -195,6 +249,9 @@ DECODED: list[tuple[Column, dict[str, Any], Any, Any]] = [
     (Column("v", "bytes"), named("bytes"), "AP8=", b"\0\xff"),
     (Column("v", "integer", 64), named("int64"), 2**63 - 1, 2**63 - 1),
     (Column("v", "float"), named("double"), 1.5, 1.5),
+    (Column("v", "float"), named("int64"), 2**53, 2.0**53),
+    (Column("v", "float", 32), named("float"), 0.1, 0.1),
+    (Column("v", "float", 32), named("int32"), 2**24, 2.0**24),
     (Column("v", "boolean"), named("boolean"), True, True),
     (Column("v", "array", elements=ID), {"type": "array", "items": named("int32")}, [1, None], [1, None]),
 ]
@@ -220,6 +277,11 @@ REFUSED: list[tuple[Column, dict[str, Any], Any, str]] = [
     (DECIMAL, named("string"), "NaN", "no finite number"),
     (Column("v", "float"), scaled(2), "AJY=", "declare DECIMAL"),
     (Column("v", "text"), scaled(2), "AJY=", "declare DECIMAL"),
+    (Column("v", "float"), named("int64"), 2**53 + 1, "declare BIGINT or DECIMAL"),
+    (Column("v", "array", elements=Column("v", "float")), {"items": named("int64")}, [2**53 + 1], "declare BIGINT"),
+    (Column("v", "float", 32), named("double"), 1.5, "it is of type double, and FLOAT was declared"),
+    (Column("v", "float", 32), named("float"), 1e39, "declare DOUBLE"),
+    (Column("v", "float", 32), named("int32"), 2**24 + 1, "declare DOUBLE"),
     (Column("v", "timestamp"), named("int64", f"{TIME}MicroTimestamp"), 1, "declare TIMESTAMP_NTZ"),
     (Column("v", "timestamp_ntz"), named("int64", f"{TIME}NanoTimestamp"), 1, "nanoseconds"),
     (Column("v", "timestamp_ntz"), named("int64"), 1, "it is of type int64"),
@@ -244,6 +306,7 @@ def test_a_value_that_does_not_fit_exactly_is_refused_with_what_repairs_it(
 WITHOUT: list[tuple[Column, Any, str]] = [
     (DECIMAL, "AJY=", r"schemas\.enable=true.*decimal\.handling\.mode=string.*decimals='string'"),
     (DECIMAL, 1.5, r"decimal\.handling\.mode=precise"),
+    (Column("v", "float", 32), 0.1, "declare DOUBLE"),
     (Column("v", "timestamp_ntz"), 1_500, r"schemas\.enable=true.*time\.precision\.mode=isostring"),
     (Column("v", "bytes"), "AP8=", r"schemas\.enable=true"),
 ]

@@ -85,11 +85,14 @@ def debezium(
 
     Args:
         df: records of Kafka, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
-        key: the columns of the table's key.
+        key: the columns of the table's key. Where records have a key in Kafka, it must have them: set
+            ``message.key.columns`` if they are not the primary key. PostgreSQL must then log their old values, too
+            (REPLICA IDENTITY FULL, or USING INDEX), or a changed key leaves its old row behind.
         schema: the columns of the table that are needed, with their types, such as ``"id INT, price DECIMAL(12,2)"``.
         order: what puts the changes of a key in order: ``position``, the place in the log of PostgreSQL, MySQL or
             MariaDB; or ``offset``, the place in the topic, for other sources and after the source server was replaced.
-            All changes of a key must then be in one partition.
+            All changes of a key must then be in one partition. By position, a row of a snapshot of PostgreSQL wins over
+            a change that was made before the snapshot and committed after it, if both are in one batch.
         flattened: whether the connector flattens its records (ExtractNewRecordState, with ``__deleted``). Needs
             ``order="offset"``.
         tombstones: what a record without a value does: ``ignore``, as it follows a delete; or ``delete``, where
@@ -98,7 +101,8 @@ def debezium(
         missing: what to do with a record that lacks a column: ``refuse``, or ``null``.
         replace_null_with_default: False if the converter is set to keep nulls of columns that have a default.
         unavailable_value: the connector's ``unavailable.value.placeholder``.
-        truncated: topic, partition and offset of truncates that were done by hand in every copy.
+        truncated: topic, partition and offset of truncates that were done by hand in every copy. Needs
+            ``order="position"``, as offsets of two partitions tell nothing about which record is older.
 
     Returns:
         The columns of ``schema``, and ``_op`` (``c``, ``u``, ``r`` or ``d``), ``_order`` (for ``latest_by``),
@@ -110,6 +114,12 @@ def debezium(
     """
     table = _schema(schema)
     _require(df, key, table, order, flattened, tombstones, decimals, missing)
+    if truncated and order == "offset":
+        raise ConfigurationError(
+            "'truncated' of debezium skips what is older than a truncate, and order='offset' compares no records of two"
+            " partitions: leave out of the frame what came before the truncate, and the truncate",
+            option="truncated",
+        )
     decoder = Decoder(
         [_column(field.name, field.dataType) for field in table],
         tuple(key),

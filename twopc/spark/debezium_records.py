@@ -10,7 +10,9 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 import re
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -28,7 +30,7 @@ _Fields: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
 WRITES = ("c", "r", "u")
 DELETE, TRUNCATE, MESSAGE = "d", "t", "m"
 
-_SCHEMAS = "value.converter.schemas.enable=true"
+_SCHEMAS = "value.converter.schemas.enable=true and key.converter.schemas.enable=true"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -46,7 +48,7 @@ class Column:
         name: its name, as in the source's table.
         kind: ``boolean``, ``integer``, ``float``, ``text``, ``bytes``, ``decimal``, ``date``, ``timestamp``,
             ``timestamp_ntz`` or ``array``.
-        bits: the bits of an integer.
+        bits: the bits of an integer or a floating-point number.
         digits: precision and scale of a decimal.
         elements: what an array consists of.
     """
@@ -113,7 +115,7 @@ class Decoder:
         if not isinstance(payload, dict):
             _refuse(place, "its value is not an object of JSON. Set value.converter to Connect's JsonConverter")
         if self.flattened:
-            yield self._of_flat(payload, schema, place)
+            yield self._of_flat(key, payload, schema, place)
         else:
             yield from self._of_envelope(key, payload, schema, place)
 
@@ -123,15 +125,15 @@ class Decoder:
         if key is None:
             _refuse(place, "it has neither a key nor a value")
         if self.tombstones == "delete":
-            payload, schema = _unwrapped(_parsed(key, place))
-            yield self._deletion(payload, schema, (0, 0, 0), place)
+            yield self._deletion(self._named(key, place) or (None, None), (0, 0, 0), place)
 
-    def _of_flat(self, payload: dict[str, Any], schema: _Fields, place: Place) -> Row:
+    def _of_flat(self, key: bytes | None, payload: dict[str, Any], schema: _Fields, place: Place) -> Row:
         if "op" in payload and "source" in payload:
             _refuse(place, "it is an envelope, and flattened=True was given. Leave that out")
+        named = self._named(key, place)
         deleted = str(payload.get("__deleted", "false")).lower()
         if deleted == "true":
-            return self._deletion(payload, schema, (0, 0, 0), place)
+            return self._deletion(named or (payload, schema), (0, 0, 0), place)
         if deleted != "false":
             _refuse(place, "its field __deleted is neither true nor false")
         return self._written(payload, schema, "u", (0, 0, 0), place)
@@ -152,43 +154,68 @@ class Decoder:
         if op not in (*WRITES, DELETE):
             _refuse(place, f"its operation {str(op)[:9]!r} is unknown")
         position = self._position(payload.get("source"), place)
-        before, after = payload.get("before"), payload.get("after")
+        named, before = self._named(key, place), (payload.get("before"), _within(schema, "before"))
         if op == DELETE:
-            named, fields = (before, _within(schema, "before")) if self._has_key(before) else _of_key(key, place)
-            yield self._deletion(named, fields, position, place)
+            yield self._deletion(named or before, position, place)
             return
+        after = payload.get("after")
         if not isinstance(after, dict):
             _refuse(place, f"its operation is {op!r}, and it has no 'after'")
         row = self._written(after, _within(schema, "after"), op, position, place)
-        if self._has_key(before):
-            old = self._deletion(before, _within(schema, "before"), position, place)
-            if [old.values[each] for each in self._of_key] != [row.values[each] for each in self._of_key]:
+        if self._has_key(before[0]):
+            old = self._deletion(before, position, place)
+            is_another = self._key_of(old) != self._key_of(row)
+            if is_another and (
+                named is None or self._key_of(self._deletion(named, position, place)) == self._key_of(old)
+            ):
                 yield old
         yield row
 
     def _of_truncate(self, payload: dict[str, Any], place: Place) -> Row:
         if place not in self.truncated:
+            go_on = (
+                "leave the truncate, and what came before it, out of the frame that debezium gets: with order='offset',"
+                " nothing tells which records of other partitions these are"
+                if self.order == "offset"
+                else f"start the query with debezium(..., truncated=[({place.topic!r}, {place.partition},"
+                f" {place.offset})]): that skips the truncate and, in this batch, what came before it"
+            )
             _refuse(
                 place,
-                "the table was truncated. Nothing of the batch was written. Empty the copies by hand, then start the"
-                f" query with debezium(..., truncated=[({place.topic!r}, {place.partition}, {place.offset})]): that"
-                " skips the truncate and, in this batch, what came before it. With skipped.operations=t, which is the"
-                " connector's default, no truncate is sent, and copies keep their rows",
+                f"the table was truncated. Nothing of the batch was written. Empty the copies by hand, then {go_on}."
+                " With skipped.operations=t, which is the connector's default, no truncate is sent, and copies keep"
+                " their rows",
             )
         order = self._order(self._position(payload.get("source"), place), TRUNCATE, place)
         return Row([None] * len(self.columns), TRUNCATE, order, [])
 
     # Rows. ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _of_key(self) -> list[int]:
-        """The positions of the key's columns."""
-        return [number for number, column in enumerate(self.columns) if column.name in self.key]
+    def _named(self, key: bytes | None, place: Place) -> tuple[Any, _Fields] | None:
+        """Return the key that the record has in Kafka, and the fields of its schema; None if it has none.
+
+        It is the source's, while ``before`` has defaults of the table in place of what the source's log does not have.
+        """
+        named, fields = (None, None) if key is None else _unwrapped(_parsed(key, place))
+        if named is None:
+            return None
+        if not self._has_key(named):
+            _refuse(
+                place,
+                f"its key in Kafka lacks a column of 'key' ({', '.join(self.key)}), and 'before' may have defaults in"
+                " place of the source's values. Set message.key.columns in the connector; or give, as 'key', columns of"
+                " the record's key",
+            )
+        return named, fields
+
+    def _key_of(self, row: Row) -> list[Any]:
+        return [value for column, value in zip(self.columns, row.values, strict=True) if column.name in self.key]
 
     def _has_key(self, values: Any) -> bool:
         return isinstance(values, dict) and all(values.get(name) is not None for name in self.key)
 
-    def _deletion(self, given: Any, fields: _Fields, position: tuple[int, ...], place: Place) -> Row:
+    def _deletion(self, named: tuple[Any, _Fields], position: tuple[int, ...], place: Place) -> Row:
+        given, fields = named
         if not self._has_key(given):
             _refuse(
                 place,
@@ -256,9 +283,10 @@ class Decoder:
     # Order. -----------------------------------------------------------------------------------------------------
 
     def _order(self, position: tuple[int, ...], op: str, place: Place) -> tuple[int, ...]:
-        # Where positions can't decide, a record of a snapshot is older than a change, whatever its time is. The second
-        # row of a record, which writes, is later than the first one, which deletes another key.
-        return (*position, int(op != "r"), place.offset, place.partition)
+        # Where positions of the log can't decide, a record of a snapshot is older than a change, whatever its time is.
+        # By offsets alone, it has its place in the topic: it may be of a new source server.
+        is_change = op != "r" or self.order == "offset"
+        return (*position, int(is_change), place.offset, place.partition)
 
     def _position(self, source: Any, place: Place) -> tuple[int, ...]:
         """Return where the source's log has a change: three numbers."""
@@ -279,10 +307,17 @@ class Decoder:
 
 
 def _in_postgres(source: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end of the last transaction that was committed before, then the change's own position: transactions are sent
-    in the order of their commits, so positions of changes go up and down."""
+    """Return the change's own position, or the end of the last transaction that was committed before if that is later;
+    then its own position.
+
+    Transactions are sent in the order of their commits, so positions of changes go up and down. No change is later than
+    the end of its transaction, and the next transaction begins there in this order. A snapshot's row and the first
+    transaction of a new slot have no earlier commit, and their own position is in the same order. One case remains: a
+    change that was made before a snapshot's position, and committed after it, loses to the snapshot's row.
+    """
+    lsn = int(source["lsn"])
     committed = (json.loads(source["sequence"]) if source.get("sequence") else [None])[0]
-    return -1 if committed is None else int(committed), int(source["lsn"]), 0
+    return lsn if committed is None else max(int(committed), lsn), lsn, 0
 
 
 def _in_mysql(source: Mapping[str, Any]) -> tuple[int, ...]:
@@ -331,10 +366,6 @@ def _within(fields: Any, name: str) -> Any:
     return None if fields is None else _fields(fields.get(name))
 
 
-def _of_key(key: bytes | None, place: Place) -> tuple[Any, Any]:
-    return (None, None) if key is None else _unwrapped(_parsed(key, place))
-
-
 def _refuse(place: Place, why: str, column: str | None = None) -> NoReturn:
     of = "" if column is None else f"column {column!r} of "
     raise RecordRefused(f"{of}the record at {place} is refused: {why}.", topic=place.topic, column=column)
@@ -377,11 +408,26 @@ def _integer(value: Any, column: Column, described: Mapping[str, Any] | None, _:
     raise _wrong("an integer", value, described)
 
 
-def _float(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> float:
-    plain = described is None or described.get("name") is None
-    if isinstance(value, int | float | _Number) and not isinstance(value, bool) and plain:
-        return float(value)
-    raise _wrong("DOUBLE", value, described)
+def _float(value: Any, column: Column, described: Mapping[str, Any] | None, _: str) -> float:
+    name, type_ = (described or {}).get("name"), (described or {}).get("type")
+    declared, wider = ("FLOAT", "DOUBLE") if column.bits == 32 else ("DOUBLE", "BIGINT or DECIMAL")
+    if not isinstance(value, int | float | _Number) or isinstance(value, bool) or name is not None:
+        raise _wrong(declared, value, described)
+    if column.bits == 32 and type_ == "double":
+        raise _wrong(declared, value, described)
+    if isinstance(value, float):  # NaN or an infinity
+        return value
+    rounds = Undecodable(f"{declared} may not have the number exactly: declare {wider}")
+    try:
+        number = float(value)
+        kept = number if column.bits == 64 else struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        raise rounds from None
+    # The text of a 32-bit number, such as 0.1, is a short one of the value: only the schema tells that.
+    is_short = type_ == "float" and isinstance(value, _Number)
+    if math.isinf(kept) or (kept != number and not is_short) or (isinstance(value, int) and int(kept) != value):
+        raise rounds
+    return number
 
 
 def _text(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> str:
