@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from twopc.errors import RecordRefused
 from twopc.sink import TransactionT, TwoPhaseCommitSink
@@ -27,7 +27,13 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
     is how a replay copy keeps one.
 
     A sink that also commits whole batches inherits from both: ``class LakeSink(WholeBatchSink[T], KeyedSink[T])``.
+
+    Attributes:
+        takes_repeated_keys: whether a batch whose transactions name a key more than once leaves one row of it, or is
+            refused. ``format("twopc")``, which does not bring the records of a key together, needs that.
     """
+
+    takes_repeated_keys: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -58,7 +58,8 @@ class Output:
         delete_where: the SQL condition of the rows that delete the record of their key; None if no row does. Their
             columns beside the key are not computed.
         latest_by: the SQL expression that puts the rows of a key in order, of which the last one of a batch applies. It
-            must have a value, and another one for each row of a key. None if a key comes once in a batch at most.
+            must have a value without a null in it, and another one for each row of a key. None if a key comes once in a
+            batch at most.
 
     ``delete_where`` and ``latest_by`` need a sink with a key, which its option 'upsert_by' names.
 

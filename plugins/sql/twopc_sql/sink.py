@@ -87,6 +87,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
 
+    takes_repeated_keys = True
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = SqlOptions.parse(options)
         self._tables = Tables(self._options)
