@@ -18,10 +18,16 @@ ResultT = TypeVar("ResultT")
 
 class OwnedLock:
     """A lock that knows whether this thread holds it. So whoever takes it within a ``try`` and releases it in the
-    ``finally`` leaks nothing, even if an interrupt comes between the two."""
+    ``finally`` leaks nothing, even if an interrupt comes between the two.
+
+    Attributes:
+        release: releases the lock; raises RuntimeError if this thread does not hold it. A method in C: an interrupt can
+            come as a function in Python is entered, and the lock would stay taken.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # it notes its owner as it is taken, where no interrupt can come in between
+        self.release = self._lock.release
 
     @property
     def is_mine(self) -> bool:
@@ -35,11 +41,6 @@ class OwnedLock:
             if not waits:
                 return False
         return True
-
-    def release(self) -> None:
-        """Release the lock if this thread holds it."""
-        if self.is_mine:
-            self._lock.release()
 
 
 def on_threads(

@@ -8,10 +8,9 @@ After any error the coordinator closes itself. The next call opens a new incarna
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,7 +31,7 @@ from twopc.recompute import Recompute
 from twopc.replay import ReplayCopies
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retry import Waits
-from twopc.sink import TwoPhaseCommitSink
+from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Vote
 from twopc.transactional_ids import Round, TransactionalIdPool
 
@@ -174,7 +173,8 @@ class Coordinator:
             RoundAborted: ``phase_one`` failed; nothing of the batch is visible. Its exception is the cause.
             TwoPhaseCommitError: any other error of ``twopc.errors``, which lists what to do.
         """
-        with self._alone(f"batch {batch_id}", waits=False, batch_id=batch_id):
+
+        def batch() -> BatchFinished:
             self._performer.metrics = Metrics(opening)
             if self.phase is Phase.CLOSED:
                 self._begin()
@@ -195,6 +195,8 @@ class Coordinator:
                 self._resting.batch_ended()
             return self._finished(batch_id, False, decision.committables, rest)
 
+        return self._alone(f"batch {batch_id}", batch, waits=False, batch_id=batch_id)
+
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
 
@@ -203,10 +205,13 @@ class Coordinator:
         Returns:
             The newest entry of the log.
         """
-        with self._alone("recover", waits=True):
+
+        def recovered() -> Entry:
             life = self._begin()
             perform(protocol.settle(life, recovered=True), self._performer.do)  # raises what had to wait for its batch
             return life.tail
+
+        return self._alone("recover", recovered)
 
     def resume(self, log_id: str, incarnation: int) -> None:
         """Continue an incarnation that ``recover`` opened in another process.
@@ -217,14 +222,17 @@ class Coordinator:
         Raises:
             Fenced: a newer incarnation has opened, or the log was replaced. Raises otherwise like ``run``.
         """
-        with self._alone("resume", waits=True):
+
+        def resumed() -> None:
             self._performer.leave_incarnation()
             perform(protocol.resume(self._store.url, log_id, incarnation), self._performer.do)
 
+        self._alone("resume", resumed)
+
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
-        """Return whether the log has decided a batch. For use after ``recover``. Raises like ``run``."""
+        """Return whether the log has decided a batch. Call ``recover`` or ``resume`` before. Raises like ``run``."""
         offer = Offer(batch_id, lambda _: (), reads, follows, None, None, self._first_batch_id)
-        return perform(protocol.recognize(self._performer.life, offer), self._performer.do)
+        return perform(protocol.recognize(self._life, offer), self._performer.do)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:
         """Make sure that each sink named in ``schemas`` can write records of its schema. For use between batches.
@@ -233,7 +241,8 @@ class Coordinator:
             Refused: a sink can't; nothing was written.
             TwoPhaseCommitError: like ``run``.
         """
-        with self._alone("validate", waits=True):
+
+        def validated() -> None:
             if self.phase is Phase.CLOSED:
                 self._performer.tail_when_closed = _newest_entry(self._store)
             for name, schema in schemas.items():
@@ -242,9 +251,12 @@ class Coordinator:
                     self._performer.until_started(what, self._sinks[name].require_valid, schema)
             self._performer.notices.withdraw()
 
+        self._alone("validate", validated)
+
     def rest(self) -> None:
         """Record in the log that everything decided is committed, and roll back what lost attempts began after the last
-        sweep. Does nothing while a batch runs or before the first.
+        sweep. Does nothing while a batch runs or before an incarnation is open, and rolls nothing back before the first
+        ``run``: participants may have voted for it elsewhere.
 
         Raises:
             Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.
@@ -267,7 +279,10 @@ class Coordinator:
             self._fail(error)
             raise
         finally:
-            self._batch_or_rest.release()
+            try:  # noqa: SIM105  # as in ``_alone``
+                self._batch_or_rest.release()
+            except RuntimeError:
+                pass
 
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log records that. Waits for a running batch. ``run`` may be called
@@ -276,7 +291,8 @@ class Coordinator:
         Raises:
             TwoPhaseCommitError: like ``run``. The next start recovers.
         """
-        with self._alone("close", waits=True):
+
+        def closed() -> None:
             try:
                 if self.phase is Phase.IDLE:
                     perform(protocol.close(self._performer.life), self._performer.do)
@@ -284,8 +300,11 @@ class Coordinator:
                 for sink in self._sinks.values():
                     sink.close()
 
-    @contextlib.contextmanager
-    def _alone(self, what: str, waits: bool, batch_id: int | None = None) -> Iterator[None]:
+        self._alone("close", closed)
+
+    def _alone(
+        self, what: str, call: Callable[[], ResultT], *, waits: bool = True, batch_id: int | None = None
+    ) -> ResultT:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
         within = self._one_at_a_time.is_mine or self._batch_or_rest.is_mine
         try:
@@ -293,10 +312,11 @@ class Coordinator:
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
             self._batch_or_rest.take()
             try:
-                self._performer.waits = Waits(self._owner)  # not before: a rest waits by those that it began with
                 if self.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
                     self._performer.phase = Phase.CLOSED
-                yield
+                    self._performer.waits.given_up.set()
+                self._performer.waits = Waits(self._owner)  # not before: a rest waits by those that it began with
+                return call()
             except BaseException as error:
                 meant: BaseException = error
                 try:
@@ -308,9 +328,17 @@ class Coordinator:
                     raise meant from error
                 raise
         finally:
+            # No function in Python between, in which an interrupt could leave one taken.
             if not within:
-                self._batch_or_rest.release()
-                self._one_at_a_time.release()
+                try:
+                    self._batch_or_rest.release()
+                except RuntimeError:  # it was not taken
+                    pass
+                finally:
+                    try:  # noqa: SIM105
+                        self._one_at_a_time.release()
+                    except RuntimeError:
+                        pass
 
     def _meant(self, error: BaseException, is_asked_again: bool) -> BaseException:
         """Return what an error means when the log has been looked at (``protocol.explained``)."""
@@ -335,10 +363,18 @@ class Coordinator:
             The commits that fail.
 
         Raises:
+            LogMismatch: the batch is not in doubt, as far as this process knows. Nothing was committed.
             Fenced: a newer coordinator has opened the log.
         """
-        with self._alone("lost", waits=True):
-            return perform(protocol.lost(self._performer.life, batch_id), self._performer.do)
+
+        def failed() -> list[FailedCommit]:
+            life = self._life
+            self._performer.tail_when_closed = life.tail
+            found = perform(protocol.lost(life, batch_id), self._performer.do)
+            self._performer.notices.withdraw()
+            return found
+
+        return self._alone("lost", failed)
 
     def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
         """Write into the log that ``by`` gives up transactions of a batch in doubt, by the sink's name. From then on no
@@ -348,10 +384,24 @@ class Coordinator:
             LogMismatch: the decision does not name one of them. Nothing was changed.
             TwoPhaseCommitError: like ``run``.
         """
-        with self._alone("abandon", waits=True):
-            perform(protocol.abandon(self._performer.life, batch_id, given_up, by), self._performer.do)
+
+        def abandoned() -> None:
+            perform(protocol.abandon(self._life, batch_id, given_up, by), self._performer.do)
+
+        self._alone("abandon", abandoned)
 
     # What all of them share. ----------------------------------------------------------------------------------------
+
+    @property
+    def _life(self) -> Life:
+        """The newest incarnation of this process.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if self.incarnation is None:
+            raise ConfigurationError("this coordinator has opened no incarnation yet: call recover first")
+        return self._performer.life
 
     def _begin(self) -> Life:
         self._performer.leave_incarnation()
@@ -396,4 +446,6 @@ def _check(sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> None:
     if len({id(sink) for sink in sinks.values()}) < len(sinks):
         raise ConfigurationError(f"one sink has several of the names {', '.join(sinks)}: make a sink for each name")
     for name, sink in sinks.items():
+        if hasattr(sink, "commit_batch") and not isinstance(sink, WholeBatchSink):
+            raise ConfigurationError(f"sink {name!r} has commit_batch: it must subclass WholeBatchSink", sink=name)
         TransactionalIdPool(sink.prefix, "log", name)

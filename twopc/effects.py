@@ -61,12 +61,15 @@ class Life:
         log: the commit log as this incarnation knows it.
         members: the sinks by name, in the order in which they are asked.
         pending: what is decided and not known to be committed.
+        has_run: whether this process has decided a batch. Until then, participants elsewhere may hold votes of this
+            incarnation.
         computations: how often decided batches were computed again.
     """
 
     log: LogView
     members: Mapping[str, Member] = field(default_factory=dict)
     pending: PendingTransactions = field(default_factory=PendingTransactions)
+    has_run: bool = False
     computations: int = 0
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from twopc.errors import RecordRefused
 from twopc.sink import TransactionT, TwoPhaseCommitSink
@@ -18,14 +18,22 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
     A batch's transactions name each key at most once, in a ``write`` or in a ``delete``: who calls them has brought the
     records of a key together and kept the last. So the order of the calls for a batch does not matter, neither within
-    a transaction nor between transactions. Batches are committed in their order, and a batch may be committed again
-    after a crash, but never after a later one.
+    a transaction nor between transactions.
+
+    Batches are committed in their order. A commit may come again, after a crash or from an older coordinator that wakes
+    up, even after a later batch: then it must change nothing.
 
     If the sink ``may_time_out``, its ``write`` takes a record whose columns beside the key are null for a delete. That
     is how a replay copy keeps one.
 
     A sink that also commits whole batches inherits from both: ``class LakeSink(WholeBatchSink[T], KeyedSink[T])``.
+
+    Attributes:
+        takes_repeated_keys: whether a batch whose transactions name a key more than once leaves one row of it, or is
+            refused. ``format("twopc")``, which does not bring the records of a key together, needs that.
     """
+
+    takes_repeated_keys: ClassVar[bool] = False
 
     @property
     @abstractmethod

@@ -131,6 +131,7 @@ def _loss_of(failed: Sequence[FailedCommit]) -> RecomputableLoss | None:
     assert isinstance(first, TransactionLost)
     way_out = "Its records can be computed again: start the query with recompute=True before you do any of this."
     loss = RecomputableLoss(lost, f"{sentence(first)} {way_out}")
+    loss.fill_in(sink=first.sink, batch_id=first.batch_id, transaction_id=first.transaction_id)
     loss.__cause__ = first
     return loss
 

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import one_too_many
-from twopc.errors import RecordRefused, Retriable, RoundAborted
+from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
 from twopc.failures import located
 from twopc.keyed import KeyedSink
 from twopc.recompute import sum_of_hashes
@@ -80,11 +80,15 @@ class Participant:
     ) -> Sequence[RecordRefused]:
         """Delete the rows of ``sink``, a ``KeyedSink``, that have the keys of ``records``. Their other columns are
         ignored. Like ``write`` in everything else.
+
+        Raises:
+            ConfigurationError: the sink has no key.
         """
         import pyarrow as pa
 
         keyed = self._sinks[sink]
-        assert isinstance(keyed, KeyedSink)
+        if not isinstance(keyed, KeyedSink) or not keyed.key:
+            raise ConfigurationError(f"sink {sink!r} has no key, so nothing can be deleted from it", sink=sink)
         key = list(keyed.key)
         # As a record, a delete has nulls beside its key: so it is counted, and copied for a replay.
         columns = {field.name: pa.nulls(records.num_rows, field.type) for field in records.schema}

@@ -131,6 +131,8 @@ class Performer:
         """Wait for what the last one still does. A second interrupt leaves its commits running, and the next one uses
         the same sinks."""
         self.is_open = False
+        if self._running:
+            logger.warning("waiting for threads that still commit for the last incarnation: %d", len(self._running))
         while self._running:  # a thread may start others
             join(self._running, tuple(self._running))
 

@@ -1,6 +1,6 @@
 """The phases of a coordinator. One table has every legal transition; an illegal one raises and changes nothing.
 
-The picture in ``docs/architecture.md`` is compared with this table by a test.
+The picture in ``docs/internals/architecture.md`` is compared with this table by a test.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ from twopc.errors import (
     CorruptLog,
     Fenced,
     InDoubt,
+    LogMismatch,
     OperatorRequired,
     Refused,
     RoundAborted,
@@ -64,6 +65,11 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
         return None
     yield from settle(life, recovered=True)  # raises what recovery had to leave
     round = Round(life.log.incarnation, batch_id)
+    if life.tail.kind == "close":  # only an incarnation that was resumed may have ended before
+        raise RoundAborted(
+            f"the coordinator that opened {round} was closed before its decision, and rolled it back. Run the batch"
+            " again in a new incarnation; a restarted query does."
+        )
     try:
         yield effects.Enter(Phase.PRE_COMMITTING, batch_id, offer.began_s)
         votes = yield effects.Write(round, offer.phase_one, began_s=offer.began_s)
@@ -73,6 +79,7 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
         yield from roll_back(life, round, error)
     yield effects.Enter(Phase.DECIDING, batch_id)
     yield from decide(life, decision, offer)
+    life.has_run = True
     yield effects.Enter(Phase.COMMITTING, batch_id)
     yield from settle(life, recovered=False, offer=offer)
     yield effects.Enter(Phase.SWEEPING, batch_id)
@@ -306,13 +313,18 @@ def _recover_loss(life: Life, offer: Offer) -> Steps[None]:
 
 def rest(life: Life) -> Steps[bool]:
     """Between batches: record that everything decided is committed, and sweep. Return whether there was no loss, which
-    the log must not call complete."""
+    the log must not call complete.
+
+    Upholds: nothing that a decision may still name is rolled back. So nothing is swept before the first decision of
+    this process: the incarnation's participants may be elsewhere, and may have voted.
+    """
     if life.pending:
         return False
     yield from steps.verify(life.log)  # a log that its owner has removed does not come back
     if life.tail.unresolved:
         yield from steps.append(life.log, completed(life.tail))
-    yield from sweep(life, recovered=False)
+    if life.has_run:
+        yield from sweep(life, recovered=False)
     return True
 
 
@@ -329,8 +341,9 @@ def explained(life: Life, error: Exception, is_asked_again: bool) -> Steps[Excep
     """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator, and
     asks for no repetition. A newer one may have settled what this one failed at.
 
-    Where the answer ends the query, the look is repeated until the log is read; where the query, or the next rest, asks
-    again, the next start looks.
+    Where the answer ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the
+    log's first decision: then the error is returned as it is. Where the query, or the next rest, asks again, the look
+    is not repeated.
     """
     if isinstance(error, Fenced | InDoubt | CorruptLog):
         return error
@@ -354,6 +367,8 @@ def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
     While a sink that commits last waits for another one, it is not asked: it is committed after what is lost was given
     up.
     """
+    if batch_id not in life.pending:
+        raise LogMismatch(f"batch {batch_id} is not in doubt; these batches are: {list(life.pending)}")
     parts = life.pending[batch_id]
     due = {name: part for name, part in parts.items() if not life.members[name].commits_last} or parts
     failed: list[FailedCommit] = yield effects.Commit(batch_id, due, True, life.tail.owner)

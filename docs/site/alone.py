@@ -1,4 +1,4 @@
-"""Keeps the times of ``make jepsen ARGS=--alone`` for each kind of fault, and prints them in ``docs/jepsen.md``.
+"""Keeps the times of ``make jepsen ARGS=--alone`` for each kind of fault; prints them in ``docs/internals/jepsen.md``.
 
     python docs/site/alone.py "make jepsen ARGS=--alone" build/jepsen/report.json   # keeps a report's times
     python docs/site/alone.py                                                       # fills the page in
@@ -16,7 +16,7 @@ from typing import Any
 
 import kept
 
-PAGE = Path(__file__).parents[1] / "jepsen.md"
+PAGE = Path(__file__).parents[1] / "internals" / "jepsen.md"
 KEPT = Path(__file__).with_name("alone.json")
 
 _TABLE = re.compile(r"(?<=^<!-- alone -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL)

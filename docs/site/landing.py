@@ -1,7 +1,7 @@
 """A hook of MkDocs: the picture and the gallery of the first page, from tables of other pages.
 
 The picture has what happens at each crash from ``docs/guarantees.md``. The gallery has each backend from the two tables
-of ``docs/choose-a-backend.md``.
+of ``docs/choose-a-backend.md``. The README shows the picture as a file: ``python docs/site/landing.py`` writes it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,27 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 PAGE = "docs/index.md"
+
+DOCS = Path(__file__).parents[1]
+PICTURE = DOCS / "guarantee.svg"
+
+STYLE = """
+svg { --text: #1f2328; --line: #59636e; --box: #f6f8fa; --decision: #0969da; font-family: sans-serif }
+@media (prefers-color-scheme: dark) { svg { --text: #f0f6fc; --line: #9198a1; --box: #151b23; --decision: #4493f8 } }
+text { fill: var(--text); font-size: 13px; text-anchor: middle }
+.name { font-size: 17px; font-weight: 700 }
+.died { font-weight: 700 }
+.box { fill: var(--box); stroke: var(--line) }
+.decision { stroke: var(--decision); stroke-width: 3 }
+.flow { fill: none; stroke: var(--line); stroke-width: 2 }
+.tip { fill: var(--line) }
+.leader { fill: none; stroke: var(--line); stroke-dasharray: 3 4 }
+.bolt { fill: #d55e00; font-size: 20px; font-weight: 700 }
+.crash { fill: none; stroke-width: 2 }
+.before { stroke: #d98a00 }
+.after { stroke: #009e73 }
+"""
+"""Of the picture as a file, which the site's style sheet does not reach."""
 
 STEPS = (
     ("Spark reads", "one batch from the source"),
@@ -79,6 +100,15 @@ def picture(crashes: Sequence[Sequence[str]]) -> str:
     """Return the picture as SVG, once for wide and once for narrow screens."""
     wide, narrow = _drawn("wide", 1000, *_wide(crashes)), _drawn("narrow", 360, *_narrow(crashes))
     return f'<div class="guarantee">{wide}{narrow}</div>'
+
+
+def picture_file() -> str:
+    """Return the picture as a file of its own, for wide screens."""
+    crashes = rows((DOCS / "guarantees.md").read_text(encoding="utf-8"), "What happens in a crash")
+    svg = _drawn("wide", 1000, *_wide(crashes))
+    return svg.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1).replace(
+        "<defs>", f"<style>{STYLE}</style><defs>", 1
+    )
 
 
 def _drawn(name: str, width: float, height: float, parts: Sequence[str]) -> str:
@@ -173,3 +203,7 @@ class _Crash:
 def _lines(texts: Sequence[str], x: float, y: float, kind: str = "text") -> str:
     spans = (f'<tspan x="{x}" y="{y + LINE * number}">{html.escape(text)}</tspan>' for number, text in enumerate(texts))
     return f'<text class="{kind}">{"".join(spans)}</text>'
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(picture_file(), encoding="utf-8")

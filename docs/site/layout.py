@@ -18,7 +18,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**/*.md", "plugins/*/README.md")
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "docs/**/*.md", "plugins/*/README.md")
 
 PLACES = {"docs/index.md": "index.html", "README.md": "README/index.html"}
 """The first page of the site is not that of the repository, which is about the code as well."""
@@ -26,7 +26,7 @@ PLACES = {"docs/index.md": "index.html", "README.md": "README/index.html"}
 _TARGET = re.compile(r"\]\((?![a-z]+:|#)([^)\s#]+)")
 """The target of a relative link in Markdown."""
 
-_NAMED = re.compile(r"`(docs/[\w-]+\.md)(#[\w-]+)?`")
+_NAMED = re.compile(r"`(docs/[\w/-]+\.md)(#[\w-]+)?`")
 """A page of the repository that a plugin's README names."""
 
 

@@ -10,7 +10,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-PAGE, PLACE = "docs/simulation.md", "<!-- mutants -->"
+PAGE, PLACE = "docs/internals/simulation.md", "<!-- mutants -->"
 RECORD = "tests/campaigns/simulation/caught.jsonl"
 
 _HEADING = ("| defect | in | caught by | broken promise |", "| --- | --- | --- | --- |")

@@ -1,4 +1,4 @@
-"""Fills the support matrix of ``docs/choose-a-backend.md`` in from what ``make prove-plugin`` has run.
+"""Fills ``docs/internals/support-matrix.md`` in from what ``make prove-plugin`` has run.
 
 python docs/site/support.py build/plugin/contracts.xml
 """
@@ -11,7 +11,7 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "choose-a-backend.md"
+PAGE = Path(__file__).parents[1] / "internals" / "support-matrix.md"
 
 COLUMNS = {
     "sinks.kafka": "Kafka",

@@ -1,4 +1,4 @@
-"""Fills ``docs/model.md`` in from a report of ``make model``: what has found each defect in the code.
+"""Fills ``docs/internals/model.md`` in from a report of ``make model``: what has found each defect in the code.
 
 python docs/site/traces.py build/model/report.json
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[1] / "model.md"
+PAGE = Path(__file__).parents[1] / "internals" / "model.md"
 
 FOUND_BY = ("both", "specification", "ledger", "none")
 

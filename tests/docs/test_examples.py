@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import textwrap
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import twopc
-from tests.support.pages import PAGES, ROOT, blocks
+from tests.support.pages import PAGES, ROOT, blocks, write_files
 
 OF_THE_GUIDE = "twopc_sqlite"
 """Installed and run by a test of its own."""
@@ -36,6 +37,11 @@ def test_an_example_fits_the_code(page: str, text: str, tmp_path: Path, monkeypa
                     twopc.create_sink(backend, _options(given))
 
 
+@pytest.mark.parametrize(("page", "text"), [each for each in EXAMPLES if "checkpoint" in each[1]])
+def test_an_example_names_a_checkpoint_by_a_url_that_spark_reads(page: str, text: str) -> None:
+    assert re.findall(r"""checkpoint(?:Location)?"?(?:, | = )f?"s3://""", text) == [], page
+
+
 KILLED_AT_A_COMMIT = """
 import os, sys
 import twopc_files.sink
@@ -47,7 +53,7 @@ exec(sys.argv[1])
 
 @pytest.mark.crash
 def test_the_loop_without_spark_continues_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    [text] = [text for page, text in EXAMPLES if page == "docs/getting-started.md" and "phase_one" in text]
+    [text] = [text for page, text in EXAMPLES if page == "docs/other-ways.md" and "phase_one" in text]
     monkeypatch.chdir(tmp_path)
     first, *_ = loops = [text.replace("\nwith ", f"\ndel batches[{end}:]\nwith ", 1) for end in (1, 2, 3, 3)]
     killed = subprocess.run([sys.executable, "-c", KILLED_AT_A_COMMIT, first], check=False)
@@ -58,6 +64,19 @@ def test_the_loop_without_spark_continues_where_it_ended(tmp_path: Path, monkeyp
     for loop, records in zip(loops, (1, 2, 3, 3), strict=True):
         exec(loop, {})  # noqa: S102  # ours
         assert sorted(pq.read_table(tmp_path / "loop-orders")["id"].to_pylist()) == list(range(records))
+
+
+def test_the_loop_without_spark_prints_what_the_page_shows(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "other-ways.md"
+    [shown] = blocks(page, "console")
+    write_files(page, tmp_path)
+    for command, _, expected in (step.partition("\n") for step in shown.split("$ ")[1:]):
+        program, *arguments = command.split()
+        assert program == "python"
+        ran = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert ran.stdout == expected
 
 
 def _options(given: ast.Dict) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def test_every_command_does_what_the_page_says(java_home: str, tmp_path: Path, m
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # as it lives for seconds
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    assert write_files(PAGE, tmp_path) == ["broker.py", "look.py", "loop.py", "orders.py", "query.py"]
+    assert write_files(PAGE, tmp_path) == ["broker.py", "look.py", "orders.py", "query.py"]
     with processes() as started:
         for terminal, command, shown in steps():
             if command == ENTER:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from importlib.metadata import metadata
+from importlib.metadata import metadata, version
 
 import pytest
 from packaging.requirements import Requirement
@@ -48,6 +48,11 @@ def test_what_a_page_or_a_message_installs_is_a_distribution_with_such_extras(pa
     asked = Requirement(requirement)
     assert asked.name in DISTRIBUTIONS, page
     assert asked.extras <= set(metadata(asked.name).get_all("Provides-Extra") or []), page
+
+
+def test_a_page_installs_the_spark_that_was_run_and_has_a_kafka_source() -> None:
+    asked = [found for page in PAGES for found in re.findall(r"pip install '(pyspark[^']*)'", page.read_text("utf-8"))]
+    assert {*asked} == {f"pyspark=={version('pyspark')}"}
 
 
 def test_the_command_without_its_packages_names_the_extra_that_brings_them(

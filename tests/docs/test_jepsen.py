@@ -15,7 +15,7 @@ def script() -> Any:
 
 
 def test_the_page_has_the_times_of_the_kept_report(script: Any) -> None:
-    page = (DOCS / "jepsen.md").read_text(encoding="utf-8")
+    page = (DOCS / "internals" / "jepsen.md").read_text(encoding="utf-8")
     assert script.filled(page) == page, "run: python docs/site/alone.py"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import fsspec
 import pytest
 
 from tests.support.pages import DOCS, write_files
@@ -67,6 +68,14 @@ def test_a_query_moves_from_deduplication_by_hand(page: Any, spark: SparkSession
 
     assert first == 2
     assert sorted(row.id for row in spark.read.parquet(f"{tmp_path}/archive").collect()) == list(range(15))
+
+
+def test_the_next_batch_of_a_checkpoint_in_a_store_is_found(page: Any) -> None:
+    store = fsspec.filesystem("memory")
+    for file in "offsets/0", "offsets/1", "commits/0", "commits/1", "commits/.1.crc":
+        store.touch(f"/next-batch/{file}")
+    assert page.next_batch.next_batch("memory://next-batch") == 2
+    store.rm("/next-batch", recursive=True)
 
 
 def test_a_checkpoint_whose_last_batch_is_not_finished_is_refused(page: Any, tmp_path: Path) -> None:

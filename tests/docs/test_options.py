@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support.pages import DOCS, ROOT
 from twopc.options import Option, table
+from twopc.spark import Output, foreach_batch
 from twopc.spark.data_source import options as source_options
 from twopc_delta import options as delta_options
 from twopc_files import options as files_options
@@ -30,7 +34,7 @@ from twopc_sql import options as sql_options
         (ROOT / "plugins/mysql/README.md", mysql_options.OPTIONS),
         (ROOT / "plugins/pravega/README.md", pravega_options.OPTIONS),
         (ROOT / "plugins/sql/README.md", sql_options.OPTIONS),
-        (DOCS / "spark.md", source_options.OPTIONS),
+        (DOCS / "other-ways.md", source_options.OPTIONS),
     ],
 )
 def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Option, ...]) -> None:
@@ -39,3 +43,14 @@ def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Opt
 
 def test_every_default_of_the_kafka_sink_is_documented() -> None:
     assert {*kafka_options.DEFAULTS} <= {option.name for option in kafka_options.OPTIONS if option.default_cell}
+
+
+@pytest.mark.parametrize("described", [foreach_batch, Output])
+def test_the_page_on_spark_has_each_parameter_with_its_default(described: Callable[..., object]) -> None:
+    page = (DOCS / "spark.md").read_text(encoding="utf-8")
+    section = page.partition(f"\n`{described.__name__}` takes:\n")[2].lstrip().partition("\n\n")[0]
+    parameters = inspect.signature(described).parameters.values()
+    defaults = {each.name: "" if each.default is each.empty else f"`{each.default!r}`" for each in parameters}
+    assert {name: text.strip() for name, text in re.findall(r"^\| `(\w+)` \|(.*?)\| ", section, re.MULTILINE)} == {
+        name: default.replace(".0`", "`") for name, default in defaults.items()
+    }

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.pages import DOCS, blocks, write_files
 
-PAGE = DOCS / "stores.md"
+PAGE = DOCS / "write-your-own-store.md"
 
 
 @pytest.fixture

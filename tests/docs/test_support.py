@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
@@ -39,8 +40,15 @@ def test_a_mark_stands_for_what_passed_and_a_number_for_a_reason(script: Any) ->
     assert "old" not in page
 
 
-def test_the_page_has_a_row_for_each_test_of_the_contract() -> None:
-    page = (DOCS / "choose-a-backend.md").read_text(encoding="utf-8")
+def test_the_page_has_a_row_for_each_test_of_the_contract(script: Any) -> None:
+    page = script.PAGE.read_text(encoding="utf-8")
     tests = [name.removeprefix("test_").replace("_", " ") for name in vars(SinkContract) if name.startswith("test_")]
     assert [sentence for sentence in tests if f"\n| {sentence} | " not in page] == []
     assert "**failed**" not in page
+
+
+@pytest.mark.parametrize("heading", ["## What readers see", "### Records may be lost"])
+def test_the_guarantees_name_every_backend(script: Any, heading: str) -> None:
+    section = (DOCS / "guarantees.md").read_text(encoding="utf-8").partition(f"\n{heading}\n")[2].partition("\n#")[0]
+    backends = {name for part, name in script.COLUMNS.items() if part != "guide"}
+    assert {name for name in backends if not re.search(rf"^\| .*\b{name}\b", section, re.MULTILINE)} == set()

@@ -78,7 +78,19 @@ def test_a_null_in_latest_by_is_refused_and_a_tie_below_the_last_is_none(tables:
     target = tables.add()
     tables.apply([("u", 1, "a", 1), ("u", 1, "b", 1), ("u", 1, "c", 2)])
     assert state(target) == [(1, "c")]
-    with pytest.raises(RecordRefused, match=r"'latest_by' \(at\) of output 't' \(key id\) is null in 1 records"):
+    with pytest.raises(RecordRefused, match=r"'latest_by' \(at\) of output 't' \(key id\) is null, .* in 1 records"):
+        tables.apply([("u", 1, "a", 1), ("d", 1, None, None)], tasks=1)
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("latest_by", ["struct(id, struct(at AS `a.b`))", "struct(at, id)", "array(struct(id, at))"])
+def test_a_null_in_a_part_of_latest_by_is_refused_as_it_would_lose_to_each_record(
+    tables: Tables, latest_by: str
+) -> None:
+    target = tables.add(latest_by=latest_by)
+    tables.apply([("u", 1, "a", 1), ("u", 1, "b", 2), ("d", 2, None, 1)])
+    assert state(target) == [(1, "b")]
+    with pytest.raises(RecordRefused, match="is null, or has a part that is, in 1 records"):
         tables.apply([("u", 1, "a", 1), ("d", 1, None, None)], tasks=1)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from twopc.errors import ConfigurationError
 from twopc.spark.data_source.options import batch_target, stream_target
+from twopc.spark.doctor import sinks_and_log
 
 
 @pytest.fixture
@@ -63,3 +65,20 @@ def test_the_events_file_is_a_local_path_however_it_is_spelled(checkpoint: Path,
 def test_events_are_not_written_elsewhere_than_to_a_local_file(checkpoint: Path, given: str) -> None:
     with pytest.raises(ConfigurationError, match=r"'events' of format\('twopc'\) must be the absolute path"):
         stream_target({"sink": "kafka", "checkpointlocation": str(checkpoint), "events": given})
+
+
+@pytest.mark.parametrize(
+    ("backend", "own"),
+    [
+        ("delta", {"path": "/orders"}),
+        ("iceberg", {"table": "db.orders", "catalog": "lake"}),
+        ("kafka", {"topic": "orders", "bootstrap.servers": "127.0.0.1:1"}),
+    ],
+)
+def test_a_sink_that_would_keep_two_rows_of_a_key_is_refused(tmp_path: Path, backend: str, own: dict[str, str]) -> None:
+    given = {"sink": backend, "log": str(tmp_path / "log"), **own, "upsert_by": "key"}
+    target, _ = batch_target(given)
+    for act in (lambda: target.open(pa.schema([("key", pa.string())])), lambda: sinks_and_log(given)):
+        with pytest.raises(ConfigurationError, match=f"'{backend}' .* one record per key .* write with foreach_batch"):
+            act()
+    assert not (tmp_path / "log").exists()

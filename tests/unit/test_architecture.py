@@ -1,4 +1,4 @@
-"""``docs/architecture.md`` and the tables in docstrings describe the code as it is."""
+"""``docs/internals/architecture.md`` and the tables in docstrings describe the code as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.pages import DOCS, ROOT
 from twopc import effects
 from twopc.phases import NEXT, Phase
 
-PAGE = (DOCS / "architecture.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "internals" / "architecture.md").read_text(encoding="utf-8")
 SPECIFICATION = (ROOT / "tests/campaigns/model/twopc.tla").read_text(encoding="utf-8")
 
 SOURCES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import json
 import logging
 import signal
@@ -15,6 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -23,7 +25,8 @@ import pytest
 from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.observing import observing
-from twopc import Committable, Coordinator, Participant, Round, Vote, hookimpl
+from twopc import Committable, Coordinator, Participant, Round, Vote, _threads, hookimpl
+from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
 from twopc.errors import (
     ConfigurationError,
@@ -649,6 +652,30 @@ def test_an_interrupt_ends_a_batch_whose_targets_are_away_and_the_next_start_com
     assert [thread.name for thread in threading.enumerate() if thread.name == "twopc-commit"] == []
 
 
+def test_commits_that_an_interrupt_left_running_are_given_up_by_the_next_call(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    performer, ended = coordinator._performer, list[bool]()
+    waits = performer.waits
+    commit = threading.Thread(target=lambda: ended.append(waits.given_up.wait(5)), daemon=True)
+    performer._running.append(commit)
+    performer.phase = Phase.COMMITTING  # a second interrupt came before the first was noted
+    commit.start()
+    coordinator.recover()
+    assert ended == [True]
+    assert not performer.waits.given_up.is_set()
+
+
+def test_who_waits_for_commits_of_the_last_incarnation_logs_for_how_many(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = world.coordinator()
+    coordinator._performer._running.append(thread := threading.Thread(target=threading.Event().wait, args=(0.05,)))
+    thread.start()
+    coordinator.recover()
+    assert "waiting for threads that still commit for the last incarnation: 1" in caplog.text
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_is_seen_whenever_it_comes() -> None:
@@ -719,6 +746,49 @@ def test_a_notice_of_a_coordinator_that_was_killed_does_not_outlast_the_next_ent
     newest = read_tail(world.log)
     assert newest
     assert notices.read(world.log, newest[1]) is None
+
+
+def test_a_look_at_what_is_lost_waits_for_the_log_like_any_call_after_a_decision_and_tells_the_operator(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(world.log)
+    coordinator = world.coordinator(log=store, start_timeout_s=0.001)
+    sink(coordinator, "a").during["commit"] = raises(TransactionLost("rolled back"))
+    with pytest.raises(TransactionLost):
+        run(coordinator, 0)
+    monkeypatch.setattr(CallRetried, "needs_operator", True)
+    tail, told = log_of(coordinator).tail, []
+
+    def away() -> None:
+        notice = notices.read(world.log, tail)
+        told.append(notice and notice.what)
+        if len(told) < 3:
+            raise OSError("no answer of the store")
+
+    store.during["read"] = away
+    assert [each.sink for each in coordinator.lost(0)] == ["a"] * PARTITIONS
+    assert told[2] == "look at the log"
+    assert notices.read(world.log, tail) is None
+
+
+@pytest.mark.parametrize(
+    "call", [lambda it: it.has_decided(0), lambda it: it.lost(0), lambda it: it.abandon(0, {}, "ann@ops")]
+)
+def test_what_needs_an_incarnation_says_so_before_there_is_one(
+    world: World, call: Callable[[Coordinator], object]
+) -> None:
+    with pytest.raises(ConfigurationError, match="call recover first"):
+        call(world.coordinator())
+    assert world.log.slots() == []
+
+
+def test_a_batch_that_is_not_in_doubt_is_not_asked_for_what_it_has_lost(world: World) -> None:
+    coordinator = world.coordinator()
+    run(coordinator, 0)
+    sink(coordinator, "a").during["commit"] = raises(AssertionError("it was asked"))
+    for batch_id in (0, 1):
+        with pytest.raises(LogMismatch, match=f"batch {batch_id} is not in doubt"):
+            coordinator.lost(batch_id)
 
 
 def test_a_store_that_takes_no_notice_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1599,6 +1669,33 @@ def test_a_coordinator_goes_on_with_an_incarnation_that_another_opened(world: Wo
     assert (tail[1].kind, tail[1].incarnation) == ("close", 1)
 
 
+@pytest.mark.parametrize("by", ["the opener", "the resumer"])
+def test_a_rest_before_the_batch_leaves_the_votes_of_participants_elsewhere_alone(world: World, by: str) -> None:
+    opener, resumer = world.coordinator(), world.coordinator()
+    votes = pre_committed(opener, world)
+    if by == "the opener":
+        opener.rest()
+    resumer.resume(log_id(world), 1)
+    resumer.rest()
+    assert len(world.open()) == 2 * PARTITIONS
+    resumer.run(0, lambda _: votes)
+    assert world.visible("a") == world.visible("b") == ["0.0", "0.1"]
+
+
+def test_an_incarnation_that_was_closed_decides_no_votes_as_they_were_rolled_back(world: World) -> None:
+    opener = world.coordinator()
+    votes = pre_committed(opener, world)
+    opener.close()
+    assert world.open() == []
+    resumer = world.coordinator()
+    resumer.resume(log_id(world), 1)
+    with pytest.raises(RoundAborted, match="was closed before its decision"):
+        resumer.run(0, lambda _: votes)
+    assert resumer.next_batch_id == 0
+    run(resumer, 0)
+    assert world.visible("a") == ["0-0", "0-1"]
+
+
 def test_what_it_goes_on_with_is_as_old_as_its_first_participant(world: World) -> None:
     votes = pre_committed(world.coordinator(), world)
     coordinator = world.coordinator()
@@ -1666,3 +1763,41 @@ def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
         assert not taken.is_mine
     run(coordinator, 0)
     coordinator.close()
+
+
+@pytest.mark.parametrize("call", ["run", "rest", "close"])
+def test_one_interrupt_leaves_no_lock_taken_whichever_call_it_comes_in(call: str) -> None:
+    """CPython looks for signals as a function in Python is entered. The traceback, which holds the frames, is alive
+    while the locks are tried."""
+    files = {coordinator_module.__file__, _threads.__file__}
+
+    def interrupted(at: int) -> bool:
+        """Run a batch and ``call``, interrupted in its ``at``-th function. Return whether there were so many."""
+        coordinator = World().coordinator("a", commits_at_once=1, rest_interval_s=None)
+        calls = {"run": lambda: run(coordinator, 1), "rest": coordinator.rest, "close": coordinator.close}
+        run(coordinator, 0)
+        left = itertools.count(at, -1)
+
+        def trace(frame: FrameType, _event: str, _argument: object) -> None:
+            callers = {each.f_code.co_filename for each in (frame, frame.f_back) if each}
+            if callers & files and next(left) == 0:
+                raise KeyboardInterrupt
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            calls[call]()
+        except KeyboardInterrupt:
+            sys.settrace(before)
+            free: list[bool] = []
+            locks = coordinator._one_at_a_time, coordinator._batch_or_rest
+            other = threading.Thread(target=lambda: free.extend(lock.take(waits=False) for lock in locks))
+            other.start()
+            other.join()
+            assert free == [True, True], f"a lock is taken after an interrupt in function {at} of {call}"
+            return True
+        finally:
+            sys.settrace(before)
+        return False
+
+    assert next(at for at in itertools.count() if not interrupted(at)) > 0

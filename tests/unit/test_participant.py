@@ -437,3 +437,12 @@ def test_a_replay_copy_has_a_delete_as_a_record_of_its_key_and_nulls(tmp_path: P
         vote = participant.pre_commit()
     assert vote["a"].replay_copy is not None
     assert [batch.to_pylist() for batch in copies.read(vote["a"].replay_copy)] == [[{"id": 1, "value": None}]]
+
+
+def test_a_delete_from_a_sink_without_a_key_is_refused_before_anything_is_begun() -> None:
+    sink = MemorySink(MemoryTarget())
+    sink.bind("a", "log")
+    with Participant({"a": sink}, ROUND, partition=0) as participant:
+        with pytest.raises(ConfigurationError, match="sink 'a' has no key, so nothing can be deleted from it"):
+            participant.delete("a", KEYED)
+        assert participant.pre_commit() == {}

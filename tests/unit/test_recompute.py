@@ -288,6 +288,15 @@ def test_of_several_losses_the_one_that_can_not_be_computed_again_is_told(world:
     assert world.wanted == []
 
 
+def test_a_loss_names_its_own_batch_when_the_next_one_comes(world: World) -> None:
+    decided_and_lost(world)
+    coordinator, _ = world.coordinator()
+    with pytest.raises(TransactionLost) as told:
+        coordinator.run(1, lambda _: [], recompute=lambda *_: [])
+    assert (told.value.sink, told.value.batch_id) == ("a", 0)
+    assert told.value.transaction_id
+
+
 def test_a_log_with_a_loss_is_not_complete_before_its_batch_comes_again(world: World) -> None:
     decided_and_lost(world)
     coordinator, _ = world.coordinator()

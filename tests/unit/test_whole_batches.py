@@ -13,7 +13,7 @@ import pytest
 import twopc
 from tests.support.observing import Killed, observing
 from twopc import Committable, Coordinator, Participant, Round
-from twopc.errors import Retriable, TransactionLost
+from twopc.errors import ConfigurationError, Retriable, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionCommitted
 from twopc.participant import Vote
 from twopc.phases import Phase
@@ -130,3 +130,11 @@ def test_a_loss_of_one_transaction_has_the_whole_batch_written_again_from_its_co
     assert world.asked == [(0, 2)] * 2
     assert world.visible("table") == ["0-0", "0-1"]
     assert world.targets["table"].open == {}
+
+
+def test_a_sink_that_would_never_be_asked_for_its_batches_is_refused(world: World) -> None:
+    class NotDeclared(MemorySink):
+        commit_batch = Table.commit_batch
+
+    with pytest.raises(ConfigurationError, match="sink 'table' has commit_batch: it must subclass WholeBatchSink"):
+        Coordinator({"table": NotDeclared(MemoryTarget())}, world.log, owner="query")

@@ -47,7 +47,7 @@ class Exporter:
 
 
 class LogsCollector(Collector):
-    """The metrics of logs and sinks that docs/monitoring.md lists."""
+    """The metrics of logs and sinks that docs/metrics.md lists."""
 
     def __init__(self, logs: Sequence[WatchedLog], sinks: Sequence[WatchedSink] = ()) -> None:
         self._logs = logs

@@ -1,5 +1,5 @@
 """Lineage for OpenLineage, through its client (extra ``openlineage``): a run per batch, with what it has read and
-written. docs/monitoring.md describes its events.
+written. docs/openlineage.md describes its events.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _ERROR = "error.type"
 
 class OpenTelemetryObserver:
     """Makes the spans of a batch when its run ends, as children of the span that is current where it was run, and keeps
-    the metrics that docs/monitoring.md lists.
+    the metrics that docs/metrics.md lists.
 
     The times of spans are those of the batch's metrics, counted back from the end: the gap between two phases is
     microseconds. A failed run ends with its exception and the status ERROR.

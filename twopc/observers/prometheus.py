@@ -12,7 +12,7 @@ from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, 
 
 
 class PrometheusObserver:
-    """Keeps the metrics that docs/monitoring.md lists in ``registry``, which takes one such observer."""
+    """Keeps the metrics that docs/metrics.md lists in ``registry``, which takes one such observer."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         self._labels = BoundedLabels()

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.functions import expr, when
-from pyspark.sql.types import StructType
+from pyspark.sql.types import ArrayType, DataType, StructType
 
 from twopc.errors import RecordRefused
 from twopc.spark.sql_names import quoted
@@ -44,7 +44,7 @@ class Change(IntEnum):
     TIED = 3
     """Nothing tells whether it is the last of its key."""
     UNORDERED = 4
-    """It is null by what the records are ordered by."""
+    """What the records are ordered by is null, or has a part that is."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ class Keyed:
         advice = "Nothing of the batch was written."
         if count := counts.get(Change.UNORDERED):
             reason = (
-                f"'latest_by' ({self.latest_by}) of {where} is null in {count} records of the batch. {advice} Give an"
-                " expression that has a value for every record, deletes as well, or leave such records out by 'where'."
+                f"'latest_by' ({self.latest_by}) of {where} is null, or has a part that is, in {count} records of the"
+                f" batch. {advice} Give an expression that has a value for every record, deletes as well, or leave such"
+                " records out by 'where'."
             )
         elif (count := counts.get(Change.TIED)) and self.latest_by is None:
             reason = (
@@ -203,7 +204,7 @@ def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
     else:
         over = f"{over} ORDER BY {order}"  # ascending: outputs without a key get the rows in this order
         cases = (
-            f"WHEN {order} IS NULL THEN {Change.UNORDERED:d}"
+            f"WHEN {_has_null(order, frame.schema[_ORDER + name].dataType)} THEN {Change.UNORDERED:d}"
             f" WHEN lead(true) OVER ({over}) THEN {Change.SUPERSEDED:d}"
             f" WHEN lag({order}) OVER ({over}) <=> {order} THEN {Change.TIED:d}"
         )
@@ -213,6 +214,17 @@ def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
     change = f"IF({quoted(name)} IS NULL, {Change.DELETE:d}, {Change.WRITE:d})"
     sql = f"CASE {is_left_out} WHEN {has_no_key} THEN {change} {cases} ELSE {change} END"
     return frame.selectExpr("*", f"CAST({sql} AS INT) AS {quoted(CHANGE + name)}")
+
+
+def _has_null(order: str, type: DataType) -> str:
+    """Return the SQL condition that an order, or a part of it, is null. A struct with a null is none, and Spark puts it
+    before every other: a change without a time would lose to each of its key."""
+    parts = [f"{order} IS NULL"]
+    if isinstance(type, StructType):
+        parts += [_has_null(f"{order}.{quoted(field.name)}", field.dataType) for field in type]
+    elif isinstance(type, ArrayType):
+        parts.append(f"exists({order}, part -> {_has_null('part', type.elementType)})")
+    return " OR ".join(parts)
 
 
 def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """A batch that is certainly small: the driver takes its records, and writes them without Python tasks.
 
 Python tasks, and the transaction that each of them begins, take a third of the time of a batch of 1,000 records: see
-docs/performance-notes.md. The driver's memory is bounded by what Spark knows before it sends any record:
+docs/internals/performance-notes.md. The driver's memory is bounded by what Spark knows before it sends any record:
 
 - The number of records, by the offsets of Kafka sources. The plan must not make more rows of them.
 - The size of a record, by a condition that Spark evaluates where it reads it. A record that is too large ends the job.

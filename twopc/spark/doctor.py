@@ -10,10 +10,9 @@ from twopc.doctor import Diagnosis
 from twopc.doctor import doctor as diagnosis
 from twopc.errors import ConfigurationError
 from twopc.log.store import LogStore
-from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.options import target_to_check
-from twopc.spark.data_source.round import SINK
+from twopc.spark.data_source.round import SINK, sink_alone
 from twopc.spark.foreach_batch import ForeachBatch
 
 
@@ -41,7 +40,7 @@ def sinks_and_log(
         return writer._sinks, writer._log  # noqa: SLF001  # not for users
     if isinstance(writer, Mapping):
         backend, own, log = target_to_check(writer)
-        return {SINK: create_sink(backend, own)}, log
+        return {SINK: sink_alone(backend, own)}, log
     raise ConfigurationError(
         "a query is checked by what foreach_batch returned, or by the options of its format('twopc') writer as a"
         f" dictionary, not by an object of class {type(writer).__name__}"

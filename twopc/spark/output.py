@@ -2,7 +2,7 @@
 
 If sinks get different columns, the frame has one struct column per sink, which is null in the rows that the sink does
 not get. Otherwise they share the frame's columns, if PySpark can name them, and conditions are columns beside them:
-structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/performance.md.
+structs cost 6 ms per batch on the driver and a twentieth of the throughput, see docs/internals/performance-notes.md.
 
 An output whose sink has a key gets the last record of each key alone, or its delete: see ``changes``.
 """
@@ -58,7 +58,8 @@ class Output:
         delete_where: the SQL condition of the rows that delete the record of their key; None if no row does. Their
             columns beside the key are not computed.
         latest_by: the SQL expression that puts the rows of a key in order, of which the last one of a batch applies. It
-            must have a value, and another one for each row of a key. None if a key comes once in a batch at most.
+            must have a value without a null in it, and another one for each row of a key. None if a key comes once in a
+            batch at most.
 
     ``delete_where`` and ``latest_by`` need a sink with a key, which its option 'upsert_by' names.
 

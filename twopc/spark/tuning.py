@@ -168,8 +168,8 @@ def on_few_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
     was small; and the number of its tasks, or None if that is not known.
 
     A task takes 10 to 20 ms to begin in Spark, in Python and in the target system, however few its records are, and
-    tasks beyond the cores wait for each other: see docs/performance.md. As many tasks run at once as before, so a batch
-    that turns out to be large takes no longer.
+    tasks beyond the cores wait for each other: see docs/internals/performance-notes.md. As many tasks run at once as
+    before, so a batch that turns out to be large takes no longer.
 
     Spark merges the partitions of the whole stage that writes. So that stage must consist of sources, columns and
     filters: one with functions or state of the user keeps its tasks and their places, whatever it costs. The previous
@@ -201,9 +201,9 @@ class LimitedByRows:
 
     To check its limit of bytes, Spark adds up the whole record batch before every row
     (BatchedPythonArrowInput.writeSizedBatch). That took three quarters of the JVM's time where records were small: see
-    docs/performance-notes.md. So Spark checks each record instead, where it computes it. A record of more than its even
-    share of the limit ends the job, so a record batch stays within the limit. Then the job runs again with Spark's own
-    check, as do all later ones.
+    docs/internals/performance-notes.md. So Spark checks each record instead, where it computes it. A record of more
+    than its even share of the limit ends the job, so a record batch stays within the limit. Then the job runs again
+    with Spark's own check, as do all later ones.
 
     Each evaluation of Python in a job reads both limits in its task, from the job's local properties (seen on 4.0 to
     4.2), and no limit can be set for one evaluation alone. So only a plan without functions of the user, which may be

@@ -164,7 +164,8 @@ def _not_tight(stats: str) -> str:
 def _key_of(action: Mapping[str, Any]) -> tuple[str, str]:
     vector = action.get("deletionVector") or {}
     parts = (vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))
-    return action["path"], "" if not vector else "@".join(map(str, parts))
+    # Paths are URLs, which writers spell in different ways: delta-rs removes %C3%BC where Spark has added ü.
+    return unquote(action["path"]), "" if not vector else "@".join(map(str, parts))
 
 
 def live_files(files: LogFiles, version: int) -> list[LiveFile]:

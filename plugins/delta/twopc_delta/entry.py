@@ -49,9 +49,14 @@ def entry_of(
     return b"\n".join(lines)
 
 
+_SAFE_IN_PATHS = "/=+:,@!~&'$();"
+"""delta-rs spells paths anew where it removes a file, with these as they are, and then compares the spelling. A file
+that was added with another one stays in the table."""
+
+
 def _added(file: AddedFile) -> dict[str, object]:
     return {
-        "path": quote(file.path, safe="/="),
+        "path": quote(file.path, safe=_SAFE_IN_PATHS),
         "partitionValues": file.partition_values,
         "size": file.size_bytes,
         "modificationTime": file.modified_ms,

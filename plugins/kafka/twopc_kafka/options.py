@@ -217,6 +217,7 @@ _OWN = (
     "writer",
     "two.phase.commit",
     "batch.markers",
+    "upsert_by",
     "transactional.id.prefix",
     "commit.margin.ms",
 )
@@ -224,6 +225,10 @@ _OWN = (
 
 _PASSED_ON_AS_GIVEN = ("partitioner", "enable.idempotence", "enable.sparse.connections")
 """The options that only librdkafka checks, because it accepts more spellings."""
+
+_BY_KEY = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a")
+"""The partitioners of librdkafka by which all records of a key are in one partition. What is random of them is where a
+record without a key goes."""
 
 _MESSAGE_BYTES = Option("message.max.bytes", whole_number(1, _MOST, values="bytes"), "")
 _READ_HERE = (*(option for option in OPTIONS if option.name not in _PASSED_ON_AS_GIVEN), _MESSAGE_BYTES)
@@ -369,6 +374,12 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     _refuse_two_names(properties, "sasl.mechanism", "sasl.mechanisms")
     check_tokens(properties.get("sasl.mechanism", properties.get("sasl.mechanisms")), properties)
     merged = _with_defaults(properties, delivery)
+    if "upsert_by" in own and merged["partitioner"] not in _BY_KEY:
+        raise ConfigurationError(
+            f"{OWNER} with 'upsert_by' needs a 'partitioner' that sends each key to one partition, else a tombstone"
+            f" would not reach the record that it deletes. Use one of {', '.join(_BY_KEY)}.",
+            option="partitioner",
+        )
     _refuse_what_librdkafka_does_not_know(merged, delivery)
     if writer == ARROW:
         _refuse_what_the_arrow_writer_cannot_honor(merged, delivery)

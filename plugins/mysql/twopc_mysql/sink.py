@@ -83,6 +83,8 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
 
+    takes_repeated_keys = True
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = MysqlOptions.parse(options)
         self._table = Table(self._options)

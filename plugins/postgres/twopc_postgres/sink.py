@@ -87,6 +87,8 @@ class PostgresSink(KeyedSink[PostgresTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
 
+    takes_repeated_keys = True
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = PostgresOptions.parse(options)
         self._table = Table(self._options)

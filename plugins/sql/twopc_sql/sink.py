@@ -87,6 +87,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
 
+    takes_repeated_keys = True
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = SqlOptions.parse(options)
         self._tables = Tables(self._options)
@@ -234,6 +236,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
                 if not is_refusal(error):
                     raise
                 faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
+                connection.rollback()  # PostgreSQL answers nothing more in a failed transaction
             if self._options.upsert_by:
                 faults += self._faults_of_keys(self._tables.unique_keys(connection), columns)
         if faults:

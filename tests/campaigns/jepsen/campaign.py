@@ -1,6 +1,6 @@
 """``make jepsen``: three brokers, queries, cut networks and kills; and a checker on the readers' side.
 
-``make jepsen SECONDS=600 SEED=1``; see ``docs/jepsen.md``.
+``make jepsen SECONDS=600 SEED=1``; see ``docs/internals/jepsen.md``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """``make model``: check the specification, that it finds each defect, and that the code keeps to it. See
-``docs/model.md``."""
+``docs/internals/model.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces of the real code in the simulation, checked against the specification; see ``docs/model.md``."""
+"""Traces of the real code in the simulation, checked against the specification; see ``docs/internals/model.md``."""
 
 from __future__ import annotations
 

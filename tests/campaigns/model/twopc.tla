@@ -1,6 +1,6 @@
 ------------------------------------ MODULE twopc ------------------------------------
 (* The protocol of twopc: queries that restart, a commit log, task attempts, and a target system with named
-   transactions, such as Kafka. docs/model.md says what is in it, what is not, and how to read a counterexample.
+   transactions, such as Kafka. docs/internals/model.md says what is in it, what is not, and how to read a counterexample.
 
    A query runs in several *lives*: starts of its driver. A newer life may begin at any moment. A life that takes no
    further step has crashed; one that goes on beside a newer life is a zombie. So there is no step for a crash.
@@ -392,7 +392,7 @@ Next ==
 Spec == Init /\ [][Next]_vars
 
 --------------------------------------------------------------------------------------
-(* What must hold. The numbers are those of the invariants in docs/architecture.md. *)
+(* What must hold. The numbers are those of the invariants in docs/internals/architecture.md. *)
 
 \* 1: nothing is visible before its decision is in the log.
 VisibleIsDecided == \A t \in DOMAIN tx : tx[t] = "committed" => t[1] \in Decided

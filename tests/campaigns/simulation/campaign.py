@@ -1,4 +1,4 @@
-"""``make simulate``: run as many schedules as fit into the time, on all cores. See ``docs/simulation.md``."""
+"""``make simulate``: run as many schedules as fit into the time, on all cores. See ``docs/internals/simulation.md``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``make prove-spark``: kill Spark at every step, in every way that it writes. See ``docs/spark.md``."""
+"""``make prove-spark``: kill Spark at every step, in every way that it writes: docs/internals/spark-campaign.md."""
 
 from __future__ import annotations
 

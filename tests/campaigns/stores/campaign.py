@@ -1,4 +1,4 @@
-"""``make prove-stores``: kill a writer of files at every step on every store. See ``docs/stores.md``."""
+"""``make prove-stores``: kill a writer of files at every step on every store. See ``docs/internals/stores.md``."""
 
 from __future__ import annotations
 

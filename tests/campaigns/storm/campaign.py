@@ -1,8 +1,8 @@
 """The storm: real processes are killed and paused at random, disks are filled, and nothing is lost or duplicated.
 
-``make storm SECONDS=300 SEED=1``; see ``docs/storm.md``. It runs a broker, a driver with two executors, their Python
-workers, and a producer that keeps feeding the source. Finally, a last driver runs to the end of the source, and the
-contents of all target systems are compared with the records sent.
+``make storm SECONDS=300 SEED=1``; see ``docs/internals/storm.md``. It runs a broker, a driver with two executors, their
+Python workers, and a producer that keeps feeding the source. Finally, a last driver runs to the end of the source, and
+the contents of all target systems are compared with the records sent.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ ENDED = ("Empty", "CompleteCommit", "CompleteAbort", "Dead")
 SKIPPED = re.compile(
     r"Couldn't find leader endpoint for partitions \w+\((.*?)\) while trying to send transaction markers"
 )
-"""What a broker logs when it completes a transaction without a marker in some partitions; see docs/storm.md. The
-collection is a Set, or a HashSet from five partitions on."""
+"""What a broker logs when it completes a transaction without a marker in some partitions; see docs/internals/storm.md.
+The collection is a Set, or a HashSet from five partitions on."""
 
 MENDED = "wrote a marker that Kafka had left out"
 """What the sink logs when it has written such a marker."""

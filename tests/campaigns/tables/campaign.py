@@ -1,6 +1,6 @@
 """``make prove-tables``: kill a query into Iceberg and Delta at every step and amid commits, and its servers.
 
-See ``docs/tables.md``.
+See ``docs/internals/storm.md``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -63,6 +64,18 @@ def test_each_value_of_a_partition_has_a_file_of_its_own_and_every_reader_finds_
     for number, value in expected.items():
         is_it = pl.col("key.ü").eq_missing(pl.lit(value, pl.Series(records["key.ü"]).dtype))
         assert pl.scan_delta(place.path).filter(is_it).collect()["id"].to_list() == [number]
+
+
+def test_delta_rs_removes_a_file_whatever_characters_its_path_has(tmp_path: Path) -> None:
+    """It compares paths as they are spelled, and spells them anew where it removes a file."""
+    place = Place(str(tmp_path / "parted"))
+    place.create(pa.schema({"id": pa.int64(), "k": pa.string()}), ["k"])
+    odd = f"{string.punctuation} ü日"
+    place.sink().commit_batch(0, [place.pre_commit({"id": [0, 1], "k": [odd, "a"]})])
+    assert all(sorted(read(place)["k"].to_pylist()) == [odd, "a"] for read in READERS)
+    place.table().delete("id = 0")
+    place.table().create_checkpoint()
+    assert all(read(place)["k"].to_pylist() == ["a"] for read in READERS)
 
 
 few = st.sampled_from([None, "", "a", "b", "\0", "a\0", "\0b", "n", "v", "vn", "."])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import polars as pl
 import pyarrow as pa
@@ -403,6 +404,17 @@ def test_the_files_of_a_version_are_those_that_readers_take(table: Place) -> Non
     live = live_files(LogFiles(Storage.at(table.path, {})), table.table().version())
     expected = [each["path"] for each in pa.table(table.table().get_add_actions(flatten=True)).to_pylist()]
     assert sorted(each.path for each in live) == sorted(expected)
+
+
+def test_a_file_is_removed_however_its_path_is_spelled(tmp_path: Path) -> None:
+    """Spark adds ü, and delta-rs removes %C3%BC."""
+    table = created(tmp_path / "customers", "day")
+    run(table, 0, [(1, "a", "R&D ü"), (2, "b", "R&D ü")])
+    entry = table.folder / "_delta_log" / f"{1:020d}.json"
+    entry.write_text(entry.read_text().replace("%C3%BC", "ü").replace("&", "%26"))
+    table.table().delete("id = 1")
+    live = live_files(LogFiles(Storage.at(table.path, {})), 2)
+    assert [each.path for each in live] == [unquote(each["path"]) for each in actions(table, "add")]
 
 
 # The contract of every sink. ----------------------------------------------------------------------------------------

@@ -391,3 +391,12 @@ def test_a_sink_that_serves_two_queries_shares_nothing_that_one_of_them_has_seen
     one, other = sink.unbound(), sink.unbound()
     shared = {name for name, value in vars(one).items() if value is vars(other)[name]}
     assert shared == {"_options", "prefix", "_visible", "_refusal"}  # values that never change
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_with_upsert_by_all_records_of_a_key_must_reach_one_partition(writer: str) -> None:
+    given = {**SERVERS, "topic": "t", "writer": writer, "upsert_by": "key"}
+    assert parse_options(given).upsert_by == ("key",)
+    assert parse_options({**given, "writer": "librdkafka", "partitioner": "consistent"}).upsert_by == ("key",)
+    with pytest.raises(ConfigurationError, match=r"'upsert_by' needs a 'partitioner' .* Use one of murmur2_random"):
+        parse_options({**given, "partitioner": "random"})

@@ -21,8 +21,9 @@ from pyspark.sql.datasource import WriterCommitMessage
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.source_files import read_before
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
-from twopc.errors import LogMismatch, RoundAborted
+from twopc.errors import ConfigurationError, LogMismatch, RoundAborted
 from twopc.events import BatchFailed
+from twopc.keyed import KeyedSink
 from twopc.log.commit_log import on_store
 from twopc.log.steps import resume_log
 from twopc.log.store import open_store
@@ -43,6 +44,22 @@ logger = logging.getLogger(__name__)
 
 SINK = "sink"
 """The sink's name in the log, as in ``foreach_batch`` with one sink: a query can change between the two."""
+
+
+def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
+    """Return the sink of a data source, which can't bring the records of a key together.
+
+    Raises:
+        ConfigurationError: like ``create_sink``; or the sink needs one record per key.
+    """
+    sink = create_sink(backend, options)
+    if isinstance(sink, KeyedSink) and sink.key and not sink.takes_repeated_keys:
+        raise ConfigurationError(
+            f"the sink {backend!r} with 'upsert_by' needs one record per key in a batch, and format('twopc') can't"
+            " bring the records of a key together: write with foreach_batch. Nothing was written.",
+            option="upsert_by",
+        )
+    return sink
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +187,7 @@ class Rounds:
             checkpoint = CheckpointFolder(self.checkpoint)
             batch_id, reads = checkpoint.newest()
             follows = read_before(checkpoint, batch_id)
-        sink = create_sink(self.backend, self.options)
+        sink = sink_alone(self.backend, self.options)
         if self.checkpoint is not None:
             refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
             refuse_within_checkpoint(self.log, self.checkpoint)
@@ -202,7 +219,7 @@ class Rounds:
         with spooled(self.events), contextlib.ExitStack() as leaves:
             with self._failure_reported(batch_id):
                 [incarnation] = {message.incarnation for message in messages}
-                sink = create_sink(self.backend, self.options)
+                sink = sink_alone(self.backend, self.options)
                 if schema is not None:
                     sink.assume_valid(schema)
                 coordinator = leaves.enter_context(self._coordinator(sink))
@@ -237,7 +254,7 @@ class Rounds:
                 # Raises Fenced if the log belongs to a newer driver now.
                 store = open_store(self.log)
                 on_store(store, resume_log(store.url, incarnation.log_id, incarnation.number))
-            with self._coordinator(create_sink(self.backend, self.options)) as coordinator:
+            with self._coordinator(sink_alone(self.backend, self.options)) as coordinator:
                 coordinator.recover()
         except Exception as error:  # noqa: BLE001  # Spark would report this error instead of why the round failed
             logger.warning("cleanup after the failed batch is left to the next start: %s", error)

@@ -49,7 +49,8 @@ class TwoPhaseCommitDataSource(DataSource):
     """The data source ``twopc``. Register it once per session: ``spark.dataSource.register(TwoPhaseCommitDataSource)``.
 
     Options: ``sink``, the backend's entry-point name; ``log``, by default in the checkpoint folder; ``replay_copies``;
-    ``first_batch_id``; ``events``; for batch writes ``batch_id``. All others are the sink's own. See ``docs/spark.md``.
+    ``first_batch_id``; ``events``; for batch writes ``batch_id``. All others are the sink's own. See
+    ``docs/other-ways.md``.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:

@@ -4,7 +4,6 @@ brought to an answer, the answer is put into its mouth, before or after it has d
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import kafka.errors
@@ -23,8 +22,8 @@ from kafka.protocol.producer import (
     ProduceResponse,
 )
 
-import twopc_kafka
 from tests.support import kills
+from tests.support.pages import DOCS
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted
 from twopc_kafka.answers import MEANINGS, WriteAnswer, after_the_decision, failure, lasting, meaning
@@ -66,8 +65,8 @@ def test_an_answer_in_no_table_stops_with_its_code_before_the_decision_and_after
         raise refused
 
 
-def test_the_readme_has_each_code_in_its_class() -> None:
-    rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*) \|$", README.read_text(encoding="utf-8"), re.MULTILINE)
+def test_the_page_on_the_sink_has_each_code_in_its_class() -> None:
+    rows = re.findall(r"^\| (.*?) \| (.*?) \| (.*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     in_table = {name: codes for name, _, codes in rows if name in CLASSES}
     for name, answer in CLASSES.items():
         codes = [f"{each.name} ({code})" for code, each in sorted(MEANINGS.items()) if each.answer is answer]
@@ -87,7 +86,7 @@ def test_a_success_is_one_code_alone_and_only_what_had_no_effect_or_is_numbered_
     assert {3, 5, 6, 9, 14, 15, 16, 19, 51, 74, 75, 78, 89} == set(REPEATED)
 
 
-README = Path(twopc_kafka.__file__).parent.parent / "README.md"
+PAGE = DOCS / "internals" / "kafka.md"
 CLASSES = {
     "temporary": WriteAnswer.REPEAT,
     "the attempt failed": WriteAnswer.RUN_AGAIN,

@@ -1,0 +1,128 @@
+"""The procedures of ``docs/change-a-query.md``, and that of a lost log, with a loop without Spark: they lose and double
+nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import twopc
+from tests.support.pages import DOCS
+from twopc.errors import LogMismatch, OperatorRequired
+from twopc_files.sink import FileSink
+
+
+class Query:
+    """A query that writes the number of each batch to its sinks, and is stopped cleanly after each."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = f"{folder}/log"
+        self.done = 0
+
+    def run(self, sinks: Mapping[str, str], **options: Any) -> None:
+        """Write one batch to sinks that are given by name and folder."""
+        made = {name: twopc.create_sink("files", {"path": f"{self.folder}/{path}"}) for name, path in sinks.items()}
+
+        def phase_one(round_: Any) -> list[Any]:
+            with twopc.Participant(made, round_, partition=0) as participant:
+                for name in made:
+                    participant.write(name, pa.record_batch({"id": [self.done]}))
+                return [participant.pre_commit()]
+
+        with twopc.Coordinator(made, self.log, owner="query", **options) as coordinator:
+            coordinator.recover()
+            coordinator.run(self.done, phase_one)
+        self.done += 1
+
+    def written(self, path: str) -> list[int]:
+        return sorted(pq.read_table(self.folder / path)["id"].to_pylist())
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> Query:
+    return Query(tmp_path)
+
+
+def test_a_sink_is_added_removed_and_renamed_after_a_clean_stop(query: Query) -> None:
+    query.run({"orders": "orders"})
+    query.run({"orders": "orders", "archive": "archive"})
+    query.run({"archive": "archive"})
+    query.run({"bills": "orders", "archive": "archive"})
+    assert query.written("orders") == [0, 1, 3]
+    assert query.written("archive") == [1, 2, 3]
+
+
+def test_another_place_under_a_new_name_gets_the_later_batches(query: Query) -> None:
+    query.run({"orders": "orders"})
+    query.run({"orders-2": "elsewhere"})
+    assert (query.written("orders"), query.written("elsewhere")) == ([0], [1])
+
+
+def test_a_log_goes_on_where_its_entries_were_copied_to(query: Query, tmp_path: Path) -> None:
+    query.run({"orders": "orders"})
+    copied = tmp_path / "copied"
+    copied.mkdir()
+    for entry in Path(query.log).iterdir():
+        if re.fullmatch(r"\d{20}\.json", entry.name):
+            shutil.copy(entry, copied)
+    shutil.move(query.log, tmp_path / "old")
+    query.log = str(copied)
+    query.run({"orders": "orders"})
+    assert query.written("orders") == [0, 1]
+
+
+def test_a_new_log_takes_over_at_the_batch_that_it_is_told(query: Query, tmp_path: Path) -> None:
+    query.run({"orders": "orders"})
+    query.log = str(tmp_path / "new")
+    with pytest.raises(LogMismatch, match=r"first_batch_id=1"):
+        query.run({"orders": "orders"})
+    query.run({"orders": "orders"}, first_batch_id=1)
+    query.run({"orders": "orders"}, first_batch_id=1)  # later starts may keep it
+    assert query.written("orders") == [0, 1, 2]
+
+
+def test_a_lost_log_is_replaced_by_a_new_one_at_the_batch_that_was_not_finished(
+    query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sinks = {"orders": "orders", "archive": "archive"}
+    query.run(sinks)
+    commit = FileSink.commit
+
+    def committed_in_one(sink: FileSink, committable: Any) -> None:
+        if "archive" in committable.transaction_id:
+            raise OperatorRequired("the driver is lost here")
+        commit(sink, committable)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileSink, "commit", committed_in_one)
+        with pytest.raises(OperatorRequired):
+            query.run(sinks)
+    assert (query.written("orders"), query.written("archive")) == ([0, 1], [0])
+    shutil.rmtree(query.log)
+    with pytest.raises(LogMismatch, match=r"is empty.*first_batch_id=1"):
+        query.run(sinks)
+
+    # Batch 0 is the newest that is finished. What is there of batch 1 goes, and what is open.
+    [of_batch_1] = [
+        file for file in (tmp_path / "orders").glob("part-*") if pq.read_table(file)["id"].to_pylist() == [1]
+    ]
+    of_batch_1.unlink()
+    [pending] = [*(tmp_path / "archive" / "_twopc").iterdir()]
+    pending.unlink()
+    query.run(sinks, first_batch_id=1)
+    query.run(sinks)
+    assert query.written("orders") == query.written("archive") == [0, 1, 2]
+
+
+def test_each_procedure_of_the_page_has_numbered_steps() -> None:
+    page = (DOCS / "change-a-query.md").read_text(encoding="utf-8")
+    sections = [section for section in page.split("\n## ")[1:] if not section.startswith("Change the way")]
+    assert [section.partition("\n")[0] for section in sections if "\n1. " not in section] == []
