@@ -20,6 +20,8 @@ pytestmark = pytest.mark.spark
 
 SCHEMA = "id INT, doc STRING, n INT"
 TOPIC = "shop.public.docs"
+HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"
+OF_KAFKA = f"key BINARY, value BINARY, topic STRING, partition INT, offset LONG, headers {HEADERS}"
 
 
 class Topic:
@@ -32,20 +34,34 @@ class Topic:
         self.target = self.tables.add(columns=["id", "doc", "n"], delete_where="_op = 'd'", latest_by="_order")
         self.arguments: dict[str, Any] = {"key": ["id"], "schema": SCHEMA}
 
-    def add(self, op: str, id: int | None = None, doc: str | None = None, n: int = 0, lsn: int | None = None) -> None:
+    def add(
+        self,
+        op: str,
+        id: int | None = None,
+        doc: str | None = None,
+        n: int = 0,
+        lsn: int | None = None,
+        transaction: int = 1,
+        header: str = "other",
+    ) -> None:
         offset = len(self.records) + self.tables.batch_id * 100
-        source = {"connector": "postgresql", "lsn": offset if lsn is None else lsn, "ts_ms": 7}
+        lsn = offset if lsn is None else lsn
+        source = {"connector": "postgresql", "lsn": lsn, "ts_ms": 7, "txId": transaction}
         row = {"id": id, "doc": doc, "n": n}
         before, after = ({"id": id}, None) if op == "d" else (None, None if op == "t" else row)
         value = json.dumps({"op": op, "before": before, "after": after, "source": source}).encode()
-        self.records.append((json.dumps({"id": id}).encode(), value, TOPIC, 0, offset))
+        self.records.append((json.dumps({"id": id}).encode(), value, TOPIC, 0, offset, [(header, b"")]))
+
+    def move(self, old: int, new: int, doc: str, transaction: int = 1) -> None:
+        """Add what the connector sends for an UPDATE of the primary key."""
+        self.add("d", old, transaction=transaction, header="__debezium.newkey")
+        self.add("c", new, doc, transaction=transaction, header="__debezium.oldkey")
 
     def add_tombstone(self, id: int) -> None:
-        self.records.append((json.dumps({"id": id}).encode(), None, TOPIC, 0, len(self.records)))
+        self.records.append((json.dumps({"id": id}).encode(), None, TOPIC, 0, len(self.records), None))
 
     def changes(self) -> DataFrame:
-        schema = "key BINARY, value BINARY, topic STRING, partition INT, offset LONG"
-        return debezium(self.spark.createDataFrame(self.records, schema).repartition(2), **self.arguments)
+        return debezium(self.spark.createDataFrame(self.records, OF_KAFKA).repartition(2), **self.arguments)
 
     def apply(self) -> list[tuple[int, str | None, int]]:
         """Apply the records as a batch, and return the table."""
@@ -143,11 +159,24 @@ def test_after_a_truncate_the_documented_way_on_works(topic: Topic) -> None:
     assert topic.apply() == [(3, "c", 0)]
 
 
+def test_an_exchange_of_primary_keys_is_refused_if_it_may_lose_a_row(topic: Topic) -> None:
+    topic.move(1, 2, "a")
+    topic.move(2, 1, "b")
+    with pytest.raises(Exception, match=rf"the record in topic {TOPIC}, partition 0, offset 2 is refused: its transac"):
+        topic.apply()
+    topic.add("u", 2, "c", transaction=2)
+    assert topic.apply() == [(1, "b", 0), (2, "c", 0)]
+    topic.move(1, 3, "d", transaction=3)
+    topic.move(3, 4, "e", transaction=4)
+    topic.add("c", 5, "f", transaction=5)
+    topic.add("d", 5, transaction=5)
+    assert topic.apply() == [(2, "c", 0), (4, "e", 0)]
+
+
 def test_on_a_stream_an_unchanged_value_is_refused(topic: Topic, tmp_path: Any) -> None:
-    schema = "key BINARY, value BINARY, topic STRING, partition INT, offset LONG"
     topic.add("u", 1, UNAVAILABLE, 1)
-    topic.spark.createDataFrame(topic.records, schema).write.parquet(str(tmp_path / "records"))
-    stream = topic.spark.readStream.schema(schema).parquet(str(tmp_path / "records"))
+    topic.spark.createDataFrame(topic.records, OF_KAFKA).write.parquet(str(tmp_path / "records"))
+    stream = topic.spark.readStream.schema(OF_KAFKA).parquet(str(tmp_path / "records"))
     query = debezium(stream, **topic.arguments).writeStream.format("noop")
     started = query.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
     with pytest.raises(Exception, match="Call debezium in the function for foreachBatch"):

@@ -63,6 +63,10 @@ _KINDS: dict[type[DataType], tuple[str, int]] = {
 
 _SOURCE = ("key", "value", "topic", "partition", "offset")
 
+_MOVED = "twopc moved"
+_IS_MOVED = "coalesce(exists(headers, h -> h.key IN ('__debezium.oldkey', '__debezium.newkey')), false)"
+"""Whether a record is a half of a change of a primary key, from the record's headers."""
+
 
 def debezium(
     df: DataFrame,
@@ -85,6 +89,10 @@ def debezium(
 
     Args:
         df: records of Kafka, with the columns of Spark's source. Values are JSON, with or without Connect's schema.
+            Where the source checks primary keys at the end of a transaction (DEFERRABLE), read the topic with
+            ``includeHeaders``. A transaction that exchanges keys deletes the row of one of them last. With the column
+            ``headers``, using ``_op`` of such a delete is an error; without it, or if the transaction is in two
+            batches, or on a stream, the row is lost.
         key: the columns of the table's key. Where records have a key in Kafka, it must have them: set
             ``message.key.columns`` if they are not the primary key. PostgreSQL must then log their old values, too
             (REPLICA IDENTITY FULL, or USING INDEX), or a changed key leaves its old row behind.
@@ -134,9 +142,10 @@ def debezium(
     )
     found = StructType([StructField(field.name, field.dataType) for field in table])
     found.add(OP, StringType(), False).add(ORDER, _ORDER_TYPE, False)
-    found.add(MISSING, ArrayType(StringType(), False), False).add(TOPIC, StringType(), False)
+    found.add(MISSING, ArrayType(StringType(), False), False).add(TOPIC, StringType(), False).add(_MOVED, StringType())
     run = _Decoding(decoder, arrow_schema(found), refuses_unavailable=df.isStreaming)
-    changes = df.select(*_SOURCE).mapInArrow(portable(run), found)
+    is_moved = _IS_MOVED if "headers" in df.columns else "false"
+    changes = df.selectExpr(*_SOURCE, f"{is_moved} AS {quoted(_MOVED)}").mapInArrow(portable(run), found)
     if df.isStreaming:
         if truncated:
             raise ConfigurationError(
@@ -144,7 +153,7 @@ def debezium(
                 " foreachBatch",
                 option="truncated",
             )
-        return changes
+        return changes.drop(_MOVED)
     if truncated:
         over = f"PARTITION BY {TOPIC}"
         cut = f"max(IF({OP} = '{TRUNCATE}', {ORDER}, NULL)) OVER ({over})"
@@ -223,8 +232,9 @@ class _Decoding:
         with refusals_to_driver():
             for batch in batches:
                 rows, topics = list[Row](), list[str]()
-                for key, value, *place in zip(*(batch.column(name).to_pylist() for name in _SOURCE), strict=True):
-                    of_record = [*self.decoder.rows(key, value, where := Place(*place))]
+                given = (batch.column(name).to_pylist() for name in (*_SOURCE, _MOVED))
+                for key, value, *place, is_moved in zip(*given, strict=True):
+                    of_record = [*self.decoder.rows(key, value, where := Place(*place), is_moved=is_moved)]
                     if self.refuses_unavailable:
                         _refuse_unavailable(of_record, where)
                     rows += of_record
@@ -241,6 +251,7 @@ class _Decoding:
         columns.append(pa.array(orders, self.schema.field(ORDER).type))
         columns.append(pa.array([[*row.unavailable] for row in rows], self.schema.field(MISSING).type))
         columns.append(pa.array(topics, pa.string()))
+        columns.append(pa.array([row.moved for row in rows], pa.string()))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
@@ -261,6 +272,14 @@ _ADVICE = (
     " source."
 )
 
+_PLACE = f"'the record in topic ', {TOPIC}, ', partition ', {ORDER}.partition, ', offset ', {ORDER}.offset"
+
+_EXCHANGE = (
+    " is refused: its transaction gave the key to another row, then deletes the key as that of a row which got a new"
+    " one. Nothing tells whether the transaction exchanged keys, so that the other row is still there. Leave out the"
+    " column headers for this batch. Then update the row of this key in the source, if it is there: it is sent again."
+)
+
 _LARGE = (StringType, BinaryType, ArrayType)
 """Types of values that a source may leave out of a change."""
 
@@ -273,11 +292,12 @@ def _merged(changes: DataFrame, key: Sequence[str], table: StructType) -> DataFr
     if tasks != 1:
         changes = changes.repartition(*by) if tasks is None else changes.repartition(tasks, *by)
     of_key, ordered = f"PARTITION BY {', '.join(by)}", f"ORDER BY {ORDER}"
-    life, is_latest = "`twopc life`", "`twopc latest`"
+    life, is_latest, moved, arrived = "`twopc life`", "`twopc latest`", quoted(_MOVED), "`twopc arrived`"
     changes = changes.selectExpr(
         "*",
         f"count_if({OP} = '{DELETE}') OVER ({of_key} {ordered}) AS {life}",
         f"lead(true) OVER ({of_key} {ordered}) IS NULL AS {is_latest}",
+        f"last(IF({OP} <> '{DELETE}', {moved}, NULL), true) OVER ({of_key} {ordered}) AS {arrived}",
     )
     large = [field.name for field in table if isinstance(field.dataType, _LARGE) and field.name not in key]
     of_life = f"PARTITION BY {', '.join(by)}, {life} {ordered}"
@@ -295,16 +315,17 @@ def _merged(changes: DataFrame, key: Sequence[str], table: StructType) -> DataFr
             continue
         merged = quoted(f"twopc found {name}")
         told = (
-            f"concat('column {_literal(name)} of the record in topic ', {TOPIC}, ', partition ', {ORDER}.partition, ',"
-            f" offset ', {ORDER}.offset, ' is refused: it did not change, and neither this batch nor the record has its"
-            f" value. {_ADVICE}')"
+            f"concat('column {_literal(name)} of ', {_PLACE}, ' is refused: it did not change, and neither this batch"
+            f" nor the record has its value. {_ADVICE}')"
         )
         lacks = f"{merged} IS NULL AND {is_latest} AND {OP} <> '{DELETE}'"
         columns.append(f"IF({lacks}, raise_error({told}), {merged}.v) AS {quoted(name)}")
     names = ", ".join(f"IF({quoted(f'twopc found {name}')} IS NULL, '{_literal(name)}', NULL)" for name in large)
     lacking = f"IF({OP} = '{DELETE}', array(), filter(array({names}), name -> name IS NOT NULL)) AS {MISSING}"
     missing = lacking if large else MISSING
-    return changes.selectExpr(*columns, OP, ORDER, missing, TOPIC)
+    is_exchange = f"{OP} = '{DELETE}' AND {is_latest} AND coalesce({arrived} = {moved}, false)"
+    op = f"IF({is_exchange}, raise_error(concat({_PLACE}, '{_EXCHANGE}')), {OP}) AS {OP}"
+    return changes.selectExpr(*columns, op, ORDER, missing, TOPIC)
 
 
 def _literal(name: str) -> str:

@@ -68,12 +68,14 @@ class Row(NamedTuple):
         op: ``c``, ``u``, ``r`` (of a snapshot), ``d``, or ``t`` for a truncate.
         order: increases with the changes of a key.
         unavailable: the columns of which the record has no value.
+        moved: the source's transaction, if the record is a half of a change of a primary key.
     """
 
     values: Sequence[Any]
     op: str
     order: tuple[int, ...]
     unavailable: Sequence[str]
+    moved: str | None = None
 
 
 class Place(NamedTuple):
@@ -102,8 +104,15 @@ class Decoder:
     unavailable_value: str = UNAVAILABLE
     truncated: frozenset[Place] = field(default_factory=frozenset)
 
-    def rows(self, key: bytes | None, value: bytes | None, place: Place) -> Iterator[Row]:
+    def rows(self, key: bytes | None, value: bytes | None, place: Place, *, is_moved: bool = False) -> Iterator[Row]:
         """Yield what a record does to the table: nothing, a change, or a delete and a change of two keys.
+
+        Args:
+            key: the record's key.
+            value: its value.
+            place: where it is.
+            is_moved: whether its headers say that it is a half of a change of a primary key, which is sent as a delete
+                of the old key and an insert of the new one.
 
         Raises:
             RecordRefused: the record can't be decoded exactly, or has no place in the order of changes.
@@ -117,7 +126,8 @@ class Decoder:
         if self.flattened:
             yield self._of_flat(key, payload, schema, place)
         else:
-            yield from self._of_envelope(key, payload, schema, place)
+            moved = _transaction(payload) if is_moved else None
+            yield from (row._replace(moved=moved) for row in self._of_envelope(key, payload, schema, place))
 
     # Shapes of records. -----------------------------------------------------------------------------------------
 
@@ -331,6 +341,13 @@ _POSITIONS: Mapping[str, Callable[[Mapping[str, Any]], tuple[int, ...]]] = {
     "mysql": _in_mysql,
     "mariadb": _in_mysql,
 }
+
+
+def _transaction(payload: Mapping[str, Any]) -> str | None:
+    """Return the transaction of a change, from sources whose databases may check a primary key at its end."""
+    source = payload.get("source")
+    found = source.get("txId") if isinstance(source, dict) else None
+    return None if found is None else str(found)
 
 
 # JSON. ----------------------------------------------------------------------------------------------------------
