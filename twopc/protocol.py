@@ -164,6 +164,11 @@ def settle(life: Life, *, recovered: bool, offer: Offer | None = None) -> Steps[
         life.pending.settle(batch_id)
 
 
+def _look(life: Life, patience_s: float | None = None) -> effects.Repeat:
+    """Make sure that no newer coordinator goes on with what this one is about to do, or has failed at."""
+    return effects.Repeat("look at the log", lambda: steps.verify(life.log), patience_s)
+
+
 def commit(
     life: Life, batch_id: int, wave: Collection[str], recovered: bool, offer: Offer | None = None
 ) -> Steps[None]:
@@ -180,7 +185,7 @@ def commit(
         if not failed:
             return
         # A newer coordinator may have settled them, and their names may have been used again since.
-        yield effects.Repeat("look at the log", lambda: steps.verify(life.log))
+        yield _look(life)
         loss = yield from judged(life, failed, batch_id, recovered)
         if loss.computable is None:
             due = yield from amend(life, batch_id, (yield from write_again(life, batch_id, loss.copied)))
@@ -241,6 +246,8 @@ def begin(url: str, owner: str, prefixes: Mapping[str, str]) -> Steps[Life]:
     with contextlib.suppress(RecomputableLoss):
         yield from recover(life)
     yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
+    if life.pending:  # it is committed next, and the sweep may have waited for long
+        yield _look(life)
     yield effects.Enter(Phase.IDLE)
     return life
 
@@ -281,6 +288,8 @@ def recover(life: Life) -> Steps[None]:
             yield from commit(life, oldest, here, recovered=True)
     for name in away:
         yield from open_sink(life, name)
+    if away and life.pending:  # they may have been away for long
+        yield _look(life)
     yield from settle(life, recovered=True)
 
 
@@ -348,9 +357,7 @@ def explained(life: Life, error: Exception, is_asked_again: bool) -> Steps[Excep
     if isinstance(error, Fenced | InDoubt | CorruptLog):
         return error
     try:
-        yield effects.Repeat(
-            "look at the log", lambda: steps.verify(life.log), patience_s=0.0 if is_asked_again else None
-        )
+        yield _look(life, patience_s=0.0 if is_asked_again else None)
     except Fenced as fenced:
         return fenced
     except Exception as unread:  # noqa: BLE001  # the first error is raised
@@ -371,10 +378,9 @@ def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
         raise LogMismatch(f"batch {batch_id} is not in doubt; these batches are: {list(life.pending)}")
     parts = life.pending[batch_id]
     due = {name: part for name, part in parts.items() if not life.members[name].commits_last} or parts
+    yield _look(life)
     failed: list[FailedCommit] = yield effects.Commit(batch_id, due, True, life.tail.owner)
-    yield effects.Repeat(
-        "look at the log", lambda: steps.verify(life.log)
-    )  # a newer driver may have settled what is lost here
+    yield _look(life)  # a newer driver may have settled what is lost here
     return failed
 
 

@@ -16,7 +16,7 @@ from twopc.testing import MemorySink, MemoryTarget
 
 PACKAGE = str(Path(twopc.__file__).parent)
 
-FRAMES_AT_MOST = 7
+FRAMES_AT_MOST = 9
 
 
 class Deep(MemorySink):

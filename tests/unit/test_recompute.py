@@ -16,7 +16,7 @@ import pytest
 import twopc
 from tests.support.observing import Killed, killed, observing
 from twopc import Coordinator, Participant
-from twopc.errors import OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
+from twopc.errors import Fenced, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import read_tail
 from twopc.log.store import store_of
@@ -295,6 +295,29 @@ def test_a_loss_names_its_own_batch_when_the_next_one_comes(world: World) -> Non
         coordinator.run(1, lambda _: [], recompute=lambda *_: [])
     assert (told.value.sink, told.value.batch_id) == ("a", 0)
     assert told.value.transaction_id
+
+
+def test_who_was_fenced_while_it_recovered_commits_nothing_of_what_the_newer_one_has_settled(world: World) -> None:
+    """Its sweep waited for a target system that was away."""
+    decided_and_lost(world)
+    older, sinks = world.coordinator()
+    asked: list[Committable] = []
+
+    def swept_late() -> list[Committable]:
+        if not world.is_resolved:
+            world.run()
+            newer, _ = world.coordinator()
+            newer.recover()
+            newer.run(1, lambda _: [])
+            newer.close()
+            sinks["a"].commit = asked.append
+        return []
+
+    sinks["a"].recover = swept_late
+    with pytest.raises(Fenced):
+        older.run(0, lambda _: [], reads={"offset": 3}, recompute=lambda *_: [])
+    assert asked == []
+    assert world.visible("a") == RECORDS
 
 
 def test_a_log_with_a_loss_is_not_complete_before_its_batch_comes_again(world: World) -> None:
