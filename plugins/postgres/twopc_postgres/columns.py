@@ -174,8 +174,12 @@ class UniqueIndex:
     is_exact: bool
 
 
-_SPELLED = ("interval", "jsonb")
-"""Column types that take different texts for equal, such as ``1 day`` and ``24:00:00``."""
+_SPELLED = ("interval", "jsonb", OTHER)
+"""Column types that may give back different texts that they take for equal, such as ``1 day`` and ``24:00:00``, or
+``a`` and ``A`` of citext."""
+
+PROVEN_IN_KEYS = ("uuid", "macaddr")
+"""Further column types of which two spellings, as texts of a key, are for one row."""
 
 
 def check_upsert(

@@ -26,7 +26,7 @@ from twopc.checks import CheckResult
 from twopc.errors import RecordRefused
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
-from twopc_postgres.columns import ORDINAL, OTHER, PROVEN, Column, UniqueIndex, in_utc, refusals, single
+from twopc_postgres.columns import ORDINAL, OTHER, PROVEN, PROVEN_IN_KEYS, Column, UniqueIndex, in_utc, refusals, single
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.sessions import SYNCHRONOUS, Connection
 
@@ -91,7 +91,7 @@ _PROGRAMS = """
 _ON_UPDATE, _ON_INSERT, _ON_DELETE = "2", "3", "4"
 """The events of rules in pg_rewrite."""
 
-_KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) AS v WHERE NOT (pg_catalog.format('%%s', v::{0}) = v{1}))"
+_KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) v WHERE NOT ((pg_catalog.format('%%s', v::{0}) = v{1}){2}))"
 """The output of a type, unlike a cast to text, has all that a reader finds, such as the blanks of a ``char(n)``."""
 
 _UNLOGGED = """
@@ -239,10 +239,14 @@ class Table:
 
     def _values(self, connection: Connection, given: pa.Array, column: Column) -> list[Any]:
         """Return a column's values. Raises RecordRefused for one that PostgreSQL would change."""
-        checks = [*refusals(column, column.name in self._upsert_by)]
-        if column.is_proven:
+        is_key = column.name in self._upsert_by
+        checks = [*refusals(column, is_key)]
+        if column.is_proven or (is_key and column.type in PROVEN_IN_KEYS):
             why = f"the column's type, {column.element}, would not give it back as it is"
-            checks.append((lambda part: _are_kept(connection, part, column), why))
+            if is_key:
+                how = "without blanks at the end" if column.type == "bpchar" else "as PostgreSQL writes it"
+                why = f"the column is one of 'upsert_by', and its type, {column.element}, needs it {how}"
+            checks.append((lambda part: _are_kept(connection, part, column, is_key), why))
         for are_fine, why in checks:
             if (record := first_bad(given, are_fine)) is not None:
                 raise RecordRefused(f"{why}. Correct or filter such records.", record=record, column=column.name)
@@ -394,11 +398,14 @@ class Table:
         connection.ask(prune, markers=self._markers, scope=scope, before=before_batch_id)
 
 
-def _are_kept(connection: Connection, values: pa.Array, column: Column) -> bool:
-    """Return whether the server gives texts back with the same values when they have been in ``column``."""
-    element, pattern = column.element.replace("%", "%%"), PROVEN[column.type]
+def _are_kept(connection: Connection, values: pa.Array, column: Column, is_key: bool) -> bool:
+    """Return whether the server gives texts back with the same values when they have been in ``column``, those of a key
+    in the one spelling that counts: two texts for one row would be two keys for who brings the records of a key
+    together."""
+    element, is_padded = column.element.replace("%", "%%"), column.type == "bpchar"
+    pattern = PROVEN[column.type] if is_padded or not is_key else None
     of_value = f" OR v ~ '^({pattern})$' AND v::pg_catalog.{column.type} = v::{element}" if pattern else ""
-    ask = _KEPT.format(element, of_value).encode()
+    ask = _KEPT.format(element, of_value, " AND v !~ ' $'" if is_key and is_padded else "").encode()
     [(are_kept,)] = connection.execute(ask, (single(values).unique().to_pylist(),))
     return bool(are_kept)
 

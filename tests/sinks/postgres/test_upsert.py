@@ -11,7 +11,7 @@ import pytest
 
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
-from twopc_postgres.columns import UniqueIndex, check_upsert
+from twopc_postgres.columns import OTHER, Column, UniqueIndex, check_upsert
 
 if TYPE_CHECKING:
     from tests.sinks.postgres.conftest import Place
@@ -179,6 +179,37 @@ def test_a_key_that_takes_different_texts_for_equal_is_refused(column: str, plac
     place.create(f"id {column} PRIMARY KEY")
     with pytest.raises(ConfigurationError, match=r"takes different texts for equal.*column id"):
         place.sink(upsert_by="id").validate(pa.schema([("id", pa.string())]))
+
+
+SPELLED = {
+    "uuid": ("a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11"),
+    "macaddr": ("08:00:2b:01:02:03", "08002b010203"),
+    "inet": ("10.0.0.1", "10.0.0.1/32"),
+    "time": ("04:05:00", "04:05"),
+    "char(3)": ("a", "a  "),
+}
+
+
+@pytest.mark.parametrize("column", SPELLED)
+def test_a_key_that_postgres_spells_in_another_way_is_refused(column: str, place: Place) -> None:
+    """It would be another key for Spark, and the same row."""
+    place.create(f"id {column} PRIMARY KEY")
+    kept, other = SPELLED[column]
+    found = place.vote({"id": [kept]}, sink=place.sink(upsert_by="id"))
+    place.sink().commit(found)
+    for act in (Participant.write, Participant.delete):
+        keys = pa.record_batch({"id": [kept, other]})
+        failing = Participant({"orders": place.sink(upsert_by="id")}, Round(1, 1), partition=0)
+        with pytest.raises(RecordRefused, match="the column is one of 'upsert_by', and its type") as refused, failing:
+            act(failing, "orders", keys)
+        assert refused.value.record == 1
+
+
+def test_a_key_of_a_type_of_an_extension_is_refused_as_its_equality_is_not_known() -> None:
+    column = Column("id", OTHER, None, False, "citext", "citext", False, False, True)
+    index = UniqueIndex("a_key", frozenset(["id"]), can_replace=True, is_exact=True)
+    with pytest.raises(ConfigurationError, match=r"takes different texts for equal.*column id"):
+        check_upsert(["id"], ["id"], [column], [index], "the table")
 
 
 def test_a_key_whose_collation_takes_different_texts_for_equal_is_refused() -> None:
