@@ -113,14 +113,9 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
         return MysqlTransaction(transaction_id, connection)
 
     def write(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
-        connection = transaction.connection
         self._require_columns(transaction, batch.schema)
-        try:
-            with self._writing(transaction.id, batch.schema.names):
-                self._table.insert(connection, batch, transaction.columns, transaction.most_bytes)
-        except BaseException:
-            transaction.is_partial = True
-            raise
+        with self._changing(transaction, batch.schema.names):
+            self._table.insert(transaction.connection, batch, transaction.columns, transaction.most_bytes)
 
     def _require_columns(self, transaction: MysqlTransaction, schema: pa.Schema) -> None:
         """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
@@ -138,14 +133,9 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
         [(transaction.most_bytes,)] = ask(transaction.connection, "SELECT @@max_allowed_packet")
 
     def delete(self, transaction: MysqlTransaction, keys: pa.RecordBatch) -> None:
-        connection = transaction.connection
         self._require_keys(transaction, keys.schema)
-        try:
-            with self._writing(transaction.id, keys.schema.names):
-                self._table.delete(connection, keys, transaction.columns, transaction.most_bytes)
-        except BaseException:
-            transaction.is_partial = True
-            raise
+        with self._changing(transaction, keys.schema.names):
+            self._table.delete(transaction.connection, keys, transaction.columns, transaction.most_bytes)
 
     def _require_keys(self, transaction: MysqlTransaction, schema: pa.Schema) -> None:
         if not transaction.columns:
@@ -190,6 +180,16 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
             ask(connection, f"XA PREPARE {xid(name)}")
         end(connection)
         return Committable(name, {_DATABASE: self._options.database}, transaction.records)
+
+    @contextlib.contextmanager
+    def _changing(self, transaction: MysqlTransaction, columns: Sequence[str]) -> Iterator[None]:
+        """Note that the transaction may lack records if a change of its rows fails."""
+        try:
+            with self._writing(transaction.id, columns):
+                yield
+        except BaseException:
+            transaction.is_partial = True
+            raise
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId, columns: Sequence[str] = ()) -> Iterator[None]:

@@ -118,12 +118,10 @@ class PostgresSink(KeyedSink[PostgresTransaction]):
 
     def write(self, transaction: PostgresTransaction, batch: pa.RecordBatch) -> None:
         self._require_columns(transaction, batch.schema)
-        transaction.is_partial = True
         upsert_table = transaction.upsert_table
-        with self._writing(transaction.id):
+        with self._changing(transaction):
             self._table.copy(transaction.connection, batch, transaction.columns, upsert_table, transaction.ordinal)
-        transaction.ordinal += batch.num_rows
-        transaction.is_partial = False
+            transaction.ordinal += batch.num_rows
 
     def _require_columns(self, transaction: PostgresTransaction, schema: pa.Schema) -> None:
         """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
@@ -145,13 +143,11 @@ class PostgresSink(KeyedSink[PostgresTransaction]):
         assert transaction.upsert_table is not None
         columns = [*transaction.columns.values()] or self._kept_columns(transaction)
         check_types(keys.schema, columns, str(self._options))
-        transaction.is_partial = True
-        with self._writing(transaction.id):
+        with self._changing(transaction):
             self._table.copy_deletes(
                 transaction.connection, keys, transaction.columns, transaction.upsert_table, transaction.deletes
             )
-        transaction.deletes += keys.num_rows
-        transaction.is_partial = False
+            transaction.deletes += keys.num_rows
 
     def delete_valid(self, transaction: PostgresTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
         if not transaction.columns:
@@ -226,6 +222,14 @@ class PostgresSink(KeyedSink[PostgresTransaction]):
                 f" standbys: {connection.unreplicated}. The batch can be run again."
             )
         return Committable(transaction.id.exact, {_SCHEMA: self._options.schema}, transaction.records)
+
+    @contextlib.contextmanager
+    def _changing(self, transaction: PostgresTransaction) -> Iterator[None]:
+        """Note that the transaction may lack records unless a change of its rows succeeds."""
+        transaction.is_partial = True
+        with self._writing(transaction.id):
+            yield
+        transaction.is_partial = False
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId) -> Iterator[None]:

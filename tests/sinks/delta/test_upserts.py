@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,8 @@ from pyroaring import BitMap64
 
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_readers import by_duckdb
-from tests.support.sink_place import ROUND, from_log
+from tests.support.keyed_table import COLUMNS, Rows, records, sealed, vote
+from tests.support.sink_place import ROUND
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
 from twopc.errors import (
@@ -36,10 +37,6 @@ from twopc_delta.commit import TableLog
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
 
-COLUMNS = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False), ("day", pa.string())])
-
-Rows = list[tuple[int | None, str, str | None]]
-
 put = TableLog._put
 
 
@@ -55,32 +52,8 @@ def table(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     return created(tmp_path / "customers", *request.param)
 
 
-def records(rows: Rows) -> pa.RecordBatch:
-    return pa.record_batch([list(column) for column in zip(*rows, strict=True)], schema=COLUMNS)
-
-
 def upserts(place: Place) -> DeltaSink:
     return place.sink(upsert_by="id")
-
-
-def vote(
-    place: Place,
-    rows: Rows = [],  # noqa: B006  # only read
-    deleted: Sequence[int | None] = (),
-    round: Round = ROUND,
-    partition: int = 0,
-) -> Committable:
-    """What a participant has pre-committed: these rows, and deletes of these ids."""
-    with Participant({"orders": upserts(place)}, round, partition=partition) as participant:
-        if rows:
-            participant.write("orders", records(rows))
-        if deleted:
-            participant.delete("orders", records([(each, "", "") for each in deleted]))
-        return participant.pre_commit()["orders"]
-
-
-def sealed(place: Place, *votes: Committable) -> list[Committable]:
-    return [from_log(each) for each in upserts(place).seal(votes, 0.0)]
 
 
 def commit(place: Place, batch_id: int, *votes: Committable) -> list[Committable]:

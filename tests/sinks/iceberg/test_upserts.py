@@ -32,7 +32,7 @@ from pyiceberg.types import (
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
 from tests.support.between import Between, lost, once
 from tests.support.duckdb_extension import load
-from tests.support.sink_place import ROUND, from_log
+from tests.support.keyed_table import Rows, records, sealed, vote
 from tests.support.typed_records import typed, unchecked_text
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
@@ -65,10 +65,6 @@ SPECS = [
     pytest.param(BY_DAY, id="by another column than the key"),
 ]
 
-ARROW = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), nullable=False), ("day", pa.string())])
-
-Rows = list[tuple[int | None, str, str | None]]
-
 
 @pytest.fixture(params=SPECS)
 def table(place: Place, request: pytest.FixtureRequest) -> Place:
@@ -97,33 +93,8 @@ def names(place: Place) -> list[str]:
     return sorted(row["name"] for row in read(place))
 
 
-def records(rows: Rows) -> pa.RecordBatch:
-    return pa.record_batch([list(column) for column in zip(*rows, strict=True)], schema=ARROW)
-
-
-def vote(
-    place: Place,
-    rows: Rows = [],  # noqa: B006  # only read
-    deleted: Sequence[int | None] = (),
-    round: Round = ROUND,
-    partition: int = 0,
-) -> Committable:
-    """What a participant has pre-committed: these rows, and deletes of these ids."""
-    with Participant({"orders": upserts(place)}, round, partition=partition) as participant:
-        if rows:
-            participant.write("orders", records(rows))
-        if deleted:
-            keys = records([(each, "", "") for each in deleted])
-            participant.delete("orders", keys)
-        return participant.pre_commit()["orders"]
-
-
 def upserts(place: Place) -> IcebergSink:
     return place.sink(upsert_by="id")
-
-
-def sealed(place: Place, *votes: Committable) -> list[Committable]:
-    return [from_log(each) for each in upserts(place).seal(votes, 0.0)]
 
 
 def commit(place: Place, batch_id: int, *votes: Committable) -> list[Committable]:
