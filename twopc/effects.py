@@ -61,8 +61,8 @@ class Life:
         log: the commit log as this incarnation knows it.
         members: the sinks by name, in the order in which they are asked.
         pending: what is decided and not known to be committed.
-        has_run: whether this process has decided a batch. Until then, participants elsewhere may hold votes of this
-            incarnation.
+        has_run: whether this process has run a batch, or found it decided. Until then, participants elsewhere may hold
+            votes for it.
         computations: how often decided batches were computed again.
     """
 

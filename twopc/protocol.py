@@ -62,6 +62,7 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
     if (yield from recognize(life, offer)):
         if life.pending and batch_id == life.tail.decided:  # its loss has waited for it
             yield from _recover_loss(life, offer)
+        life.has_run = True
         return None
     yield from settle(life, recovered=True)  # raises what recovery had to leave
     round = Round(life.log.incarnation, batch_id)
@@ -324,8 +325,8 @@ def rest(life: Life) -> Steps[bool]:
     """Between batches: record that everything decided is committed, and sweep. Return whether there was no loss, which
     the log must not call complete.
 
-    Upholds: nothing that a decision may still name is rolled back. So nothing is swept before the first decision of
-    this process: the incarnation's participants may be elsewhere, and may have voted.
+    Upholds: nothing that a decision may still name is rolled back. So nothing is swept before the first batch of this
+    process: the incarnation's participants may be elsewhere, and may have voted for it.
     """
     if life.pending:
         return False
