@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from tests.support.pages import DOCS, ROOT, site_script
 import twopc
+from tests.support.pages import DOCS, ROOT, site_script
 from twopc import errors
 
 PAGE = (DOCS / "errors.md").read_text(encoding="utf-8")
