@@ -100,10 +100,10 @@ class LocalFolder:
         self._leftovers = [name for name in names if name.endswith((_ASIDE, _PROBE))]
         return names
 
-    def read(self, name: str) -> bytes:
-        """Return the whole file. Raises FileNotFoundError."""
-        with _permanent_refusals():
-            return (self.path / name).read_bytes()
+    def read(self, name: str, most: int = -1) -> bytes:
+        """Return the whole file, or its first ``most`` bytes. Raises FileNotFoundError."""
+        with _permanent_refusals(), (self.path / name).open("rb") as file:
+            return file.read(most)
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         """Create the file, durable and whole or not at all. Make the folder where it is missing.

@@ -14,7 +14,7 @@ from twopc import registry
 from twopc.checks import CheckResult
 from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
 from twopc.errors import DESCRIBED_BY, ConfigurationError, OperatorRequired, Retriable
-from twopc.log.entries import ENTRY_SUFFIX, entry_name
+from twopc.log.entries import ENTRY_SUFFIX, LONGEST_ENTRY, entry_name
 from twopc.mounts import Mount, mount_of
 from twopc.options import did_you_mean
 from twopc.places import LOCAL, canonical, file_system, parsed_place
@@ -173,7 +173,8 @@ class LocalStore:
 
     def read(self, slot: int) -> bytes:
         with self._permitted("read"):
-            return self._folder.read(entry_name(slot))
+            # A longer file is no entry, and may fill the memory.
+            return self._folder.read(entry_name(slot), LONGEST_ENTRY + 1)
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
         with self._permitted("written"):
