@@ -22,7 +22,10 @@ from twopc.errors import Fenced, LogMismatch, OperatorRequired, Retriable, Trans
 from twopc_files.sink import FileSink
 from twopc_sql.sink import SqlSink
 
-RUNBOOK = (DOCS / "operating.md").read_text(encoding="utf-8")
+RUNBOOK = re.sub(
+    r"^```.*?^```$", "", (DOCS / "operating.md").read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+)
+"""Without its code."""
 
 SINKS = {"orders": "orders", "archive": "archive"}
 
