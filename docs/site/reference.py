@@ -34,7 +34,7 @@ def filled(page: str) -> str:
     """Return the page with its tables as the code has them."""
 
     def block(path: str) -> str:
-        return _names(_NAME.findall(page)) if path == "names" else described(path)
+        return "\n".join(map(_name, _NAME.findall(page))) if path == "names" else described(path)
 
     return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n\n{block(found[1])}\n\n<!-- end -->", page)
 
@@ -44,7 +44,8 @@ def described(path: str) -> str:
     module, _, name = path.rpartition(".")
     named = getattr(importlib.import_module(module), name)
     if name.startswith("METRICS"):
-        return _table(("metric", "labels", ""), ((f"`{metric}`", _listed(labels), said) for metric, said, labels in named))
+        rows = ((f"`{metric}`", _listed(labels), said) for metric, said, labels in named)
+        return _table(("metric", "labels", ""), rows)
     if isinstance(named, tuple) and isinstance(named[0], Instrument):
         return _table(("Prometheus", "labels", "OpenTelemetry", "kind", "unit", ""), map(_instrument, named))
     if isinstance(named, click.Command):
@@ -71,12 +72,8 @@ def _instrument(each: Instrument) -> tuple[str, ...]:
     return name, _listed(each.labels), opentelemetry, each.kind.value, f"`{each.unit}`", each.meaning
 
 
-def _names(paths: Iterable[str]) -> str:
-    """Return a table of names, with a link to the source of each, how it is called, and the first sentence on it."""
-    return _table(("name", "call", ""), map(_name, paths))
-
-
-def _name(path: str) -> tuple[str, str, str]:
+def _name(path: str) -> str:
+    """Return how a name is called, with a link to its source, and the first sentence on it."""
     package, _, name = path.partition(".")
     found = _package(package)[name] if name else _package(package)
     last = path.rpartition(".")[2]
@@ -84,12 +81,12 @@ def _name(path: str) -> tuple[str, str, str]:
         found = found.members[last]
     source = found.filepath.relative_to(ROOT).as_posix()
     docstring = " ".join(found.docstring.value.split()) if found.docstring else ""
-    said = re.split(r"(?<=[.]) ", docstring, maxsplit=1)[0].replace("``", "`").replace("|", "\\|")
-    return f"[`{path}`](../{source})", _call(found), said
+    said = re.split(r"(?<=[.]) ", docstring, maxsplit=1)[0].replace("``", "`")
+    return f"- [`{path}{_arguments_of(found)}`](../{source}): {said}"
 
 
-def _call(found: Any) -> str:
-    """Return how a function or class is called, without types: these are in the whole docstring."""
+def _arguments_of(found: Any) -> str:
+    """Return the arguments of a function or class, without types: these are in the whole docstring."""
     given, is_keyword = [], False
     for each in getattr(found, "parameters", ()):
         if each.name in ("self", "cls"):
@@ -100,7 +97,7 @@ def _call(found: Any) -> str:
         star = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(each.kind, "")
         is_keyword |= star == "*"
         given.append(f"{star}{each.name}" if star or each.default is None else f"{each.name}={each.default}")
-    return f"`{found.name}({', '.join(given)})`".replace("|", "\\|") if given else ""
+    return f"({', '.join(given)})" if given else ""
 
 
 @functools.cache  # it takes a second
