@@ -26,12 +26,12 @@ from twopc.log.store import LogStore, store_of, warn_of_late_listings
 from twopc.metrics import NO_OPENING, Metrics, Opening
 from twopc.performer import Performer
 from twopc.phases import Phase
-from twopc.places import refuse_within_outputs
 from twopc.recompute import Recompute
 from twopc.replay import ReplayCopies
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retry import Waits
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
+from twopc.stores.places import refuse_within_outputs
 from twopc.transaction import Committable, JsonValue, Vote
 from twopc.transactional_ids import Round, TransactionalIdPool
 

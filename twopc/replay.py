@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.durable_files import make_folder, names_in, sync_folder
 from twopc.errors import ConfigurationError
-from twopc.places import canonical, file_system, parsed_place
-from twopc.store_errors import FRAMED
+from twopc.stores.disk import make_folder, sync_folder
+from twopc.stores.places import canonical, file_system, parsed_place
+from twopc.stores.remote import FRAMED, names_in
 from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionId
 

@@ -192,7 +192,7 @@ def test_a_log_on_a_network_filesystem_is_checked_for_late_listings(
 ) -> None:
     listed = tmp_path / "mountinfo"
     listed.write_text("" if options is None else f"36 35 0:44 / / rw shared:1 - nfs4 server:/export {options}\n")
-    monkeypatch.setattr("twopc.mounts._MOUNTS", listed)
+    monkeypatch.setattr("twopc.stores.mounts._MOUNTS", listed)
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 0
     what = "visibility of new entries to other machines"

@@ -24,7 +24,10 @@ from twopc.options import Option
 PUBLIC = (
     "twopc",
     "twopc.datasets",
-    "twopc.durable_files",
+    "twopc.stores.disk",
+    "twopc.stores.errors",
+    "twopc.stores.folder",
+    "twopc.stores.remote",
     "twopc.errors",
     "twopc.events",
     "twopc.hookspecs",

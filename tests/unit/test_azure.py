@@ -12,7 +12,7 @@ from azure.core import exceptions as azure
 from azure.identity import CredentialUnavailableError
 from azure.storage.blob._shared.authentication import AzureSigningError
 
-from twopc.azure import AzureClient, translated
+from twopc.stores.azure import AzureClient, translated
 
 
 def replied(

@@ -13,9 +13,9 @@ from typing import Any
 
 from twopc.checkpoint.offsets import Reads, by_source, parse
 from twopc.checkpoint.source_files import COMPACT, files_read, number, stands_for_files, with_files
-from twopc.durable_files import make_folder, sync_folder
 from twopc.errors import ConfigurationError
-from twopc.places import file_system
+from twopc.stores.disk import make_folder, sync_folder
+from twopc.stores.places import file_system
 from twopc.transaction import JsonValue
 
 _HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")

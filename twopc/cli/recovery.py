@@ -17,10 +17,10 @@ from twopc.log.entries import check_prefixes, opened
 from twopc.log.history import History
 from twopc.loss import is_recomputable
 from twopc.observing import notify
-from twopc.places import file_system
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
+from twopc.stores.places import file_system
 from twopc.transaction import Committable, JsonValue
 
 

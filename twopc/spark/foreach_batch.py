@@ -20,7 +20,6 @@ from twopc.failures import located
 from twopc.keyed import KeyedSink
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
-from twopc.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.recompute import Wanted, hashes_of
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
@@ -35,6 +34,7 @@ from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, Written, portable, refusals_from_tasks
 from twopc.spark.tuning import LimitedByRows, Plan, Plans, on_few_tasks
+from twopc.stores.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.transactional_ids import Round
 
 _Otherwise: TypeAlias = Literal["count", "refuse"]

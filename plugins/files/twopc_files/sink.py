@@ -18,7 +18,7 @@ from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
 from twopc.sink import TwoPhaseCommitSink
-from twopc.store_errors import TEMPORARY
+from twopc.stores.errors import TEMPORARY
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round
 from twopc_files.batch_log import CommittedFile

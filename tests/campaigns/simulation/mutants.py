@@ -21,7 +21,6 @@ from tests.campaigns.simulation.world import Fault
 from twopc import effects, leases, protocol, sweep
 from twopc.commits import CommitCall, _Once
 from twopc.coordinator import Coordinator
-from twopc.durable_files import sync_folder
 from twopc.effects import FailedCommit, Life, LogView, Steps
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc.leases import Use
@@ -29,6 +28,7 @@ from twopc.log import steps
 from twopc.log.entries import Decision, Entry
 from twopc.pending import PendingTransactions
 from twopc.phases import Phase
+from twopc.stores.disk import sync_folder
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 from twopc_files.stores.local import Local
@@ -714,18 +714,18 @@ MUTANTS = (
     ),
     Mutant(
         "an entry of the log overwrites another",
-        (Seam(f"{SYSTEM}.link", _overwriting, "twopc.durable_files:put_in_place"),),
+        (Seam(f"{SYSTEM}.link", _overwriting, "twopc.stores.disk:put_in_place"),),
         (ON_DISK,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "the log's folder is not synced",
-        (Seam("twopc.durable_files:sync_folder", nothing, "twopc.durable_files:LocalFolder.sync"),),
+        (Seam("twopc.stores.disk:sync_folder", nothing, "twopc.stores.disk:LocalFolder.sync"),),
         (ON_DISK,),
     ),
     Mutant(
         "an entry of the log is not synced",
-        (Seam(f"{SYSTEM}.fsync", nothing, "twopc.durable_files:LocalFolder._written_aside"),),
+        (Seam(f"{SYSTEM}.fsync", nothing, "twopc.stores.disk:LocalFolder._written_aside"),),
         (ON_DISK,),
     ),
     Mutant(

@@ -27,7 +27,7 @@ from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, durable_files, leases, participant, performer
+from twopc import commits, leases, participant, performer
 from twopc.errors import Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -35,6 +35,7 @@ from twopc.log.store import LocalStore, LogStore
 from twopc.participant import Participant
 from twopc.phases import Phase
 from twopc.sink import TwoPhaseCommitSink
+from twopc.stores import disk, folder
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 from twopc_files.layout import Layout
@@ -238,8 +239,8 @@ def simulated() -> Iterator[None]:
         (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
         (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
         (log_store, "mount_of", lambda _: None),
-        (durable_files, "os", _OS),
-        (durable_files, "uuid", uuids),
+        (disk, "os", _OS),
+        (folder, "uuid", uuids),
         (local, "os", _OS),
         (local, "open", lambda path, mode: path.open(mode)),
     )

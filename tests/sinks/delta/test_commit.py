@@ -21,7 +21,6 @@ from deltalake import DeltaTable, QueryBuilder
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import from_log
 from twopc import Committable, Round
-from twopc.durable_files import LocalFolder
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -32,6 +31,7 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
+from twopc.stores.disk import LocalFolder
 from twopc_delta import DeltaSink, commit, prepared
 from twopc_delta.columns import type_names_unquoted
 from twopc_delta.commit import TableLog

@@ -12,8 +12,8 @@ import pytest
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_commit import commit_and_die, lose, recreate
 from twopc import Round
-from twopc.durable_files import LocalFolder
 from twopc.errors import LogMismatch
+from twopc.stores.disk import LocalFolder
 from twopc_delta import DeltaSink
 from twopc_delta.log_files import LogFiles
 

@@ -30,13 +30,13 @@ from twopc.log.store import open_store
 from twopc.metrics import NO_OPENING, Opening
 from twopc.observing import notify
 from twopc.participant import Participant, Vote
-from twopc.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.flow import Flow
 from twopc.spark.data_source.spool import spooled
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.worker import spare_garbage_collection
+from twopc.stores.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 

@@ -27,9 +27,9 @@ from typing import Any
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
-from twopc.azure import translated
 from twopc.checks import CheckResult
-from twopc.places import file_system
+from twopc.stores.azure import translated
+from twopc.stores.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import FileOfParts, Sight
 

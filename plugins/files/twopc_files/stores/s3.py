@@ -19,7 +19,7 @@ from typing import Any
 import fsspec
 
 from twopc.checks import CheckResult
-from twopc.s3 import translated
+from twopc.stores.s3 import translated
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
 from twopc_files.stores.store import MARK, FileOfParts, Sight
 

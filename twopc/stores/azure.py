@@ -28,7 +28,7 @@ from adlfs import AzureBlobFile, AzureBlobFileSystem  # type: ignore[import-unty
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from fsspec import asyn
 
-from twopc.http_status import of_status
+from twopc.stores.errors import of_status
 
 _NUMBERS = {
     **dict.fromkeys(("ContainerNotFound", "ContainerBeingDeleted"), errno.ENODEV),

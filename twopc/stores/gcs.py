@@ -32,7 +32,7 @@ from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]
 from google.auth.exceptions import GoogleAuthError, TransportError
 
-from twopc.http_status import of_status
+from twopc.stores.errors import of_status
 
 TIMEOUTS = ClientTimeout(sock_connect=10, sock_read=60)
 """How long a client waits for a connection, and for the next bytes of an answer. By default, gcsfs waits for ever."""

@@ -83,24 +83,24 @@ def canonical(protocol: str | None, path: str) -> str:
 
 
 def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does. Azure, Google Cloud
-    Storage and WebHDFS have clients of this package (``twopc.azure``, ``twopc.gcs``, ``twopc.webhdfs``).
+    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does, except that Azure,
+    Google Cloud Storage and WebHDFS have clients of this package.
 
     Raises:
         ImportError, TypeError, ValueError, KeyError: the client is not installed, or does not take these options.
     """
     protocol, _ = split_protocol(url)
     if protocol in ("gs", "gcs"):
-        from twopc.gcs import GcsClient, gcs_client  # needs the package gcsfs
+        from twopc.stores.gcs import GcsClient, gcs_client  # needs the package gcsfs
 
         return gcs_client(storage_options), GcsClient._strip_protocol(url)  # noqa: SLF001  # fsspec's way to a path
     if protocol in _OF_CONTAINERS:
-        from twopc.azure import AzureClient  # needs the package adlfs
+        from twopc.stores.azure import AzureClient  # needs the package adlfs
 
         options = {**AzureClient._get_kwargs_from_urls(url), **storage_options}  # noqa: SLF001  # as url_to_fs does
         return AzureClient(**options), AzureClient._strip_protocol(url)  # noqa: SLF001
     if protocol == "webhdfs":
-        from twopc.webhdfs import WebHdfs  # needs the package requests
+        from twopc.stores.webhdfs import WebHdfs  # needs the package requests
 
         options = {**WebHdfs._get_kwargs_from_urls(url), **storage_options}  # noqa: SLF001  # of its base class
         return WebHdfs(**options), WebHdfs._strip_protocol(url)  # noqa: SLF001

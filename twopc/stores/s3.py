@@ -18,7 +18,7 @@ import errno
 
 from botocore import exceptions as boto
 
-from twopc.http_status import of_status
+from twopc.stores.errors import of_status
 
 _NUMBERS = {
     **dict.fromkeys(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration"), errno.ENOENT),

@@ -1,0 +1,53 @@
+"""What an error of a store means: a refusal until somebody changes something, or busy for now.
+
+An errno that is in no table is not known to pass: its request is not repeated as if it were.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class Unusable(OSError):
+    """A folder refuses the operation permanently, or can't put-if-absent. The file was not created."""
+
+
+class NotSynced(OSError):
+    """A name may not survive a power cut, though the folder can be synced again by now."""
+
+
+def _numbers(*names: str) -> frozenset[int]:
+    return frozenset(getattr(errno, name) for name in names if hasattr(errno, name))
+
+
+TEMPORARY = _numbers(
+    *("EAGAIN", "EBUSY", "EINTR", "EMFILE", "ENFILE", "ENOMEM", "ENOLCK"),
+    *("ESTALE", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENOTCONN"),
+    *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE", "ENOBUFS"),
+)
+"""The store or its network was busy, or did not answer."""
+
+DISK_AWAY = _numbers("ENOENT", "EIO", "ENXIO", "ENODEV", "EREMOTEIO", "ENOSPC", "EDQUOT")
+"""A disk is full, fails, or is not mounted for now, where a folder was a moment ago."""
+
+REFUSING = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOSYS)
+)
+"""Every repeat fails in the same way until an operator changes something."""
+
+_BY_STATUS = {
+    **dict.fromkeys((401, 403), errno.EACCES),
+    404: errno.ENOENT,
+    **dict.fromkeys((408, 429), errno.EBUSY),
+    501: errno.ENOSYS,  # no repeat of the request will help
+}
+
+
+def of_status(status: int) -> int:
+    """Return the errno of an HTTP answer that is not a success: the table above, ``EBUSY`` for any other status of 500
+    and above, and else ``EIO``.
+
+    A store's own error codes and words come first. A failed condition (412) means what the client asked for, so it is
+    not in the table. No answer has no status: it is ``ETIMEDOUT``.
+    """
+    return _BY_STATUS.get(status, errno.EBUSY if status >= 500 else errno.EIO)
