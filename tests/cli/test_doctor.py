@@ -14,7 +14,7 @@ import pytest
 
 from twopc import CheckResult, Participant, Round, register_observer, unregister_observer
 from twopc.cli.waiting import NoAnswer, Waiting
-from twopc.doctor import LOG_ID
+from twopc.diagnosis import LOG_ID
 from twopc.errors import Retriable
 from twopc_files.sink import FileSink
 

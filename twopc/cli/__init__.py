@@ -5,9 +5,7 @@ target systems before there is a query.
 module          what it does
 ==============  ===========================================================================
 commands        the commands, one module each
-readings        reads logs again and again, each on a thread of its own
-sink_readings   the same with the open transactions of sinks
-event_readings  the same with the events of queries
+readings        reads logs, sinks and events again and again, each on a thread of its own
 exporter        serves what they hold as metrics of Prometheus
 sinks_file      creates the sinks from the operator's file
 query_module    loads the sinks of a query from its own program
@@ -16,8 +14,7 @@ recovery        has the coordinator recover
 checkpoint      compares a checkpoint with its log, and repairs it
 waiting         bounds the time of calls to target systems
 output          prints a command's document
-timeline        puts a history in order; no I/O
-totals          adds a history up; no I/O
+timeline        puts a history in order, and adds it up; no I/O
 time_axis       places times on an axis whose long gaps are cut; no I/O
 trend           draws how a quantity changed; no I/O
 page            draws the history as HTML

@@ -18,8 +18,7 @@ from urllib.parse import urlencode
 import jinja2
 
 from twopc.cli.time_axis import TimeAxis, seconds
-from twopc.cli.timeline import CAME_AGAIN, Batch, Failed, Mark, Moment, Note
-from twopc.cli.totals import Totals, by_sink, marked
+from twopc.cli.timeline import CAME_AGAIN, Batch, Failed, Mark, Moment, Note, Totals, by_sink, marked
 from twopc.cli.trend import DURATION, RATE, Trend, trend
 from twopc.log.history import History
 from twopc.phases import Phase

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from twopc.events import BatchFailed, BatchFinished, CallRetried, Event, TransactionCommitted
+from twopc.events import CallRetried, Event, TransactionCommitted
 from twopc.hookspecs import hookimpl
 from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decoded, encoded, group_of
 from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
-__all__ = ["EventReader", "FailedRun", "JsonLinesObserver", "Line", "Position", "Recorded", "read_lines"]
+__all__ = ["EventReader", "JsonLinesObserver", "Position", "Recorded", "read_lines"]
 
 MAX_BYTES = 16 << 20
 """About six thousand batches, at 2.5 kB each. One older file is kept, so there are twice as many at most."""
@@ -235,58 +235,16 @@ def _position(file: OpenFile, offset: int) -> Position:
     return Position(hashlib.sha256(beginning).hexdigest(), offset)
 
 
-# For a report. --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One finished batch of the file. ``finished_at``: UTC, for people."""
-
-    finished_at: str
-    batch: BatchFinished
-
-    @property
-    def owner(self) -> str:
-        """The query of the batch."""
-        return self.batch.owner
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRun:
-    """One failed run of a batch.
-
-    Attributes:
-        failed_at: in UTC, for people.
-        error: the class of the exception that ended the run, and ``message`` its text.
-        phases_ms: the time in each phase that the run entered, by the phase's name. The last one failed.
-    """
-
-    failed_at: str
-    batch_id: int
-    error: str
-    message: str
-    phases_ms: dict[str, float]
-    owner: str
-
-
-def read_lines(path: Path) -> Iterator[Line | FailedRun | None]:
-    """Yield the finished batches and the failed runs of every query, oldest first, and None for a line that can't be
-    read, such as a truncated one.
+def read_lines(path: Path) -> Iterator[Recorded | None]:
+    """Yield the events that the file has now, oldest first, and None for a line that can't be read, such as a truncated
+    one.
 
     Raises:
         OSError: the file can't be read.
     """
     with contextlib.closing(EventReader(path)) as reader:
-        for text in filter(None, reader.lines()):
-            recorded = decoded(text)
-            if recorded is None:
-                yield None
-            for each in recorded or ():
-                at = each.at.isoformat(timespec="milliseconds")
-                match each.event:
-                    case BatchFinished():
-                        yield Line(at, each.event)
-                    case BatchFailed(batch_id, error, phases_ms, owner):
-                        yield FailedRun(at, batch_id, type(error).__name__, str(error), phases_ms, owner)
+        for line in filter(None, reader.lines()):
+            found = decoded(line)
+            yield from [None] if found is None else found
         if reader.position is None:
             path.stat()  # raises if there is no file

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from twopc.doctor import Diagnosis
-from twopc.doctor import doctor as diagnosis
+from twopc.diagnosis import Diagnosis
+from twopc.diagnosis import doctor as diagnosis
 from twopc.errors import ConfigurationError
 from twopc.log.store import LogStore
 from twopc.sink import TwoPhaseCommitSink

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
-from fsspec.core import split_protocol, url_to_fs
-
 from twopc.errors import ConfigurationError
 
 LOCAL = (None, "file", "local")
@@ -89,7 +87,7 @@ def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
     Raises:
         ImportError, TypeError, ValueError, KeyError: the client is not installed, or does not take these options.
     """
-    protocol, _ = split_protocol(url)
+    protocol, _ = split(url)
     if protocol in ("gs", "gcs"):
         from twopc.stores.gcs import GcsClient, gcs_client  # needs the package gcsfs
 
@@ -104,6 +102,8 @@ def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
 
         options = {**WebHdfs._get_kwargs_from_urls(url), **storage_options}  # noqa: SLF001  # of its base class
         return WebHdfs(**options), WebHdfs._strip_protocol(url)  # noqa: SLF001
+    from fsspec.core import url_to_fs  # slow, and only tasks that write to such a folder need it
+
     located: tuple[Any, str] = url_to_fs(url, **storage_options)
     return located
 
@@ -125,8 +125,10 @@ def split(url: str) -> tuple[str | None, str]:
     """Return the protocol of a URL, or None for a path, and the rest, as they are written."""
     if hadoop := _ONE_SLASH.match(url):
         return hadoop[1], url[hadoop.end() - 1 :]
-    protocol, path = split_protocol(url)
-    return protocol, os.path.expanduser(path) if protocol is None else path  # noqa: PTH111  # a URL's text
+    protocol, separator, path = url.partition("://")
+    if separator and len(protocol) > 1:
+        return protocol, path
+    return None, os.path.expanduser(url)  # noqa: PTH111  # a URL's text
 
 
 class HasOutput(Protocol):

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fsspec.implementations.local import LocalFileSystem
-
 from twopc.stores.disk import LocalFolder
 from twopc.stores.errors import TEMPORARY, Unusable
 from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
@@ -256,7 +254,7 @@ class RenamingFolder(_RemoteFolder):
 
 def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingFolder:
     """Return the folder at ``path``, as the fsspec file system ``fs`` names it. Makes no request."""
-    return LocalFolder(Path(path)) if isinstance(fs, LocalFileSystem) else folder_at_store(fs, path)
+    return LocalFolder(Path(path)) if "file" in _protocols(fs) else folder_at_store(fs, path)
 
 
 def folder_at_store(fs: Any, path: str) -> ObjectFolder | RenamingFolder:
