@@ -21,12 +21,12 @@ from tests.campaigns.simulation.world import Actor, Fault, World
 from twopc.coordinator import Coordinator
 from twopc.effects import LogView, Steps
 from twopc.errors import Fenced, LogMismatch, OutcomeUnknown, TransactionLost
-from twopc.leases import Lease
 from twopc.log import entries
 from twopc.performer import Performer
 from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionalIdPool
 from twopc_files.file_names import DECIDABLE, OPEN, open_files
+from twopc_kafka.leases import Lease
 
 Value: TypeAlias = "int | str | Sequence[Value] | frozenset[Value] | Attempt"
 

@@ -18,12 +18,11 @@ from tests.campaigns.simulation.exploration import SMALL
 from tests.campaigns.simulation.schedule import Scenario
 from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
-from twopc import effects, leases, protocol, sweep
+from twopc import effects, protocol, sweep
 from twopc.commits import CommitCall, _Once
 from twopc.coordinator import Coordinator
 from twopc.effects import FailedCommit, Life, LogView, Steps
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
-from twopc.leases import Use
 from twopc.log import steps
 from twopc.log.entries import Decision, Entry
 from twopc.pending import PendingTransactions
@@ -32,7 +31,9 @@ from twopc.stores.disk import sync_folder
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 from twopc_files.stores.local import Local
+from twopc_kafka import leases
 from twopc_kafka.answers import Outcome
+from twopc_kafka.leases import Use
 
 ASLEEP = (Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.PREEMPT)
 DEAD = (Fault.CRASH_BEFORE,)
@@ -63,7 +64,7 @@ class Mutant:
 COORDINATOR = "twopc.coordinator:Coordinator"
 PROTOCOL = "twopc.protocol"
 LOG = "twopc.log.steps"
-LEASES = "twopc.leases"
+LEASES = "twopc_kafka.leases"
 SWEEP = "twopc.sweep"
 KAFKA = "twopc_kafka.sink:KafkaSink"
 HANGING = "twopc_kafka.hanging:Hanging"

@@ -27,7 +27,7 @@ from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, leases, participant, performer
+from twopc import commits, participant, performer
 from twopc.errors import Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -42,7 +42,7 @@ from twopc_files.layout import Layout
 from twopc_files.sink import FileSink
 from twopc_files.stores import local
 from twopc_files.stores.local import Local
-from twopc_kafka import ending, hanging
+from twopc_kafka import ending, hanging, leases
 from twopc_kafka import sink as kafka_sink
 
 ResultT = TypeVar("ResultT")
@@ -514,7 +514,7 @@ def _leave_begins_under_way(scenario: Scenario, spark: Spark, broker: Broker) ->
     for name, sink in sinks.items():
         if name[-1] in "kp":
             sink.bind(name, tail.log_id)
-            leased = sink.transactional_ids.lease(Round(1, 0)).name
+            leased = leases.lease(sink.transactional_ids.scope, (1, 0)).name
             spark.world.later(STEPS_AT_MOST, functools.partial(broker.init, leased))
 
 

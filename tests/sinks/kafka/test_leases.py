@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from twopc import leases
 from twopc.errors import PoolExhausted
-from twopc.leases import Use, lease, next_use
+from twopc_kafka import leases
+from twopc_kafka.leases import Use, lease, next_use
 
 POOL = "twopc.log.a."
 
@@ -208,7 +208,7 @@ def test_a_process_holds_its_name_while_it_lives_though_it_is_stopped_and_not_af
 ) -> None:
     program = (
         f"import tempfile; tempfile.tempdir = {str(folder)!r}\n"
-        "from twopc.leases import lease\n"
+        "from twopc_kafka.leases import lease\n"
         f"held = lease({POOL!r}, (1, 0)); held.answered(); print(held.name, flush=True); input()"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -1,6 +1,6 @@
 """Leased names: each task attempt leases one on its own machine, and no other attempt can have it meanwhile.
 
-A system such as Kafka keeps every name that it has seen for days, so names are used again. Beginning a transaction
+Kafka keeps every name that it has seen for days, so names are used again. Beginning a transaction
 under a name rolls back the transaction that is open under it. An attempt may be late by any time: it waited for a
 broker, its machine was suspended, its rival won long ago. No clock shows when it is dead, but the kernel of its machine
 does: a name is a file with a lock. The attempt holds the lock while it may still begin, and the lock ends with its
@@ -36,15 +36,12 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from twopc.errors import PoolExhausted
+from twopc.transactional_ids import BATCH_SLOTS
 
 logger = logging.getLogger(__name__)
 
 NAMES_AT_MOST = 10_000
 """Names of one pool on one machine: more attempts of one round than any machine runs."""
-
-BATCH_SLOTS = 4
-"""A name ends with the batch's number modulo this, which can show that an open transaction is not of the running
-batch."""
 
 RoundNumbers: TypeAlias = "tuple[int, int]"
 """Incarnation and batch id of a round, in the order in which rounds follow each other."""
