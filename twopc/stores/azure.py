@@ -1,20 +1,8 @@
 """Azure Blob Storage by adlfs, with errors that a commit can rest on.
 
 adlfs passes on most errors of Azure's client, none of which is an OSError, and takes any 404 for an absent file, even
-one of a proxy. Here each error is an OSError.
-
-| errno | meaning |
-| --- | --- |
-| ``ENOENT`` | there is no such blob, or its uncommitted blocks are gone |
-| ``ENODEV`` | there is no such container |
-| ``EEXIST`` | the blob exists: the condition of a conditional write failed |
-| ``EACCES`` | the credentials or their rights are refused, or none were found |
-| ``EBUSY`` | the store or the source of credentials is busy or out (as a proxy's 404 says): repeat the request |
-| ``ECONNABORTED`` | no answer: the request may have been carried out |
-| ``ENOSYS`` | the server does not implement the request |
-| ``EIO`` | anything else |
-
-None is ``ETIMEDOUT``: that is a TimeoutError, which fsspec replaces by one of its own.
+one of a proxy. Here each error is an OSError, as ``errors`` lists them. No answer is ``ECONNABORTED``: ``ETIMEDOUT``
+would make a TimeoutError, which fsspec replaces by one of its own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,19 @@
 """What an error of a store means: a refusal until somebody changes something, or busy for now.
 
-An errno that is in no table is not known to pass: its request is not repeated as if it were.
+The clients of all stores raise OSErrors with these numbers:
+
+| errno | meaning |
+| --- | --- |
+| ``ENOENT`` | there is no such file, object, upload or rule |
+| ``ENODEV`` | there is no such bucket or container |
+| ``EEXIST`` | the object exists: the condition of a conditional write failed |
+| ``EACCES`` | the credentials or their rights are refused, or none were found |
+| ``EBUSY``, ``EAGAIN`` | the store, or the source of the credentials, is busy or out: the request may be repeated |
+| ``ETIMEDOUT``, ``ECONNABORTED``, ``ECONNRESET`` | no answer: the request may have been carried out |
+| ``ENOSYS`` | the server does not have this request |
+| ``EIO`` | anything else |
+
+An errno that is in none of the sets below is not known to pass: its request is not repeated as if it were.
 """
 
 from __future__ import annotations

@@ -1,19 +1,9 @@
 """Google Cloud Storage by gcsfs, with errors that a commit can rest on.
 
 gcsfs raises errors of a dozen kinds: a refused right is an OSError without a number, a busy server is an ``HttpError``
-or an error of another library. Here each is an OSError.
-
-| errno | meaning |
-| --- | --- |
-| ``ENOENT`` | there is no such object, or no such bucket |
-| ``EEXIST`` | the object exists: the condition of a conditional write failed |
-| ``EACCES`` | the credentials or their rights are refused, or none were found |
-| ``EBUSY`` | the store, or the source of the credentials, is busy: the request may be repeated |
-| ``ETIMEDOUT`` | no answer: the request may have been carried out |
-| ``ENOSYS`` | the server does not have this request |
-| ``EIO`` | anything else |
-
-Before ``EBUSY`` and ``ETIMEDOUT``, gcsfs has sent the request six times, with half a minute of waits between them.
+or an error of another library. Here each is an OSError, as ``errors`` lists them; a bucket that is not there is
+``ENOENT``, too. Before ``EBUSY`` and ``ETIMEDOUT``, gcsfs has sent the request six times, with half a minute of waits
+between them.
 """
 
 from __future__ import annotations

@@ -1,15 +1,4 @@
-"""S3's errors as OSErrors that a commit can rest on.
-
-| errno | meaning |
-| --- | --- |
-| ``ENOENT`` | there is no such object, upload or rule |
-| ``ENODEV`` | there is no such bucket |
-| ``EACCES`` | the credentials or their rights are refused, or none were found |
-| ``EBUSY`` | the server throttles or fails, or a gateway answers 404 for it: the request may be repeated |
-| ``ETIMEDOUT`` | no answer: the request may have been carried out |
-| ``ENOSYS``, ``ENAMETOOLONG`` | as elsewhere |
-| ``EIO`` | anything else |
-"""
+"""S3's errors as OSErrors that a commit can rest on, as ``errors`` lists them."""
 
 from __future__ import annotations
 
@@ -50,7 +39,7 @@ _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.P
 
 
 def translated(error: Exception) -> OSError:
-    """Translate an error of S3 or its client to an OSError with an errno of the table."""
+    """Translate an error of S3 or its client to an OSError with an errno of ``errors``."""
     cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
     text = f"{type(cause).__name__}: {cause}"
     if isinstance(cause, boto.ClientError):
