@@ -15,9 +15,11 @@ def main() -> None:
     """Run the console script."""
     try:
         from twopc.cli.commands import run
+
+        run()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+        package = (error.name or "").partition(".")[0]
+        if package not in _NEEDED:
             raise
-        print(f"twopc: the command needs {error.name}: pip install 'twopc-core[cli]'", file=sys.stderr)
+        print(f"twopc: the command needs {package}: pip install 'twopc-core[cli]'", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
-    run()
