@@ -1,4 +1,4 @@
-"""What logs hold, as metrics of Prometheus, through its client library (extra ``prometheus``), which also serves them.
+"""Readings as metrics of Prometheus, through its client library (extra ``prometheus``), which also serves them.
 
 A scrape reads no log. It gets the newest reading of each (``twopc.cli.readings``).
 """

@@ -28,7 +28,7 @@ Sample: TypeAlias = "tuple[str, list[str], float]"
 
 
 class Watched(ABC):
-    """What is read again and again, on a thread of its own.
+    """A log, a sink or a file that is read again and again, on a thread of its own.
 
     Attributes:
         name: what it is, in what operators read. It holds no secret.
@@ -167,7 +167,7 @@ def _samples_of_log(history: History, oldest_in_doubt_s: float) -> Iterator[Samp
 
 
 class _Doubt:
-    """For how long the oldest batch in doubt has been so.
+    """The age of the oldest batch in doubt.
 
     The log's times are by the writer's clock, which may differ from the reader's. So the age is never less than the
     time for which the reader has seen the batch in doubt, and never more than the time since it last saw it was not.
@@ -200,10 +200,10 @@ def usual_in_doubt_s(entries: Sequence[Entry]) -> float:
 
     A batch is in doubt in the log until the next decision, although it was committed long before.
     """
-    return statistics.median(_settled_s(entries) or [0.0])
+    return statistics.median(_settling_times_s(entries) or [0.0])
 
 
-def _settled_s(entries: Sequence[Entry]) -> list[float]:
+def _settling_times_s(entries: Sequence[Entry]) -> list[float]:
     since: dict[int, Entry] = {}
     spans: list[float] = []
     for entry in entries:

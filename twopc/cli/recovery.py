@@ -26,7 +26,7 @@ from twopc.transaction import Committable, JsonValue
 
 @dataclass
 class Work:
-    """What recovery did, from the coordinator's events."""
+    """The results of a recovery, from the coordinator's events."""
 
     committed: list[dict[str, JsonValue]] = field(default_factory=list)
     replayed: list[dict[str, JsonValue]] = field(default_factory=list)

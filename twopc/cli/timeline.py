@@ -19,7 +19,7 @@ CAME_AGAIN = "came again: decided before"
 
 
 class Mark(str, Enum):
-    """What an operator looks for in a history."""
+    """A kind of moment that an operator looks for in a history."""
 
     IN_DOUBT = "in doubt"
     CRASH = "crashes"
@@ -29,7 +29,7 @@ class Mark(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What was written to one sink. Bytes are those of the records as Arrow holds them in memory."""
+    """The output of a batch to one sink. Bytes are those of the records as Arrow holds them in memory."""
 
     sink: str
     records: int
@@ -123,7 +123,9 @@ def timeline(history: History, recorded: Iterable[Recorded]) -> list[Moment]:
         if entry.kind == "decide" and entry.unresolved:
             decision = entry.unresolved[-1]
             place = newest.pop(decision.batch_id, None)
-            in_log.append((place, _decided(history.tail, entry, decision, None if place is None else known[place])))
+            in_log.append(
+                (place, _decided_batch(history.tail, entry, decision, None if place is None else known[place]))
+            )
         else:
             in_log.append((None, _note(before, entry)))
     decided = {moment.batch_id for _, moment in in_log if isinstance(moment, Batch)}
@@ -134,11 +136,11 @@ def timeline(history: History, recorded: Iterable[Recorded]) -> list[Moment]:
                 failed = Failed(_text(each.at), batch_id, type(error).__name__, str(error), phases_ms)
                 others.append((place, failed))
             case BatchFinished() as batch if batch.already_decided or batch.batch_id not in decided:
-                others.append((place, _finished(each, batch)))
-    return _merged(in_log, others)
+                others.append((place, _finished_batch(each, batch)))
+    return _merge(in_log, others)
 
 
-def _merged(in_log: Sequence[tuple[int | None, Moment]], others: Sequence[tuple[int, Moment]]) -> list[Moment]:
+def _merge(in_log: Sequence[tuple[int | None, Moment]], others: Sequence[tuple[int, Moment]]) -> list[Moment]:
     """Put moments of the file among those of the log, each by its line or None. Both orders are kept, as a clock may
     be set back. Only where neither decides, the clock does."""
     merged: list[Moment] = []
@@ -162,7 +164,7 @@ def _next_known(lines: Sequence[int | None]) -> list[int | None]:
     return [*known]
 
 
-def _decided(tail: Entry, entry: Entry, decision: Decision, recorded: Recorded | None) -> Batch:
+def _decided_batch(tail: Entry, entry: Entry, decision: Decision, recorded: Recorded | None) -> Batch:
     state = "committed"
     if any(lost.given_up.batch_id == decision.batch_id for lost in tail.abandoned):
         state = "given up in part"
@@ -173,19 +175,19 @@ def _decided(tail: Entry, entry: Entry, decision: Decision, recorded: Recorded |
         for sink, of_sink in decision.committables.items()
     )
     known = Batch(entry.written_at, decision.batch_id, state, decision.round.incarnation, written)
-    return known if recorded is None else _with_metrics(known, recorded)
+    return known if recorded is None else _add_metrics(known, recorded)
 
 
-def _finished(recorded: Recorded, batch: BatchFinished) -> Batch:
+def _finished_batch(recorded: Recorded, batch: BatchFinished) -> Batch:
     """Return a batch that the log no longer has, or that came again."""
     written = (
         Written(sink, batch.records[sink], batch.bytes[sink], count) for sink, count in batch.transactions.items()
     )
     state = CAME_AGAIN if batch.already_decided else "committed"
-    return _with_metrics(Batch(_text(recorded.at), batch.batch_id, state, None, tuple(written)), recorded)
+    return _add_metrics(Batch(_text(recorded.at), batch.batch_id, state, None, tuple(written)), recorded)
 
 
-def _with_metrics(known: Batch, recorded: Recorded) -> Batch:
+def _add_metrics(known: Batch, recorded: Recorded) -> Batch:
     batch = recorded.event
     assert isinstance(batch, BatchFinished)
     at, phases_ms = _text(recorded.at), batch.phases_ms
@@ -200,7 +202,7 @@ def _note(before: Entry | None, entry: Entry) -> Note:
     """An entry other than a decision, in words."""
     match entry.kind:
         case "open":
-            return _opened(before, entry)
+            return _start_note(before, entry)
         case "amend":
             same = before.unresolved if before else ()
             batches = ", ".join(str(d.batch_id) for d in entry.unresolved if d not in same)
@@ -220,7 +222,7 @@ def _note(before: Entry | None, entry: Entry) -> Note:
             return Note(entry.written_at, kind, text)
 
 
-def _opened(before: Entry | None, entry: Entry) -> Note:
+def _start_note(before: Entry | None, entry: Entry) -> Note:
     """A process that ends writes ``complete`` if it still can, and ``close`` if its coordinator was closed."""
     marks = set()
     ended = ""
@@ -236,12 +238,12 @@ def _opened(before: Entry | None, entry: Entry) -> Note:
     return Note(entry.written_at, entry.kind, text, frozenset(marks))
 
 
-# What it adds up to. ----------------------------------------------------------------------------------------------
+# Totals. ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of all known moments. What the log has pruned and no events file has is not in them, such as the records of a
+    """Totals of all known moments. They lack what the log has pruned and no events file has, such as the records of a
     batch whose driver was killed during its commits.
 
     Attributes:
@@ -266,25 +268,25 @@ class Totals:
 def totals(moments: Sequence[Moment]) -> Totals:
     """Add ``moments`` up."""
     batches = [moment for moment in moments if isinstance(moment, Batch)]
-    sinks = by_sink(moments)
+    sinks = sums_by_sink(moments)
     return Totals(
         batches=len({batch.batch_id for batch in batches}),
         records=sum(sink.records for sink in sinks),
         bytes=sum(sink.bytes for sink in sinks),
         transactions=sum(sink.transactions for sink in sinks),
-        crashes=marked(moments, Mark.CRASH),
-        recoveries=marked(moments, Mark.RECOVERY),
+        crashes=count_marked(moments, Mark.CRASH),
+        recoveries=count_marked(moments, Mark.RECOVERY),
         retries=sum(batch.retries for batch in batches),
         failed=sum(isinstance(moment, Failed) for moment in moments),
     )
 
 
-def marked(moments: Iterable[Moment], mark: Mark) -> int:
+def count_marked(moments: Iterable[Moment], mark: Mark) -> int:
     """Return how many moments have the mark."""
     return sum(mark in moment.marks for moment in moments)
 
 
-def by_sink(moments: Iterable[Moment]) -> list[Written]:
+def sums_by_sink(moments: Iterable[Moment]) -> list[Written]:
     """Return what was written to each sink, by the sink's name."""
     sums: dict[str, list[int]] = {}
     for moment in moments:

@@ -1,4 +1,4 @@
-"""How a quantity changed along an axis of time: a line of medians, in a band from smallest to largest. No I/O."""
+"""A drawing of a quantity along an axis of time: a line of medians, in a band from smallest to largest. No I/O."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ COLUMNS = 250
 """A hundred thousand batches are drawn as this many medians."""
 
 HEIGHT = 100
-"""Of a drawing, in its own units. Its width has 100 as well: percent of the axis."""
+"""The height of a drawing, in its own units. Its width is 100 as well: percent of the axis."""
 
 _LARGE_RATIO = 100
 """From this ratio of the largest to the smallest on, a linear scale shows the small ones as zero."""
 
 
 _SMALLEST, _LARGEST = 1e-3, 1e18
-"""Of the values that a scale can have."""
+"""The range of values that a scale can show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How a quantity is written, and the round values of its scales.
+    """A unit of a quantity, and the round values of its scales.
 
     Attributes:
         show: writes a value with its unit.
@@ -145,7 +145,7 @@ DURATION = Unit(
     steps=(*(ms for ms in _DECIMAL if ms <= 20_000), *_OF_MINUTES, *_OF_DAYS),
     marks=(*(ms for ms in _DECADES if ms <= 10_000), *_OF_MINUTES[::3], *_OF_DAYS[::3]),
 )
-"""Of values in milliseconds."""
+"""The unit of values in milliseconds."""
 
 RATE = Unit(_rate, _DECIMAL, _DECADES)
-"""Of records per second."""
+"""The unit of records per second."""

@@ -33,7 +33,7 @@ from twopc.phases import Phase
 from twopc.transaction import Committable
 
 EVENTS_PER_LINE = 500
-"""How many events share a line at most: their committables take about 100 kB."""
+"""The most events that share a line: their committables take about 100 kB."""
 
 _KINDS: dict[str, type[Any]] = {
     "entered_at": PhaseEntered,
@@ -48,10 +48,10 @@ _KINDS: dict[str, type[Any]] = {
 _KEYS = {kind: key for key, kind in _KINDS.items()}
 
 _MOST = 2**63
-"""No count is as large, and what is larger may be too large to calculate with."""
+"""The bound of a count. Larger numbers may be too large to calculate with."""
 
 _A_CENTURY_MS = 3.2e12
-"""No time in an event is as long, whether in seconds or in milliseconds."""
+"""The bound of a time in an event, whether in seconds or in milliseconds."""
 
 _LONGEST_NAME = 100
 
@@ -80,7 +80,7 @@ def group_of(event: Event) -> tuple[object, ...] | None:
     return None
 
 
-def encoded(events: Sequence[Event], at: datetime) -> bytes:
+def encode(events: Sequence[Event], at: datetime) -> bytes:
     """Return the line of events of one group, or of one event of no group. ``at`` is when the last one happened."""
     values: Values = _to_json(events[-1])
     if isinstance(events[-1], CallRetried):
@@ -112,7 +112,7 @@ def _to_json(value: Any) -> Any:
 # Reading. -------------------------------------------------------------------------------------------------------
 
 
-def decoded(line: bytes) -> list[Recorded] | None:
+def decode(line: bytes) -> list[Recorded] | None:
     """Return the events of a line, none if they are of another kind; None if it can't be read, as if truncated."""
     try:
         values = json.loads(line)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from twopc.events import CallRetried, Event, TransactionCommitted
 from twopc.hookspecs import hookimpl
-from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decoded, encoded, group_of
+from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decode, encode, group_of
 from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
@@ -38,12 +38,12 @@ RETRIES_APART_S = 5.0
 """Calls that are retried share a line for so long: an outage must not push everything else out of the file."""
 
 CAPACITY = 10_000
-"""How many lines wait while the disk does not respond: those of about a thousand batches, in a few MB."""
+"""The most lines that wait while the disk does not respond: those of about a thousand batches, in a few MB."""
 
 CLOSE_TIMEOUT_S = 10.0
 
 _BEGINNING_BYTES = 512
-"""By which a file is recognized: its first line has a time in milliseconds."""
+"""The bytes by which a file is recognized: its first line has a time in milliseconds."""
 
 forwarded_here: set[Path] = set()
 """The files whose events this process gives to its observers. None of these may write them there again."""
@@ -82,7 +82,7 @@ class JsonLinesObserver:
             group = group_of(event)
             if group is None:
                 self._end_groups()
-                self._outbox.put(encoded([event], at))
+                self._outbox.put(encode([event], at))
                 return
             events = self._groups.setdefault(group, [])
             events.append((event, at))
@@ -114,7 +114,7 @@ class JsonLinesObserver:
             last, at = events[-1]
             if isinstance(last, CallRetried):
                 self._retried_s = time.monotonic()
-            self._outbox.put(encoded([event for event, _ in events], at))
+            self._outbox.put(encode([event for event, _ in events], at))
 
     def _append(self, line: bytes) -> None:
         try:
@@ -137,7 +137,7 @@ class JsonLinesObserver:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a file was read: ``offset`` bytes of the one whose first bytes have this digest."""
+    """A place in a file: ``offset`` bytes into the one whose first bytes have this digest."""
 
     beginning: str
     offset: int
@@ -161,16 +161,16 @@ class EventReader:
 
     @property
     def position(self) -> Position | None:
-        """How far this reader is; None if it has read nothing yet."""
+        """The place of this reader; None if it has read nothing yet."""
         begun = [file for file in self._files if file.offset]
         return _position(begun[-1], begun[-1].offset) if begun else None
 
     def read_before(self) -> Iterator[Recorded]:
-        """Yield again what this reader has skipped and read, as far as it is still there."""
+        """Yield again the events that this reader has skipped or read, as far as the files still have them."""
         self._find()
         for file in self._files:
             for line in file.lines_before():
-                yield from decoded(line) or ()
+                yield from decode(line) or ()
 
     def read(self) -> Iterator[Recorded]:
         """Yield the events that were written since the last call, oldest first.
@@ -179,7 +179,7 @@ class EventReader:
             OSError: the file can't be read.
         """
         for line in self.lines():
-            yield from decoded(line) or ()
+            yield from decode(line) or ()
 
     def close(self) -> None:
         """Close the files."""
@@ -198,7 +198,7 @@ class EventReader:
     def _find(self) -> list[OpenFile]:
         """Open the files that were not read before. Return those that were and have no name any more."""
         # In this order, a file that is moved aside meanwhile is not missed.
-        current, aside = self._opened(self._path), self._opened(older(self._path))
+        current, aside = self._open(self._path), self._open(older(self._path))
         named = [file for file in (aside, current) if file is not None]
         gone = [file for file in self._files if file not in named]
         self._files = [*gone, *dict.fromkeys(named)]
@@ -207,7 +207,7 @@ class EventReader:
             self._begins_at = None
         return gone
 
-    def _opened(self, path: Path) -> OpenFile | None:
+    def _open(self, path: Path) -> OpenFile | None:
         """Return the file that has this name now, if any. It is among the reader's own from then on."""
         try:
             file = OpenFile(path)
@@ -244,7 +244,7 @@ def read_lines(path: Path) -> Iterator[Recorded | None]:
     """
     with contextlib.closing(EventReader(path)) as reader:
         for line in filter(None, reader.lines()):
-            found = decoded(line)
+            found = decode(line)
             yield from [None] if found is None else found
         if reader.position is None:
             path.stat()  # raises if there is no file

@@ -70,7 +70,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         path = path.rstrip("/")
         with contextlib.suppress(FileNotFoundError):
             if "/" in path:
-                return await self._shown(await self._call(path, "get_blob_properties"))
+                return await self._describe(await self._call(path, "get_blob_properties"))
         if await self._isdir(path):
             return {"name": path, "size": None, "type": "directory"}
         raise FileNotFoundError(errno.ENOENT, "no such blob", path)
@@ -86,13 +86,13 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
         return False
 
     async def _ls(self, path: str, detail: bool = True, **keywords: Any) -> list[Any]:  # noqa: ARG002  # adlfs's
-        found = [await self._shown(each) async for each in self._below(path, "walk_blobs", include=["metadata"])]
+        found = [await self._describe(each) async for each in self._below(path, "walk_blobs", include=["metadata"])]
         if not found:
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         return found if detail else sorted({each["name"] for each in found})
 
     async def _find(self, path: str, detail: bool = False, **keywords: Any) -> Any:  # noqa: ARG002  # adlfs's options
-        found = [await self._shown(each) async for each in self._below(path, "list_blobs", include=["metadata"])]
+        found = [await self._describe(each) async for each in self._below(path, "list_blobs", include=["metadata"])]
         files = {each["name"]: each for each in found if each["type"] == "file"}
         return files if detail else [*files]
 
@@ -109,7 +109,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
                 if found.name != prefix:  # some programs make a blob for the folder itself
                     yield found
 
-    async def _shown(self, found: Any) -> dict[str, Any]:
+    async def _describe(self, found: Any) -> dict[str, Any]:
         """Return a description as fsspec has it."""
         [shown] = await self._details([found])
         return dict(shown)
@@ -128,7 +128,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
             )
             if isinstance(error, OSError) and error.errno is not None:
                 raise
-            raise translated(error, self._has_had_an_answer) from None  # the original may show a signature
+            raise translate(error, self._has_had_an_answer) from None  # the original may show a signature
         self._has_had_an_answer = True
 
 
@@ -148,7 +148,7 @@ class _File(AzureBlobFile):  # type: ignore[misc]
             return super()._upload_chunk(*arguments, **keywords)
 
 
-def translated(error: Exception, has_had_an_answer: bool = False) -> OSError:
+def translate(error: Exception, has_had_an_answer: bool = False) -> OSError:
     """Translate an error of Azure's client, or of a library below it.
 
     Args:

@@ -15,7 +15,7 @@ from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
 from twopc.stores.mounts import mount_of
 
 _TRIALS = 3
-"""How often a trial may find that another process's trial has just removed the folder, which that one had made."""
+"""The number of attempts of a trial. Another process's trial may just have removed the folder that it had made."""
 
 _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
@@ -234,7 +234,7 @@ def _sync_name(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _permanent_refusals() -> Iterator[None]:
-    """Around a step that has no effect where it is refused. Raises ``Unusable`` for a permanent refusal."""
+    """Wrap a step that has no effect where it is refused. Raises ``Unusable`` for a permanent refusal."""
     try:
         yield
     except OSError as error:

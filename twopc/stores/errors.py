@@ -1,4 +1,4 @@
-"""What an error of a store means: a refusal until somebody changes something, or busy for now.
+"""Errors of stores: a refusal until somebody changes something, or busy for now.
 
 The clients of all stores raise OSErrors with these numbers:
 

@@ -20,11 +20,11 @@ from collections.abc import Callable
 ASIDE = ".aside"
 PROBE = ".probe"
 ASIDE_LIVES_S = 3600
-"""How long a writer may take from its first byte to its link. After that, the file that it wrote aside counts as left
-behind."""
+"""The time that a writer may take from its first byte to its link. After that, the file that it wrote aside counts as
+left behind."""
 
 _TRIAL_BYTES = bytes(range(256)) * 4
-"""What a trial writes and reads back: as much as an entry."""
+"""The contents that a trial writes and reads back, as long as an entry."""
 
 
 class Folder(ABC):

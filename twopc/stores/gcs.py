@@ -25,7 +25,7 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 from twopc.stores.errors import of_status
 
 TIMEOUTS = ClientTimeout(sock_connect=10, sock_read=60)
-"""How long a client waits for a connection, and for the next bytes of an answer. By default, gcsfs waits for ever."""
+"""The time to wait for a connection, and for the next bytes of an answer. By default, gcsfs waits for ever."""
 
 _SESSION = re.compile(r"upload_id=[^&\s]+")
 """In the URL of a resumable upload: whoever knows it can write the object."""
@@ -64,7 +64,7 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
         try:
             return await super()._call(*arguments, **keywords)
         except Exception as error:  # noqa: BLE001  # see above
-            raise translated(error) from None  # the original may show a session
+            raise translate(error) from None  # the original may show a session
 
     call = asyn.sync_wrapper(_call)
 
@@ -90,7 +90,7 @@ def gcs_client(storage_options: Mapping[str, Any]) -> GcsClient:
         raise ValueError(text) from None
 
 
-def translated(error: BaseException) -> OSError:
+def translate(error: BaseException) -> OSError:
     """Translate an error of gcsfs, or of a library below it."""
     if isinstance(error.__cause__, GoogleAuthError):  # Google's error has more about refused credentials
         error = error.__cause__

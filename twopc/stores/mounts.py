@@ -1,4 +1,4 @@
-"""What a folder's filesystem can be relied on for, by its name and options as Linux has mounted it."""
+"""The guarantees of a folder's filesystem, by its name and options as Linux has mounted it."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def mount_of(folder: Path) -> Mount | None:
     except OSError:
         return None
     path = os.path.realpath(folder)
-    over = [mount for mount in _parsed(lines) if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
+    over = [mount for mount in _parse(lines) if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
     # Of several mounts at one place, the last hides the others.
     return max(reversed(over), key=lambda mount: len(mount.point), default=None)
 
 
-def _parsed(lines: list[str]) -> Iterator[Mount]:
+def _parse(lines: list[str]) -> Iterator[Mount]:
     """Parse proc_pid_mountinfo(5): id, parent, device, root, place, options, optional, -, type, source, options."""
     for line in lines:
         of_mount, _, of_filesystem = line.partition(" - ")

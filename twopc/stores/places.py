@@ -223,8 +223,8 @@ def _is_passed_over(folder: str) -> bool:
 def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator.eq) -> tuple[str, ...] | None:
     """Return the folders that lead from ``folder`` to ``url``, or None if ``url`` is elsewhere. ``is_same`` compares a
     name in ``url`` with one in ``folder``."""
-    store, path = _located(url)
-    its_store, its_path = _located(folder)
+    store, path = _locate(url)
+    its_store, its_path = _locate(folder)
     hosts = {host for _, host in (store, its_store) if host}  # without one, it is the client's default
     if store[0] != its_store[0] or len(hosts) > 1 or len(path) < len(its_path):
         return None
@@ -233,7 +233,7 @@ def _below(url: str, folder: str, is_same: Callable[[str, str], bool] = operator
     return path[len(its_path) :]
 
 
-def _located(url: str) -> tuple[tuple[str, str], tuple[str, ...]]:
+def _locate(url: str) -> tuple[tuple[str, str], tuple[str, ...]]:
     """Return the store with its host, and the folders of the path."""
     protocol, path = split(url)
     if protocol in LOCAL:

@@ -46,7 +46,7 @@ FRAMED = (
     "If the server of S3 keeps the framing of checksums as contents, give the client the option"
     " config_kwargs={'request_checksum_calculation': 'when_required'}"
 )
-"""What to do about a server that returns other contents than were written."""
+"""Advice about a server that returns other contents than were written."""
 
 _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
@@ -278,9 +278,9 @@ def meaning(fs: Any, error: Exception) -> OSError:
     """Translate an error of the fsspec file system ``fs`` to one whose errno is that of the tables in ``errors``."""
     protocols = _protocols(fs)
     if "s3" in protocols:
-        from twopc.stores.s3 import translated  # needs the package botocore
+        from twopc.stores.s3 import translate  # needs the package botocore
 
-        return translated(error)
+        return translate(error)
     if isinstance(error, OSError) and error.errno is not None:
         return error
     number = next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
@@ -295,7 +295,7 @@ def _protocols(fs: Any) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _answers_of_s3() -> Iterator[None]:
-    """Around any request but HEAD. S3 gives its code in the body of a 404; without one, the answer is a gateway's, such
+    """Wrap any request but HEAD. S3 gives its code in the body of a 404; without one, the answer is a gateway's, such
     as while it restarts, and says nothing about what S3 has."""
     try:
         yield

@@ -38,7 +38,7 @@ _NO_ANSWER = (
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
 
 
-def translated(error: Exception) -> OSError:
+def translate(error: Exception) -> OSError:
     """Translate an error of S3 or its client to an OSError with an errno of ``errors``."""
     cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
     text = f"{type(cause).__name__}: {cause}"

@@ -22,13 +22,13 @@ from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
 from requests.adapters import HTTPAdapter
 
 TIMEOUTS_S = (10.0, 60.0)
-"""How long a client waits for a connection, and for the next bytes of an answer."""
+"""The time that a client waits for a connection, and for the next bytes of an answer."""
 
 _CONNECTIONS = 32
-"""How many idle connections to a host to keep. A sink sends up to 16 requests at a time; urllib3 warns of a surplus."""
+"""The idle connections to keep per host. A sink sends up to 16 requests at a time; urllib3 warns of a surplus."""
 
 BLOCK_BYTES = 64 * 1024 * 1024
-"""How much of a file that is written is in memory and in one request. A folder with erasure coding refuses a second
+"""The bytes of a written file that are in memory and in one request. A folder with erasure coding refuses a second
 one, as it would be an ``APPEND``."""
 
 _BY_EXCEPTION = {

@@ -121,7 +121,7 @@ class _Repair:
         history, compared = self._both()
         document, tail = self._report.document, history.tail
         document |= {"owner": tail.owner, "log_id": tail.log_id, "written_at": tail.written_at}
-        document |= {"clean_stop": history.is_clean, "decided": tail.decided, **_shown(compared)}
+        document |= {"clean_stop": history.is_clean, "decided": tail.decided, **_comparison_values(compared)}
         planned = plan(self._folder, compared)
         document["changes"] = [
             {"path": change.path, "action": "put aside" if change.data is None else "write"}
@@ -141,7 +141,7 @@ class _Repair:
         raise Refused(f"the log changes while it is compared: the query runs. {UNCHANGED} Stop it, or try again.")
 
 
-def _shown(compared: Comparison) -> Document:
+def _comparison_values(compared: Comparison) -> Document:
     return {
         "query_id": compared.query_id,
         "planned": compared.planned[-1] if compared.planned else None,
@@ -205,7 +205,7 @@ def _draw_comparison(console: Console, document: Document) -> None:
         changes = [(change["action"], change["path"]) for change in document["changes"]]
         console.print(table("What repair does", ("", "file"), changes))
     if "changes" in document:
-        console.print(_going_on(document))
+        console.print(_next_step(document))
 
 
 def _draw_repair(console: Console, document: Document) -> None:
@@ -216,7 +216,7 @@ def _draw_repair(console: Console, document: Document) -> None:
         console.print(f"Repaired. What was replaced is in {document['put_aside']}.")
 
 
-def _going_on(document: Document) -> str:
+def _next_step(document: Document) -> str:
     batch_id, remaining = document["goes_on_with"], document["remaining"]
     if batch_id is None:
         return (

@@ -14,7 +14,7 @@ from rich.text import Text
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.commands.status import add_status
-from twopc.cli.live import LivePage, serve, shown
+from twopc.cli.live import LivePage, describe_error, serve
 from twopc.cli.output import Document, Report, batch_number, say
 from twopc.cli.page import Contents, now, render
 from twopc.cli.sinks_file import Redaction
@@ -26,7 +26,7 @@ from twopc.log.history import read_history
 from twopc.observers.json_lines import Recorded, read_lines
 
 PORT = 8765
-"""Not the port of Spark's user interface, nor of an exporter of metrics."""
+"""A port that neither Spark's user interface nor an exporter of metrics has by default."""
 
 
 @click.command()
@@ -129,7 +129,7 @@ def _serve(log: str, events: Path | None, port: int, report: Report) -> None:
     def seen(error: Exception | None) -> None:
         nonlocal wrong
         assert newest is not None  # it has been read
-        text = shown(error) if error else ""
+        text = describe_error(error) if error else ""
         report.code = exit_code(error, False) if error else newest.code
         if text != wrong:
             say(text or "the log can be read again")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from twopc.cli.exporter import Exporter
 
 PORT = 9465
-"""Beside 9464, where docs/monitoring.md has a driver serve its own."""
+"""The port beside 9464, at which docs/monitoring.md has a driver serve its own metrics."""
 
 INTERVAL_S = 15.0
 """Prometheus scrapes every minute by default, and mostly every 15 s."""
