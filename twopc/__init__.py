@@ -64,6 +64,8 @@ __all__ = [*_MODULES]  # noqa: PLE0604  # each is a text
 
 
 def __getattr__(name: str) -> object:
+    if name in _NAMES:
+        return import_module(f"twopc.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
