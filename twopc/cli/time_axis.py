@@ -14,21 +14,9 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 _STEPS_S = (
     *(10.0**power * digit for power in (-3, -2, -1) for digit in (1, 2, 5)),
-    *(1, 2, 5, 10, 15, 30, _MINUTE, 2 * _MINUTE, 5 * _MINUTE, 10 * _MINUTE, 15 * _MINUTE, 30 * _MINUTE),
-    *(
-        _HOUR,
-        2 * _HOUR,
-        3 * _HOUR,
-        6 * _HOUR,
-        12 * _HOUR,
-        _DAY,
-        2 * _DAY,
-        5 * _DAY,
-        10 * _DAY,
-        30 * _DAY,
-        90 * _DAY,
-        365 * _DAY,
-    ),
+    *(number * unit_s for unit_s in (1, _MINUTE) for number in (1, 2, 5, 10, 15, 30)),
+    *(number * _HOUR for number in (1, 2, 3, 6, 12)),
+    *(number * _DAY for number in (1, 2, 5, 10, 30, 90, 365)),
 )
 """Distances of ticks that people read at once."""
 
@@ -42,7 +30,6 @@ _CUTS = 30.0
 """All cuts together take at most this part of the width, and one takes at most ``_CUT``. In percent."""
 
 _CUT = 3.0
-
 
 _SHORTEST_S = 1e-6
 """Shorter times are those of no batch, and too short to divide by."""

@@ -19,7 +19,6 @@ HEIGHT = 100
 _LARGE_RATIO = 100
 """From this ratio of the largest to the smallest on, a linear scale shows the small ones as zero."""
 
-
 _SMALLEST, _LARGEST = 1e-3, 1e18
 """The range of values that a scale can show."""
 
