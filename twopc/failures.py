@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
 
@@ -17,6 +17,18 @@ def located(**known: Any) -> Iterator[None]:
     except TwoPhaseCommitError as error:
         error.fill_in(**known)
         raise
+
+
+Kind: TypeAlias = "type[Exception] | tuple[type[Exception], ...]"
+
+
+@contextlib.contextmanager
+def mapped(kind: Kind, failed: Callable[..., Exception], *what: Any) -> Iterator[None]:
+    """Raise ``failed(error, *what)`` for an error of a target system's client."""
+    try:
+        yield
+    except kind as error:
+        raise failed(error, *what) from error
 
 
 def worst_of(errors: Sequence[Exception]) -> Exception:

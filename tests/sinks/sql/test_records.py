@@ -189,6 +189,40 @@ def test_a_record_without_a_key_is_a_bad_record(upsert_by: str, place: Place) ->
     assert place.values() == ["x", "z"]
 
 
+FOLDED = """
+    CREATE TYPE folded;
+    CREATE FUNCTION of_text(cstring) RETURNS folded LANGUAGE internal IMMUTABLE STRICT AS 'textin';
+    CREATE FUNCTION to_text(folded) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'textout';
+    CREATE TYPE folded (INPUT = of_text, OUTPUT = to_text, LIKE = text, COLLATABLE = true);
+    CREATE CAST (folded AS text) WITHOUT FUNCTION AS IMPLICIT;
+    CREATE FUNCTION compared(folded, folded) RETURNS int LANGUAGE sql IMMUTABLE
+        AS 'SELECT bttextcmp(lower($1::text), lower($2::text))';
+    CREATE FUNCTION same(folded, folded) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT compared($1, $2) = 0';
+    CREATE OPERATOR = (LEFTARG = folded, RIGHTARG = folded, FUNCTION = same, HASHES, MERGES);
+    CREATE OPERATOR CLASS of_folded DEFAULT FOR TYPE folded USING btree AS OPERATOR 3 =, FUNCTION 1 compared;
+    CREATE DOMAIN a_name AS folded
+"""
+"""A type that compares as ``citext`` does."""
+
+
+@pytest.mark.filterwarnings("ignore:Did not recognize type")
+@pytest.mark.parametrize("database", ["postgresql"])
+@pytest.mark.parametrize("column", ["folded", "a_name", "text[]"])
+def test_a_key_that_compares_by_more_than_its_text_is_refused_by_name(column: str, place: Place) -> None:
+    place.ask(FOLDED.replace(":", "\\:"))
+    place.create(f"value {column} PRIMARY KEY")
+    type_ = pa.list_(pa.string()) if column == "text[]" else pa.string()
+    with pytest.raises(ConfigurationError, match="takes different texts for equal"):
+        place.sink(upsert_by="value").validate(pa.schema({"value": type_}))
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+@pytest.mark.parametrize("column", ["int", "varchar(9)", "uuid", "timestamptz", "numeric(9,2)", "bytea"])
+def test_a_key_of_a_type_that_compares_whole_values_is_taken(column: str, place: Place) -> None:
+    place.create(f"value {column} PRIMARY KEY")
+    place.sink(upsert_by="value").validate(pa.schema({"value": pa.string()}))
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize("database", ["mysql"])
 @pytest.mark.parametrize("keys", ["UNIQUE (value(3))", "UNIQUE (value), UNIQUE (number)", "KEY (value)"])
