@@ -1072,7 +1072,9 @@ def test_a_target_that_refuses_a_restart_keeps_back_its_own_transactions_alone(w
     killed_before_the_commits(world)
     coordinator = world.coordinator()
     sink(coordinator, "b").during["open"] = raises(ConfigurationError("there is no table 'b'."))
-    with pytest.raises(OperatorRequired, match="batch 0 is decided, and can't be committed to sink 'b' now") as told:
+    with pytest.raises(
+        OperatorRequired, match="batch 0 is decided, and can't be finished now: there is no table 'b'"
+    ) as told:
         coordinator.recover()
     assert (told.value.sink, told.value.batch_id) == ("b", 0)
     assert (world.visible("a"), world.visible("b")) == (["0-0", "0-1"], [])
