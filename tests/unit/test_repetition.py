@@ -62,7 +62,7 @@ def test_the_third_start_that_fails_in_the_same_way_stops_for_an_operator(query:
     assert query.open() == query.visible("a") == []
 
 
-@pytest.mark.advice("RepeatedFailure")
+@pytest.mark.advice("in the same way at every start")
 def test_a_query_whose_cause_is_corrected_goes_on_and_one_that_fails_on_stops_again(query: Query) -> None:
     assert query.kinds(*[DEFECT] * 4)[2:] == [RepeatedFailure, RepeatedFailure]
     run(query.coordinator(), 0)
