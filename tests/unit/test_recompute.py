@@ -250,6 +250,7 @@ def test_what_is_lost_again_before_its_commit_is_computed_again(world: World) ->
     assert len(world.wanted) == 2
 
 
+@pytest.mark.advice("Its records can be computed again")
 def test_without_recompute_the_query_stops_and_says_that_it_can_be(world: World) -> None:
     world.at[Phase.COMMITTING] = world.roll_back
     for _ in range(2):

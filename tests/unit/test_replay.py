@@ -260,6 +260,7 @@ def test_without_a_stage_the_query_stops_and_nothing_else_is_left_undone(world: 
         world.run(0, stage=False)
 
 
+@pytest.mark.advice("There is a copy of its records")
 def test_a_driver_that_was_restarted_without_the_stage_is_told_to_give_it_back(world: World) -> None:
     world.at[Phase.COMMITTING] = killed
     with pytest.raises(Killed):

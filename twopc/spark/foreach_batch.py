@@ -30,6 +30,7 @@ from twopc.spark.changes import ByKey
 from twopc.spark.collecting import Collecting
 from twopc.spark.engine import ClassicEngine, ConnectEngine, Engine, Input, UnknownPlans, is_connected
 from twopc.spark.output import Output, by_key, projected, require_conditions_of_rows
+from twopc.spark.passing import passing_failures
 from twopc.spark.pickled_sinks import PickledSinks
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, interrupts_in_few_words, writers
 from twopc.spark.task import VOTE_SCHEMA, Task, Written, portable, refusals_from_tasks
@@ -289,7 +290,7 @@ class ForeachBatch:
                 max_bad_records=settings.max_bad_records if settings.on_bad_record else 0,
                 wanted=wanted,
             )
-            with engine.described(f"twopc: {what} batch {batch_id} of {names}"):
+            with engine.described(f"twopc: {what} batch {batch_id} of {names}"), passing_failures():
                 return self._run(frame, on_driver, schema, task, plan, of_batch.records)
 
         def phase_one(round: Round) -> Iterator[Vote]:

@@ -128,7 +128,9 @@ def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> It
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, RoundAborted) else error
+        cause: BaseException | None = error
+        while isinstance(cause, RoundAborted):
+            cause = cause.__cause__
         if not is_interrupt(cause) and not (isinstance(cause, Retriable) and is_stopped()):
             raise
         kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # then it may be decided
