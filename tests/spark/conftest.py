@@ -3,6 +3,7 @@ coordinator at a phase."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -64,6 +65,17 @@ def finished_jobs(spark: SparkSession) -> list[Any]:
 def descriptions(spark: SparkSession) -> list[str]:
     """Return the descriptions of jobs. A job outside a query has none."""
     return [str(job.description().get()) for job in finished_jobs(spark) if job.description().isDefined()]
+
+
+@contextlib.contextmanager
+def dynamic_allocation(spark: SparkSession) -> Iterator[None]:
+    """Enable it as if at the application's start: a session does not allow it later."""
+    settings = spark._jsparkSession.sessionState().conf()
+    settings.setConfString("spark.dynamicAllocation.enabled", "true")
+    try:
+        yield
+    finally:
+        settings.unsetConf("spark.dynamicAllocation.enabled")
 
 
 @dataclass(frozen=True)

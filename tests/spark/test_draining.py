@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from tests.spark.conftest import rows, wait_until
 from twopc.phases import Phase
 from twopc.spark import foreach_batch, stop
-from twopc.spark.draining import _Goal
+from twopc.spark.stopping import _Goal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 import twopc
 from tests.spark.conftest import rows
-from twopc import Committable
+from twopc import Committable, ReplayCopies
 from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
@@ -232,4 +232,4 @@ def test_a_copy_among_the_files_that_a_query_reads_is_refused_too(pipeline: Pipe
     with pytest.raises(
         StreamingQueryException, match=r"replay copies is at .*, and the query reads the files of file:"
     ):
-        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log), replay_copies=stage))
+        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log), on_loss=ReplayCopies(stage)))

@@ -12,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 import twopc
-from twopc.errors import SchemaMismatch
+from twopc.errors import ConfigurationError, SchemaMismatch
 from twopc.spark import Output, foreach_batch
-from twopc.spark.arrow_types import arrow_schema
-from twopc.spark.output import ALL, projected
+from twopc.spark.output import ALL, Projection
+from twopc.spark.records import arrow_schema
 from twopc.testing import MemorySink, MemoryTarget
 
 if TYPE_CHECKING:
@@ -31,6 +31,22 @@ NOT_PLAIN = [
     pytest.param(["id AS `a``b`", "id AS `a b`"], {"a`b": 1, "a b": 1}, id="that must be quoted"),
     pytest.param(["named_struct('x', id) AS sink"], {"sink": {"x": 1}}, id="of the sink, and a struct"),
 ]
+
+
+@pytest.mark.spark
+def test_an_output_takes_columns_as_well_as_texts(pipeline: Pipeline) -> None:
+    pipeline.add_batch([{"id": number, "name": "one"} for number in range(4)])
+    mixed = Output(pipeline.files(), [F.col("id").alias("key"), "name AS text", F.struct("id")], F.col("id") >= 2)
+    pipeline.run(foreach_batch({"sink": mixed}, log=str(pipeline.log)))
+    assert pipeline.archived() == [{"key": key, "text": "one", "col3": {"id": key}} for key in (2, 3)]
+
+
+@pytest.mark.spark
+def test_a_column_of_another_frame_is_refused_by_its_text(spark: SparkSession) -> None:
+    other = spark.range(1).withColumnRenamed("id", "key")
+    output = Output(MemorySink(MemoryTarget()), ["id", other["key"]])
+    with pytest.raises(ConfigurationError, match=r"Spark refuses the columns \['id', Column<'key'>\] of output 'one'"):
+        Projection({"one": output}).apply(spark.range(1))
 
 
 @pytest.mark.variants
@@ -56,9 +72,10 @@ def test_a_sink_alone_gets_columns(
 @pytest.mark.spark
 def test_only_different_columns_or_names_that_python_cannot_hand_over_need_structs(spark: SparkSession) -> None:
     frame = spark.range(1)
-    assert projected(frame, {"one": of()})[0] is projected(frame, {"one": of(), "other": of()})[0] is frame
+    for outputs in ({"one": of()}, {"one": of(), "other": of()}):
+        assert Projection(outputs).apply(frame)[0] is frame
     in_structs = [
-        projected(frame, outputs)[1].in_structs
+        Projection(outputs).apply(frame)[1].in_structs
         for outputs in (
             {"one": of()},
             {"one": of(["id"])},
@@ -78,9 +95,9 @@ def test_each_sink_gets_its_rows_with_their_hashes_and_the_rest_is_unrouted(
 ) -> None:
     frame = spark.range(6).withColumn("id", F.when(F.col("id") != 3, F.col("id")))
     outputs = {"low": of(columns, "id < 2"), "high": of(columns, "id > 3"), "even": of(columns, "id % 2 = 0")}
-    made, rows = projected(frame, outputs, ["low", "high"])
+    made, rows = Projection(outputs, ["low", "high"]).apply(frame)
     [batch] = made.toArrow().combine_chunks().to_batches()
-    parts = {part.sink: part for part in rows.apart(batch)}
+    parts = {part.sink: part for part in rows.split(batch)}
     assert {name: part.records.to_pydict() for name, part in parts.items()} == {
         "low": {"id": [0, 1]},
         "high": {"id": [4, 5]},
@@ -133,9 +150,9 @@ def test_a_type_that_a_sink_would_get_as_another_is_refused_by_name_and_the_advi
     advice = re.compile(f"column 'value' has Spark's type {of_spark}, .*Write it as text, such as by ({way_out}),")
     found = []
     for outputs in ({"one": of()}, {"one": of(["value"]), "two": of(["1 AS id"])}):
-        shown, rows = projected(frame, outputs)
+        shown, rows = Projection(outputs).apply(frame)
         with pytest.raises(SchemaMismatch, match=advice) as refused:
             rows.schemas(shown)
         found += advice.findall(str(refused.value))
-    shown, rows = projected(frame, {"one": of([found[0]])})
+    shown, rows = Projection({"one": of([found[0]])}).apply(frame)
     assert rows.schemas(shown)["one"].field("value").type == pa.string()

@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from twopc.errors import ConfigurationError
 from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
 from twopc.spark import Output, foreach_batch, tuning
-from twopc.spark.batch_input import BatchInput
+from twopc.spark.engine import BatchInput
 from twopc.spark.tuning import Plan, Plans
 
 if TYPE_CHECKING:

@@ -146,16 +146,16 @@ def test_a_record_larger_than_its_share_of_the_limit_brings_the_limit_back(
 
 
 @pytest.mark.parametrize(("name", "value"), [(LIMIT, SOME_LIMIT), pytest.param(ROWS, "0", marks=pytest.mark.long)])
-def test_a_limit_that_the_user_has_set_stays(pipeline: Pipeline, watched: Watched, name: str, value: str) -> None:
+def test_a_limit_that_the_user_has_set_stays_and_no_job_runs_twice_for_large_records(
+    pipeline: Pipeline, watched: Watched, name: str, value: str
+) -> None:
     with setting(pipeline.spark, name, value):
-        pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)))
+        pipeline.run(
+            foreach_batch(watched.sink, log=str(pipeline.log)),
+            lambda source: source.withColumn("name", F.expr(f"repeat('x', {LARGE})")),
+        )
     assert set(watched.limits("sink")) == {value if name == LIMIT else None}
-
-
-@pytest.mark.long
-def test_it_is_switched_off_by_an_argument(pipeline: Pipeline, watched: Watched) -> None:
-    pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log), uncapped=False))
-    assert watched.limits("sink") == [None] * 2
+    assert sum(rows for _, rows, _ in watched.seen) == 2 * ROWS_A_RECORD_BATCH
 
 
 @pytest.mark.long

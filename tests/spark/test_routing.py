@@ -115,10 +115,10 @@ def test_the_plan_is_evaluated_once_in_one_job(routed: Routed) -> None:
     assert len(finished_jobs(routed.pipeline.spark)) == before + 1
 
 
-def test_otherwise_refuse_fails_the_batch_before_its_decision(routed: Routed) -> None:
+def test_a_row_that_goes_nowhere_may_fail_the_batch_before_its_decision(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(*range(6)))
     outputs = {"low": routed.to("low", "id < 4"), "odd": routed.to("odd", "id % 2 = 1")}
-    writer = foreach_batch(outputs, log=str(routed.pipeline.log), otherwise="refuse")
+    writer = foreach_batch(outputs, log=str(routed.pipeline.log), unrouted="refuse")
     says = refused(routed.pipeline, writer)
     assert "task 0, record 4: no output takes this row" in says
     assert RecordRefused.__name__ in says

@@ -14,6 +14,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 from pyspark.sql.types import StructType
 
+from tests.spark.conftest import dynamic_allocation
 from twopc.spark import Output, foreach_batch, tuning
 
 if TYPE_CHECKING:
@@ -113,18 +114,13 @@ def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
 
 @pytest.mark.long
 def test_it_is_switched_off_by_an_argument(source: Pipeline) -> None:
-    assert transactions(source, coalesce=False) == [PARTITIONS] * BATCHES
+    assert transactions(source, small_batches="all-tasks") == [PARTITIONS] * BATCHES
 
 
 @pytest.mark.long
 def test_where_spark_asks_for_executors_by_waiting_tasks_none_is_merged_away(source: Pipeline) -> None:
-    # As if it had been set at the application's start: a session does not allow it later.
-    settings = source.spark._jsparkSession.sessionState().conf()
-    settings.setConfString("spark.dynamicAllocation.enabled", "true")
-    try:
+    with dynamic_allocation(source.spark):
         assert transactions(source) == [PARTITIONS] * BATCHES
-    finally:
-        settings.unsetConf("spark.dynamicAllocation.enabled")
 
 
 class Numbers(DataSource):

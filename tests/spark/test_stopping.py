@@ -18,7 +18,7 @@ from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import foreach_batch, stop
-from twopc.spark.stopping import interrupts_in_few_words
+from twopc.spark.stopping import shorten_interrupts
 from twopc_files.sink import FileSink, FileTransaction
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
 def test_a_stop_calls_a_batch_rolled_back_only_where_it_is(raised: Exception, told: type[Exception]) -> None:
     if isinstance(raised, RoundAborted):
         raised.__cause__ = Retriable("no broker answers")
-    with pytest.raises(told, match="batch 7 was interrupted"), interrupts_in_few_words(7, lambda: True):
+    with pytest.raises(told, match="batch 7 was interrupted"), shorten_interrupts(7, lambda: True):
         raise raised
 
 

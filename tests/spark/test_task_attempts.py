@@ -15,7 +15,7 @@ from tests.spark.conftest import rows
 from twopc import Committable, Coordinator, Participant, TwoPhaseCommitSink, Vote
 from twopc.events import Event, TransactionAborted
 from twopc.spark import Output, foreach_batch
-from twopc.spark.gathering import ENOUGH_RECORDS
+from twopc.spark.task import ENOUGH_RECORDS
 from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
 

@@ -20,8 +20,7 @@ import twopc
 from twopc.errors import ConfigurationError, RecordRefused, Refused, TwoPhaseCommitError
 from twopc.spark import Output, foreach_batch
 from twopc.spark.output import Rows
-from twopc.spark.pickled_sinks import PickledSinks
-from twopc.spark.task import Task, portable, refusals_from_tasks, refusals_to_driver
+from twopc.spark.task import PickledSinks, Task, portable, refusals_from_tasks, refusals_to_driver
 from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished
 from twopc.phases import Phase
 from twopc.spark import foreach_batch, stop
-from twopc.spark.batch_input import _require_repeatable
+from twopc.spark.engine import _require_repeatable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
