@@ -16,7 +16,7 @@ from tests.sinks.delta.conftest import Place
 from tests.spark.conftest import rows
 from twopc.events import BatchFinished
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark import BadRecords, Output, foreach_batch
+from twopc.spark import BadRecords, Output
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,7 +56,7 @@ class Shop:
 
     def run(self, orders: Any = None, plan: Any = lambda source: source, **arguments: Any) -> Any:
         sinks = orders or {"orders": self.orders}
-        writer = foreach_batch(sinks, log=str(self.pipeline.log), **{"bad_records": self.letters, **arguments})
+        writer = self.pipeline.writer(sinks, **{"bad_records": self.letters, **arguments})
         self.pipeline.run(writer, plan)
         return writer
 

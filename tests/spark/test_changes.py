@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 import twopc
 from tests.spark.keyed_tables import Tables, partitions, state
 from twopc.errors import ConfigurationError, RecordRefused, Refused
-from twopc.spark import Output, foreach_batch
+from twopc.spark import Output
 from twopc.spark.output import Projection
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -203,5 +203,5 @@ def test_a_sink_that_cannot_delete_refuses_it_before_the_first_batch(pipeline: P
     pipeline.add_batch([{"id": 1, "name": "a"}])
     output = Output(Undeletable(MemoryTarget(), key=["id"]), delete_where="name IS NULL")
     with pytest.raises(Exception, match="this table keeps its rows"):
-        pipeline.run(foreach_batch(output, log=str(pipeline.log)))
+        pipeline.run(pipeline.writer(output))
     assert pipeline.decided_batches() == []

@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import udf
 
 import twopc
-from tests.spark.conftest import descriptions, dynamic_allocation, wait_until
+from tests.spark.conftest import descriptions, dynamic_allocation, mortal, wait_until
 from tests.support.observing import Killed
 from tests.support.topic_reader import records_of
 from twopc import Participant
@@ -69,14 +69,7 @@ class Copying:
     ) -> None:
         """Run the query to the end of its topic. Raises StreamingQueryException."""
         writer = foreach_batch(sinks or self.target.sink(), log=f"{self.folder}/log", **arguments)
-
-        def write(batch: DataFrame, batch_id: int) -> None:
-            try:
-                writer(batch, batch_id)
-            except Killed as killed:  # the process of the test goes on
-                raise RuntimeError("the driver was killed") from killed
-
-        query = plan(self.frame()).writeStream.foreachBatch(write).trigger(availableNow=True)
+        query = plan(self.frame()).writeStream.foreachBatch(mortal(writer)).trigger(availableNow=True)
         query.option("checkpointLocation", f"{self.folder}/checkpoint").start().awaitTermination()
 
     def shows(self, batches: int = BATCHES) -> bool:
@@ -255,7 +248,7 @@ def test_a_batch_whose_size_the_plan_does_not_tell_is_left_to_tasks(
 def test_the_source_of_files_does_not_tell_how_many_records_a_batch_has(pipeline: Pipeline, copying: Copying) -> None:
     for number in range(BATCHES):
         pipeline.add_batch([{"id": number, "name": "a"}])
-    pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
+    pipeline.run(pipeline.writer())
     assert copying.on_driver == [BY_TASKS] * BATCHES
     assert pipeline.archived_ids() == [*range(BATCHES)]
 

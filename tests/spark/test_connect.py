@@ -122,7 +122,7 @@ def test_a_batch_that_spark_repeats_is_recognized(connected: Pipeline) -> None:
 
 def test_foreach_batch_without_the_checkpoint_is_refused_with_the_reason_and_the_way_out(connected: Pipeline) -> None:
     connected.add_batch(rows(1))
-    said = refused(connected, foreach_batch(connected.files(), log=str(connected.log)))
+    said = refused(connected, connected.writer())
     assert "ConfigurationError: through Spark Connect, foreach_batch can't ask Spark" in said
     assert "foreach_batch(..., checkpoint=...)" in said
     assert not connected.log.exists()
@@ -156,7 +156,7 @@ def test_offsets_are_refused_by_name(connected: Pipeline, kafka_broker: KafkaBro
     group = {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "a-group"}
     offsets = twopc.create_sink("kafka-offsets", group)
     connected.add_batch(rows(1))
-    writer = foreach_batch(connected.files(), log=str(connected.log), offsets=offsets, checkpoint=connected.checkpoint)
+    writer = connected.writer(offsets=offsets, checkpoint=connected.checkpoint)
     assert "'offsets' does not work through Spark Connect" in refused(connected, writer)
 
 

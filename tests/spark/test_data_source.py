@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException, PySparkException, StreamingQueryEx
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from tests.spark.conftest import rows, wait_until
-from twopc.spark import Output, foreach_batch
+from twopc.spark import Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -329,9 +329,7 @@ def test_a_query_can_change_from_foreach_batch_and_back(files: Target) -> None:
     pipeline = files.pipeline
 
     def by_foreach_batch() -> None:
-        pipeline.run(
-            foreach_batch(Output(pipeline.files(), VALUE), log=str(pipeline.log)),
-        )
+        pipeline.run(pipeline.writer(Output(pipeline.files(), VALUE)))
 
     for number, write in enumerate([by_foreach_batch, lambda: run(files), by_foreach_batch]):
         pipeline.add_batch(rows(number))
@@ -433,6 +431,7 @@ def test_a_batch_write_without_records_is_decided_too(files: Target) -> None:
     assert files.pipeline.decided_batches() == [0]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("mode", "said"), [("overwrite", "'overwrite' would replace"), ("append", "a batch write needs the option 'log'")]
 )

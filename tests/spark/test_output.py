@@ -13,7 +13,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 import twopc
 from twopc.errors import ConfigurationError, SchemaMismatch
-from twopc.spark import Output, foreach_batch
+from twopc.spark import Output
 from twopc.spark.output import ALL, Projection
 from twopc.spark.records import arrow_schema
 from twopc.testing import MemorySink, MemoryTarget
@@ -37,7 +37,7 @@ NOT_PLAIN = [
 def test_an_output_takes_columns_as_well_as_texts(pipeline: Pipeline) -> None:
     pipeline.add_batch([{"id": number, "name": "one"} for number in range(4)])
     mixed = Output(pipeline.files(), [F.col("id").alias("key"), "name AS text", F.struct("id")], F.col("id") >= 2)
-    pipeline.run(foreach_batch({"sink": mixed}, log=str(pipeline.log)))
+    pipeline.run(pipeline.writer({"sink": mixed}))
     assert pipeline.archived() == [{"key": key, "text": "one", "col3": {"id": key}} for key in (2, 3)]
 
 
@@ -52,9 +52,7 @@ def test_a_column_of_another_frame_is_refused_by_its_text(spark: SparkSession) -
 @pytest.mark.variants
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "by_plan",
-    [False, pytest.param(True, marks=pytest.mark.long)],
-    ids=["of its own expressions", "of the batch"],
+    "by_plan", [False, pytest.param(True, marks=pytest.mark.long)], ids=["of its own expressions", "of the batch"]
 )
 @pytest.mark.parametrize(("columns", "record"), [pytest.param(PLAIN, {"id": 1, "text": "one"}, id="plain"), *NOT_PLAIN])
 def test_a_sink_alone_gets_columns(
@@ -62,10 +60,10 @@ def test_a_sink_alone_gets_columns(
 ) -> None:
     pipeline.add_batch([{"id": 1, "name": "one"}])
     if by_plan:
-        write = foreach_batch(pipeline.files(), log=str(pipeline.log))
+        write = pipeline.writer()
         pipeline.run(write, plan=lambda source: source.selectExpr(*columns))
     else:
-        pipeline.run(foreach_batch(Output(pipeline.files(), columns), log=str(pipeline.log)))
+        pipeline.run(pipeline.writer(Output(pipeline.files(), columns)))
     assert pipeline.archived() == [record]
 
 
@@ -121,10 +119,7 @@ def of(columns: Sequence[str] = ALL, where: str | None = None) -> Output:
 def test_foreach_batch_writes_timestamps(pipeline: Pipeline) -> None:
     archive = twopc.create_sink("files", {"path": str(pipeline.folder / "archive")})
     pipeline.add_batch([{"id": 1793138400}])
-    pipeline.run(
-        foreach_batch(archive, log=str(pipeline.log)),
-        lambda source: source.selectExpr("timestamp_seconds(id) AS at"),
-    )
+    pipeline.run(pipeline.writer(archive), lambda source: source.selectExpr("timestamp_seconds(id) AS at"))
     [file] = (pipeline.folder / "archive").glob("part-*")
     assert [row["at"].timestamp() for row in pq.read_table(file).to_pylist()] == [1793138400]
 

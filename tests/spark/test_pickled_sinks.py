@@ -13,7 +13,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from twopc.errors import ConfigurationError, TwoPhaseCommitError
-from twopc.spark import foreach_batch
 from twopc.spark.task import PickledSinks
 from twopc_files.sink import FileSink
 
@@ -70,7 +69,7 @@ def test_a_batch_whose_tasks_lack_a_sink_is_refused_and_no_aborted_round(
     elsewhere: FileSink, pipeline: Pipeline
 ) -> None:
     raised: list[TwoPhaseCommitError] = []
-    write = foreach_batch(elsewhere, log=str(pipeline.log))
+    write = pipeline.writer(elsewhere)
 
     def noted(batch: DataFrame, number: int) -> None:
         try:

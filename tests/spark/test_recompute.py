@@ -72,7 +72,7 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
     outputs = {"orders": Output(topic.sink(), VALUE)}
     if beside:
         outputs["archive"] = Output(pipeline.files())
-    writer = foreach_batch(outputs, log=str(pipeline.log), on_loss="recompute")
+    writer = pipeline.writer(outputs, on_loss="recompute")
     pipeline.run(writer, lambda source: source.repartition(3))
     assert topic.shows([str(number) for number in range(13)])
     assert pipeline.archived_ids() == (list(range(13)) if beside else [])
@@ -114,9 +114,7 @@ def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_it
     )
 
     def run() -> None:
-        writer = foreach_batch(
-            {"orders": Output(topic.sink(), ["value"])}, log=str(pipeline.log), on_loss="recompute", offsets=group
-        )
+        writer = pipeline.writer({"orders": Output(topic.sink(), ["value"])}, on_loss="recompute", offsets=group)
         options = {"checkpointLocation": str(pipeline.checkpoint)}
         query = source.stream(pipeline.spark, 20).writeStream.foreachBatch(writer).options(**options)
         query.trigger(availableNow=True).start().awaitTermination()
@@ -226,7 +224,7 @@ class Lost:
 
     def run(self, on_loss: Any = "recompute", partitions: int = 0) -> None:
         output = Output(self.sink(), self.columns)
-        writer = foreach_batch({"archive": output}, log=str(self.pipeline.log), on_loss=on_loss)
+        writer = self.pipeline.writer({"archive": output}, on_loss=on_loss)
         self.pipeline.run(writer, lambda source: source.repartition(partitions or self.partitions))
 
     def refused(self, **options: Any) -> str:
@@ -280,7 +278,7 @@ def test_a_column_that_has_no_hash_is_refused_before_anything_is_written(pipelin
     sink = Forgetful({"path": str(pipeline.folder / "archive"), "format": "json"})
     outputs = {"orders": Output(sink, ["map('a', id) AS counts"])}
     with pytest.raises(StreamingQueryException, match=r"on_loss='recompute' needs a hash.*to_json"):
-        pipeline.run(foreach_batch(outputs, log=str(pipeline.log), on_loss="recompute"))
+        pipeline.run(pipeline.writer(outputs, on_loss="recompute"))
     assert not pipeline.log.exists()
 
 
@@ -292,7 +290,7 @@ def test_only_the_partitions_and_sinks_that_are_lost_are_written_again(
     pipeline.add_batch(rows(*range(10)))
     loses.times = 1
     outputs = {"orders": Output(topic.sink(), VALUE, "id = 7"), "archive": Output(pipeline.files())}
-    writer = foreach_batch(outputs, log=str(pipeline.log), on_loss="recompute")
+    writer = pipeline.writer(outputs, on_loss="recompute")
     pipeline.run(writer, lambda source: source.repartition(3, "id"))
     assert "twopc: compute again what is lost of batch 0 of orders, archive" in descriptions(pipeline.spark)
     assert topic.shows(["7"])

@@ -15,7 +15,7 @@ from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it
 from pyspark.sql.types import StructType
 
 from tests.spark.conftest import dynamic_allocation
-from twopc.spark import Output, foreach_batch, tuning
+from twopc.spark import Output, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,7 +68,7 @@ def transactions(
     **arguments: Any,
 ) -> list[int]:
     """Return the number of transactions of each batch. Every task has records."""
-    writer = foreach_batch(pipeline.files(), log=str(pipeline.log), **arguments)
+    writer = pipeline.writer(**arguments)
     pipeline.run(write(writer), plan, output_mode)
     return [len(pipeline.decided(batch)["sink"]) for batch in range(BATCHES)]
 
@@ -88,7 +88,7 @@ def test_the_union_of_sources_is_written_by_as_many_tasks_as_there_are_cores(sou
 
 @pytest.mark.long
 def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch(source: Pipeline) -> None:
-    writer = foreach_batch(source.files(), log=str(source.log))
+    writer = source.writer()
     source.run(writer, columns)
     for batch in range(BATCHES, 2 * BATCHES):
         source.add_batch([{"id": 100 * (batch + 1) + number, "name": "a"} for number in range(ROWS)])
@@ -159,7 +159,7 @@ class NumbersReader(DataSourceStreamReader):
 @pytest.mark.long
 def test_a_source_that_runs_python_keeps_its_tasks(session: SparkSession, pipeline: Pipeline) -> None:
     session.dataSource.register(Numbers)
-    writer = foreach_batch(pipeline.files(), log=str(pipeline.log))
+    writer = pipeline.writer()
     seen: list[int] = []
 
     def watched(batch: DataFrame, batch_id: int) -> None:
@@ -259,6 +259,6 @@ def test_columns_and_filters_of_a_function_for_foreach_batch_are_as_cheap_as_the
 def test_a_function_in_the_columns_of_a_sink_keeps_its_tasks(source: Pipeline) -> None:
     name = f"same_{uuid.uuid4().hex}"
     source.spark.udf.register(name, lambda text: text, "string")
-    writer = foreach_batch(Output(source.files(), ["id", f"{name}(name) AS name"]), log=str(source.log))
+    writer = source.writer(Output(source.files(), ["id", f"{name}(name) AS name"]))
     source.run(writer)
     assert [len(source.decided(batch)["sink"]) for batch in range(BATCHES)] == [PARTITIONS] * BATCHES

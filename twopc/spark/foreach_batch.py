@@ -60,14 +60,15 @@ def foreach_batch(
             decision; or ``BadRecords``, which chooses its columns and their limit. None: such a record fails the batch.
         offsets: a sink of backend ``kafka-offsets``, or None. With each batch's decision, a consumer group gets the
             offsets at which the query's Kafka sources end. The sink is committed after all ``sinks``.
-        on_loss: what to do when a target system has rolled back a decided transaction, as Kafka does after a timeout:
-            ``stop`` the query; or ``recompute``: write its records again when Spark repeats the batch, provided that
-            they are the same; or write them from a copy, in a folder that executors reach: ``twopc.ReplayCopies(url)``.
-            See docs/spark.md. With ``recompute``, each record gets a hash, and ``small_batches`` is ``all-tasks``.
-        small_batches: who writes a batch that is small. ``driver``: without Python tasks, a batch of up to 10,000
-            records and 16 MiB that comes from Kafka through columns and filters; others as with ``few-tasks``: on at
-            most as many tasks as there are cores, if the plan consists of sources, columns, filters and unions. Each
-            task saved is 10 to 20 ms. ``all-tasks``: each batch on the tasks of its plan.
+        on_loss: what to do when a target system has rolled back a decided transaction, as Kafka does after a timeout.
+            ``stop`` ends the query. ``recompute`` computes the records again when Spark repeats the batch, and writes
+            them if they are the same; each record gets a hash for that, and ``small_batches`` is ``all-tasks``.
+            ``twopc.ReplayCopies(url)`` keeps a copy of each record until its commit, in a folder that executors reach,
+            and writes the copy. See docs/spark.md.
+        small_batches: who writes a batch that is likely to be small. ``driver``: the driver itself, if the batch has at
+            most 10,000 records and 16 MiB and comes from Kafka through columns and filters; else as ``few-tasks``: at
+            most as many tasks as there are cores, if the plan consists of sources, columns, filters and unions.
+            ``all-tasks``: the tasks of the plan. Each task saved is 10 to 20 ms.
         checkpoint: the query's ``checkpointLocation``. Only for Spark Connect, whose server runs this function in a
             process that can't ask Spark for it; Python must be able to read it there.
         first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.

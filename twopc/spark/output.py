@@ -10,7 +10,6 @@ An output whose sink has a key gets the last record of each key alone, or its de
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -20,13 +19,13 @@ import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.functions import coalesce, expr, lit, struct, when
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructField, StructType
 
-from twopc.errors import ConfigurationError, RecordRefused
+from twopc.errors import ConfigurationError
 from twopc.keyed import KeyedSink, key_of
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.changes import CHANGE, ByKey, Change, Keyed, columns_of, missing
-from twopc.spark.records import arrow_schema, hash_of, quoted, unkept
+from twopc.spark.records import arrow_schema, hash_of, quoted, row_of
 
 Expression: TypeAlias = "str | Column"
 """An expression of Spark's: text in SQL, or a Column."""
@@ -269,17 +268,6 @@ def _equal(changed: pa.Array, change: Change) -> pa.BooleanArray:
     return pc.equal(changed, pa.scalar(change, changed.type)).fill_null(False)
 
 
-def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
-    """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
-    if (position := pc.index(rows, True).as_py()) >= 0:
-        raise RecordRefused(
-            "no output takes this row: the condition of each is false or null for it, and 'unrouted' is 'refuse'."
-            " Correct the conditions, or add an output for the rest, and start again.",
-            task=task,
-            record=before + position,
-        )
-
-
 class Projection:
     """The columns of all outputs in one frame, from one start of a query to its end.
 
@@ -371,7 +359,7 @@ class Projection:
             takes = [each.where.alias(_TAKES + name) for name, each in parsed.items() if each.where is not None]
             shared = replace(rows, in_structs=False, with_source=False)
             return batch.select("*", *takes) if takes else batch, shared
-        source = [_source_row(batch)] if self._with_source else []
+        source = [row_of(batch.schema).alias(_SOURCE_ROW)] if self._with_source else []
         if len(parsed) == 1 and not rows.keyed and not rows.chosen:
             [output] = parsed.values()
             frame = batch.select(*output.columns)
@@ -440,20 +428,6 @@ def _with_hashes(frame: DataFrame, rows: Rows) -> DataFrame:
             option="on_loss",
         ) from error
     return with_hashes
-
-
-def _source_row(batch: DataFrame) -> Column:
-    """The column with the rows of a batch, as Arrow takes them: with a name of its own for each field, and as text what
-    Arrow has no type for."""
-    row, given, taken = expr("struct(*)"), batch.schema, StructType()
-    for each in given:
-        numbers = itertools.count(2)
-        name = each.name
-        while name in taken.names:
-            name = f"{each.name}_{next(numbers)}"
-        is_plain = unkept(each.dataType) is None
-        taken.add(name, each.dataType if is_plain else StringType(), each.nullable or not is_plain)
-    return (row if taken == given else row.cast(taken)).alias(_SOURCE_ROW)
 
 
 def _require_key(name: str, output: Output, columns: Sequence[str]) -> None:

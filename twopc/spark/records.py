@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import zlib
 from collections.abc import Mapping
 
 import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql.functions import expr
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
@@ -78,6 +81,20 @@ def unkept(of_spark: DataType) -> DataType | None:
         case _:
             return None if type(of_spark).__name__ in _KEPT else of_spark
     return next((found for found in map(unkept, parts) if found is not None), None)
+
+
+def row_of(schema: StructType) -> Column:
+    """Return the column with the rows of a frame, as Arrow takes them: with a name of its own for each field, and as
+    text what Arrow has no type for."""
+    row, taken = expr("struct(*)"), StructType()
+    for each in schema:
+        numbers = itertools.count(2)
+        name = each.name
+        while name in taken.names:
+            name = f"{each.name}_{next(numbers)}"
+        is_plain = unkept(each.dataType) is None
+        taken.add(name, each.dataType if is_plain else StringType(), each.nullable or not is_plain)
+    return row if taken == schema else row.cast(taken)
 
 
 # Sizes. ------------------------------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
@@ -30,7 +31,7 @@ from twopc.recompute import Wanted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord
 from twopc.spark.changes import CHANGE, Unordered
-from twopc.spark.output import Part, Rows, refuse_unrouted
+from twopc.spark.output import Part, Rows
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
@@ -124,7 +125,7 @@ class Task:
         for batch in batches if self._writes(partition) else ():
             if (left := self.rows.unrouted(batch)) is not None:
                 if self.refuses_unrouted:
-                    refuse_unrouted(left, partition, read)
+                    _refuse_unrouted(left, partition, read)
                 unrouted.append(left.true_count)
             for name in self.rows.keyed:
                 unordered.add(name, batch.column(CHANGE + name))
@@ -138,6 +139,17 @@ class Task:
         if self.wanted is None:
             return True
         return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
+
+
+def _refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
+    """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
+    if (position := pc.index(rows, True).as_py()) >= 0:
+        raise errors.RecordRefused(
+            "no output takes this row: the condition of each is false or null for it, and 'unrouted' is 'refuse'."
+            " Correct the conditions, or add an output for the rest, and start again.",
+            task=task,
+            record=before + position,
+        )
 
 
 @functools.cache
