@@ -247,9 +247,9 @@ class RepeatedFailure(OperatorRequired):
 class TransactionLost(OperatorRequired):
     """The target system rolled back a transaction that had been decided. Its records are not visible.
 
-    With replay copies the records are written again: start the query with the ``replay_copies`` that it had. If the
-    message has ``can be computed again``, start it with ``recompute=True``. Otherwise write the records by other means,
-    then give the transaction up with ``twopc abandon``.
+    With replay copies the records are written again: start the query with those that it had. If the message has ``can
+    be computed again``, start it with ``on_loss="recompute"``. Otherwise write the records by other means, then give
+    the transaction up with ``twopc abandon``.
     """
 
 

@@ -254,7 +254,7 @@ def test_what_is_lost_again_before_its_commit_is_computed_again(world: World) ->
 def test_without_recompute_the_query_stops_and_says_that_it_can_be(world: World) -> None:
     world.at[Phase.COMMITTING] = world.roll_back
     for _ in range(2):
-        with pytest.raises(TransactionLost, match="start the query with recompute=True"):
+        with pytest.raises(TransactionLost, match="start the query with on_loss='recompute'"):
             world.run(recomputes=False)
     assert world.visible("last") == []
     world.run()
