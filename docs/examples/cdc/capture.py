@@ -67,15 +67,10 @@ class Capture(ServerProcess):
         (self._folder / name).write_text(text, encoding="utf-8")
 
     def start(self) -> None:
-        files = [str(self._folder / name) for name in ("worker.properties", "connector.properties")]
         command = [str(find_java().executable), "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-        command += [
-            "-cp",
-            ":".join(map(str, debezium_jars())),
-            "org.apache.kafka.connect.cli.ConnectStandalone",
-            *files,
-        ]
-        self._start("Kafka Connect", bound(*command, *files), self.log, _START_TIMEOUT_S)
+        command += ["-cp", ":".join(map(str, debezium_jars())), "org.apache.kafka.connect.cli.ConnectStandalone"]
+        command += [str(self._folder / name) for name in ("worker.properties", "connector.properties")]
+        self._start("Kafka Connect", bound(*command), self.log, _START_TIMEOUT_S)
 
     def _answers(self) -> bool:
         return self._source.rows("SELECT active FROM pg_replication_slots") == [(True,)]

@@ -1,16 +1,12 @@
-"""Every sink with a key in one decision. The driver is killed at each step, and the servers after every other kill.
-
-``python -m tests.campaigns.tables.together FOLDER [--rounds N]`` prints the result as JSON.
-"""
+"""Every sink with a key in one decision. The driver is killed at each step, and the servers after every other kill."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sqlite3
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +24,10 @@ from tests.support.topic_reader import records_of
 from twopc_kafka_broker import KafkaBroker
 
 if TYPE_CHECKING:
+    from tests.campaigns.every_step.campaign import Workers
     from tests.campaigns.tables.table import LakeTable
+
+NAME = "every-sink"
 
 PARTITIONS, KEYS = 2, 12
 SINKS = ("delta", "iceberg", "kafka", "mysql", "postgres", "sql")
@@ -42,13 +41,10 @@ STEPS = (
 """See ``Job.kill_at``."""
 
 
-def prove(folder: Path, rounds: int) -> dict[str, Any]:
+def prove(folder: Path, rounds: int, workers: Workers) -> dict[str, Any]:
     """Kill the driver ``rounds`` times at each step, each time in another batch. Others compact the lake tables now and
-    then.
-
-    Returns:
-        The numbers of kills, and of rows lost and doubled. A row that came back counts as doubled.
-    """
+    then. Return the report. A row that came back counts as doubled."""
+    started = time.monotonic()
     folder.mkdir(parents=True)
     with ExitStack() as stack:
         broker = stack.enter_context(KafkaBroker(folder / "broker"))
@@ -81,10 +77,11 @@ def prove(folder: Path, rounds: int) -> dict[str, Any]:
         }
         job = Job(str(folder), {name: (name, options[name]) for name in SINKS}, partitions=PARTITIONS, keys=KEYS)
         steps = [*STEPS * rounds, ""]
-        kills = 0
+        advance, kills = workers.bar(NAME, len(steps)), 0
         for number, step in enumerate(steps):
             replace(job, batches=number + 1, kill_in=number, kill_at=step).run()
             kills += bool(step)
+            advance()
             if number % 3 == 2:
                 for table in lake.values():
                     table.compact()
@@ -116,7 +113,15 @@ def prove(folder: Path, rounds: int) -> dict[str, Any]:
             **{name: difference(job.rows(), _in_lake(table)) for name, table in lake.items()},
         }
     total = sum(found.values(), Difference())
-    return {"kills": kills, **asdict(total), "sinks": {name: asdict(each) for name, each in found.items()}}
+    told = [f"{name}: {each}" for name, each in found.items() if each != Difference()]
+    return {
+        "kills": kills,
+        "lost": total.lost,
+        "doubled": total.duplicates,
+        "failures": len(told),
+        "told": told,
+        "seconds": round(time.monotonic() - started, 1),
+    }
 
 
 def _decoded(record: Any) -> tuple[str, str | None]:
@@ -130,15 +135,3 @@ def _compacted(records: list[tuple[str, str | None]]) -> list[tuple[str, str | N
 
 def _in_lake(table: LakeTable) -> list[tuple[Any, ...]]:
     return reader().execute(f"SELECT key, value FROM {table.scan()}").fetchall()  # noqa: S608  # ours
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--rounds", type=int, default=2, help="how often the driver is killed at each step")
-    given = parser.parse_args()
-    print(json.dumps(prove(given.folder.resolve(), given.rounds)))
-
-
-if __name__ == "__main__":
-    main()
