@@ -30,10 +30,12 @@ pytestmark = pytest.mark.spark
 class Shop:
     """A table whose partition column takes no empty text, and a folder for what it refuses."""
 
-    def __init__(self, pipeline: Pipeline, schema: pa.Schema) -> None:
+    def __init__(self, pipeline: Pipeline, schema: pa.Schema, **properties: str) -> None:
         self.pipeline = pipeline
         self.table = Place(str(pipeline.folder / "archive" / "table"))
-        DeltaTable.create(self.table.path, Schema.from_arrow(schema), partition_by=["name"])
+        DeltaTable.create(
+            self.table.path, Schema.from_arrow(schema), partition_by=["name"], configuration=properties or None
+        )
 
     @property
     def orders(self) -> TwoPhaseCommitSink[Any]:
@@ -107,6 +109,21 @@ def test_a_single_output_with_columns_of_its_own_tells_the_row_too(shop: Shop) -
     shop.run({"orders": Output(shop.orders, columns)})
     assert shop.ids() == [1]
     assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "trap"}]
+
+
+def test_a_bad_record_that_is_the_last_of_its_key_hides_an_earlier_one_and_others_apply(pipeline: Pipeline) -> None:
+    import pyarrow as pa
+
+    schema = pa.schema({"id": pa.int64(), "name": pa.string()})
+    shop = Shop(pipeline, schema, **{"delta.enableDeletionVectors": "true"})
+    pipeline.add_batch([{"id": id, "name": "a"} for id in (1, 2, 3)])
+    changes = [(1, "b"), (1, ""), (2, "gone"), (3, ""), (3, "c")]
+    pipeline.add_batch([{"id": id, "name": name} for id, name in changes])
+    keyed = twopc.create_sink("delta", {"path": shop.table.path, "upsert_by": "id"})
+    output = Output(keyed, ["id", "name"], delete_where="name = 'gone'", latest_by="at")
+    shop.run({"orders": output}, lambda source: source.selectExpr("*", "monotonically_increasing_id() AS at"))
+    assert sorted(shop.table.rows(), key=str) == [{"id": 1, "name": "a"}, {"id": 3, "name": "c"}]
+    assert [json.loads(each["row"])["id"] for each in shop.refused()] == [1]
 
 
 def test_columns_choose_what_becomes_of_a_bad_record(shop: Shop) -> None:

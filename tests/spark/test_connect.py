@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,6 +109,18 @@ def test_foreach_batch_writes_to_two_sinks_in_one_decision_and_goes_on_after_a_r
     assert even_ids(connected) == [2, 4, 6]
     assert connected.decided_batches() == [0, 1, 2]
     assert connected.pending_files() == []
+
+
+def test_upserts_and_deletes_apply(connected: Pipeline) -> None:
+    for batch in ([(1, "a"), (2, "a"), (1, "b")], [(2, "gone"), (3, "a"), (3, "c")]):
+        connected.add_batch([{"id": id, "name": name} for id, name in batch])
+    database = connected.folder / "orders.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY, name TEXT)")
+        sink = twopc.create_sink("sql", {"url": f"sqlite:///{database}", "table": "orders", "upsert_by": "id"})
+        output = Output(sink, ["id", "name"], delete_where="name = 'gone'", latest_by="name")
+        run(connected, foreach_batch(output, log=str(connected.log), checkpoint=connected.checkpoint))
+        assert connection.execute("SELECT id, name FROM orders ORDER BY id").fetchall() == [(1, "b"), (3, "c")]
 
 
 def test_a_batch_that_spark_repeats_is_recognized(connected: Pipeline) -> None:

@@ -13,6 +13,7 @@ import twopc
 from tests.spark.conftest import Topic, descriptions, rows, wait_until
 from tests.support.observing import observing
 from tests.support.rolling_back import roll_back
+from tests.support.topic_reader import records_of
 from twopc.errors import TransactionLost
 from twopc.events import PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
@@ -81,6 +82,26 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
 
 
 @pytest.mark.long
+@pytest.mark.kafka
+def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
+    pipeline: Pipeline, topic: Topic, loses: Loses, events: list[Event]
+) -> None:
+    pipeline.add_batch([{"id": 1, "name": "a"}, {"id": 2, "name": "a"}, {"id": 1, "name": "b"}])
+    pipeline.add_batch([{"id": 2, "name": "gone"}, {"id": 3, "name": "a"}])
+    loses.times = 2
+    keyed = twopc.create_sink("kafka", {**topic.options, "upsert_by": "key"})
+    columns = ["CAST(id AS STRING) AS key", "name AS value"]
+    output = Output(keyed, columns, delete_where="name = 'gone'", latest_by="name")
+    pipeline.run(foreach_batch(output, log=str(pipeline.log), recompute=True), lambda source: source.repartition(3))
+
+    def changes() -> list[tuple[bytes, bytes | None]]:
+        found = records_of(topic.servers, topic.name)
+        return sorted(((record.key, record.value) for record in found), key=str)
+
+    wait_until(lambda: changes() == [(b"1", b"b"), (b"2", None), (b"2", b"a"), (b"3", b"a")], timeout_s=10)
+    assert replayed(events) >= 2
+
+
 @pytest.mark.kafka
 def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topic: Topic, loses: Loses) -> None:
     pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "bad"}])
