@@ -92,7 +92,9 @@ def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
     keyed = twopc.create_sink("kafka", {**topic.options, "upsert_by": "key"})
     columns = ["CAST(id AS STRING) AS key", "name AS value"]
     output = Output(keyed, columns, delete_where="name = 'gone'", latest_by="name")
-    pipeline.run(foreach_batch(output, log=str(pipeline.log), recompute=True), lambda source: source.repartition(3))
+    pipeline.run(
+        foreach_batch(output, log=str(pipeline.log), on_loss="recompute"), lambda source: source.repartition(3)
+    )
 
     def changes() -> list[tuple[bytes, bytes | None]]:
         found = records_of(topic.servers, topic.name)

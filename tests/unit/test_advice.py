@@ -11,13 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.test_leases import POOL, lease
 
+from tests.sinks.kafka.test_leases import POOL, lease
 from tests.support.memory_log import MemoryLog
 from tests.unit import test_recovery as recovery
 from tests.unit.test_coordinator import World, raises, run, sink
 from tests.unit.test_half_of_the_state import Query, remove
-from twopc import Committable, Coordinator, Participant, Round, Vote, create_sink, leases
+from twopc import Committable, Coordinator, Participant, Round, Vote, create_sink
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
