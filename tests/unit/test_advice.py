@@ -32,6 +32,7 @@ from twopc.errors import (
 )
 from twopc.log.entries import FORMAT
 from twopc.testing import MemorySink
+from twopc_kafka import leases
 
 Columns = Mapping[str, pa.Array]
 
