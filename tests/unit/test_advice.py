@@ -36,7 +36,7 @@ from twopc_kafka import leases
 
 Columns = Mapping[str, pa.Array]
 
-LONG_AGO = dt.datetime(1500, 1, 1)  # noqa: DTZ001  # of no zone
+LONG_AGO = dt.datetime(1500, 1, 1, tzinfo=dt.timezone.utc)
 SECONDS = dt.datetime(1900, 1, 1, tzinfo=dt.timezone.utc)
 
 
@@ -117,7 +117,7 @@ def options_of(folder: Path, given: str) -> dict[str, str]:
 
 @pytest.mark.advice("ConfigurationError")
 def test_the_option_that_an_error_names_is_corrected(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="parqet") as refused:
+    with pytest.raises(ConfigurationError, match="must be one of parquet") as refused:
         write(options_of(tmp_path, "format=parqet"), {"v": pa.array([1])})
     assert refused.value.option == "format"
     write(options_of(tmp_path, "format=parquet"), {"v": pa.array([1])})
@@ -179,8 +179,8 @@ def days(*values: str) -> Columns:
         ),
         (
             "Spark can't read back from an ORC file",
-            "format=orc", {"v": pa.array([LONG_AGO], pa.timestamp("us"))},
-            "format=parquet", {"v": pa.array([LONG_AGO], pa.timestamp("us"))},
+            "format=orc", {"v": pa.array([LONG_AGO], pa.timestamp("us", "UTC"))},
+            "format=parquet", {"v": pa.array([LONG_AGO], pa.timestamp("us", "UTC"))},
         ),
         ("a folder can't be named after it", "partition_by=day", days("a\0"), "partition_by=day", days("a")),
         (

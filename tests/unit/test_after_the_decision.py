@@ -30,6 +30,7 @@ def ended(call: Callable[[], object]) -> BaseException:
 @pytest.mark.advice("OperatorRequired")
 def test_no_call_after_the_decision_refuses_the_batch(world: World, call: str, refusal: Exception) -> None:
     coordinator = world.coordinator()
+    coordinator.recover()
     sink(coordinator, "b").during[call] = raises(refusal)
     stopped = ended(lambda: run(coordinator, 0))
     assert type(stopped) is OperatorRequired

@@ -161,6 +161,7 @@ def test_a_driver_whose_newest_entry_a_rule_removes_stops(query: Query) -> None:
     assert query.written() == [0, 1]
 
 
+@pytest.mark.advice("entries are missing in between")
 def test_the_command_names_the_gap_that_a_rule_has_left_and_what_still_works(tmp_path: Path) -> None:
     sink = MemorySink(MemoryTarget())
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as driver:

@@ -224,6 +224,7 @@ def test_other_records_are_refused_and_stay_invisible(world: World, again: Plan,
     assert world.targets["a"].open == {}  # which would hold back readers
 
 
+@pytest.mark.advice("does not yield the same records twice")
 def test_the_same_records_of_another_run_are_written_after_others_were_refused(world: World) -> None:
     decided_and_lost(world)
     with pytest.raises(TransactionLost):
