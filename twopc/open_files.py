@@ -208,7 +208,7 @@ class RowGroups:
         self._held: list[pa.RecordBatch] = []
         self.held_bytes = self.kept_bytes = 0
 
-    def add(self, records: pa.RecordBatch) -> None:
+    def write(self, records: pa.RecordBatch) -> None:
         """Hold records until their row group is full."""
         self._held.append(records)
         self.held_bytes += memory_bytes(records)
@@ -221,8 +221,8 @@ class RowGroups:
             import pyarrow as pa
 
             self._write(pa.Table.from_batches(self._held))
-            self.kept_bytes = self.held_bytes
-            self.discard()
+            self.kept_bytes, self.held_bytes = self.held_bytes, 0
+            self._held.clear()
 
     def discard(self) -> None:
         """Release the held records."""

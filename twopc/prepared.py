@@ -258,8 +258,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     def _change(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
         """Change rows. Upholds: a transaction that may lack records is not prepared."""
-        require_keys(batch, self.key)
         try:
+            require_keys(batch, self.key)
             with self._writing(transaction.id, batch.schema.names):
                 change(transaction, batch)
         except BaseException:

@@ -3,10 +3,7 @@ sink's own modules subclass the contracts, beside the fixtures ``place`` and ``o
 
 from __future__ import annotations
 
-import logging
-import pickle
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -29,7 +26,6 @@ from twopc.errors import (
     RoundAborted,
     SchemaMismatch,
     TransactionLost,
-    TwoPhaseCommitError,
 )
 from twopc.events import CallRetried, Event, PhaseEntered
 from twopc.participant import Vote
@@ -101,6 +97,10 @@ class PreparedPlace(SinkPlace[PreparedSinkT]):
     def options(self) -> dict[str, str]:
         return {self.sink_class._server_option: self.reach(), "table": self.table}
 
+    @property
+    def password(self) -> str:
+        return str(self.server.password)
+
     def as_reached(self, location: str) -> dict[str, Any]:
         return {self.sink_class._server_option: location}
 
@@ -121,12 +121,6 @@ class PreparedPlace(SinkPlace[PreparedSinkT]):
         given = {name: value for name, value in options.items() if value != ""}
         sink = self.sink_class({**self.options, **given})
         sink.prefix = self.prefix
-        return sink
-
-    def bound(self, **options: Any) -> PreparedSinkT:
-        """A new sink that has not asked the server."""
-        sink = self.unbound(**options)
-        sink.bind("orders", "log")
         return sink
 
     def pre_commit(self, records: Written, round: Round = ROUND, partition: int = 0, **options: Any) -> Committable:
@@ -577,53 +571,6 @@ def failed(found: Sequence[CheckResult]) -> list[str]:
 
 def warned(found: Sequence[CheckResult]) -> list[CheckResult]:
     return [each for each in found if each.result is CheckStatus.WARNING]
-
-
-class OptionsContract:
-    """Options are checked before anything is connected to, and a password is seen nowhere (invariant 8).
-
-    Attributes:
-        good: options, with the password ``hunter2``.
-        wrong: options that are wrong, each with the option that is named.
-    """
-
-    good: ClassVar[Mapping[str, str]]
-    wrong: ClassVar[Sequence[Mapping[str, Any]]]
-
-    def test_a_wrong_option_is_named_and_no_password_shown(self, place: Any) -> None:
-        assert isinstance(twopc.create_sink(place.backend, self.good), place.sink_class)
-        every = [{"table": ""}, {"table": "a.b.c"}, {"upsert_by": "id,,day"}, {"lock_timeout_s": "nan"}, {"upsert": ""}]
-        for wrong in (*self.wrong, *every):
-            with pytest.raises(ConfigurationError) as refused:
-                place.sink_class({**self.good, **wrong})
-            assert refused.value.option in wrong, wrong
-            assert "ter2" not in "".join(traceback.format_exception(refused.value))
-
-    def test_the_password_is_in_no_repr_error_log_or_committable(
-        self, place: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.DEBUG)
-        secret, committable = place.server.password, place.pre_commit(["a"])
-        told = [repr(place.sink()), repr(place.sink()._options), repr(committable), str(committable.to_json())]
-        calls: list[Callable[[Any], object]] = [
-            lambda sink: sink.open(),
-            lambda sink: sink.validate(pa.schema([])),
-            lambda sink: sink.commit(committable),
-            lambda sink: sink.abort(committable),
-            lambda sink: list(sink.recover()),
-            lambda sink: sink.begin(sink.transactional_ids.allocate(Round(1, 1), 0)),
-        ]
-        for call in calls:
-            with pytest.raises(TwoPhaseCommitError, match=r"authentication failed|Access denied") as error:
-                call(place.bound(**place.as_reached(place.reach(password=f"{secret}-wrong"))))
-            told.append("".join(traceback.format_exception(error.value)))
-        assert not [text for text in [*told, caplog.text] if secret in text]
-
-    def test_a_sink_that_has_travelled_reaches_the_same_server(self, place: Any) -> None:
-        twin = pickle.loads(pickle.dumps(place.sink()))  # noqa: S301  # our own bytes
-        assert list(twin.recover()) == []
-        twin.commit(place.pre_commit(["a"]))
-        assert place.values() == ["a"]
 
 
 @pytest.mark.crash

@@ -28,7 +28,7 @@ class Memory:
         self.row_groups: list[pa.Table] = []
         self.is_finished = False
         self._groups = RowGroups(self.row_groups.append, row_group_bytes)
-        self.write, self.flush, self.discard = self._groups.add, self._groups.flush, self._groups.discard
+        self.write, self.flush, self.discard = self._groups.write, self._groups.flush, self._groups.discard
 
     @property
     def held_bytes(self) -> int:

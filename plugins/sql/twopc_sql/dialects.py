@@ -106,8 +106,14 @@ _KEYS_IN_SQLITE = """
     SELECT 'PRIMARY KEY', name, 1 FROM pragma_table_info(:table, coalesce(:schema, 'main')) WHERE pk > 0
 """
 
+# Its catalog has collations only in the statement that would create the table.
 _KEYS_IN_DUCKDB = """
-    SELECT found.name, c.column_name, true
+    SELECT found.name, c.column_name, NOT EXISTS (
+        SELECT 1 FROM duckdb_tables() t, (VALUES ('('), (', ')) AS before(mark),
+            (VALUES (c.column_name), ('"' || replace(c.column_name, '"', '""') || '"')) AS spelled(name)
+        WHERE t.table_name = :table AND t.schema_name = coalesce(:schema, current_schema())
+          AND contains(t.sql, before.mark || spelled.name || ' VARCHAR COLLATE ')
+    )
     FROM (
         SELECT constraint_type || constraint_index AS name, unnest(constraint_column_names) AS part
         FROM duckdb_constraints()

@@ -126,6 +126,7 @@ def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
     make_sink().commit(committable)
     (folder / "_twopc").rmdir()
     make_sink().commit(committable)
+    assert target_path(folder, committable).is_file()
 
 
 # Names. -----------------------------------------------------------------------------------------------------

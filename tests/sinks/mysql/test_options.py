@@ -9,7 +9,7 @@ import pymysql
 import pytest
 
 from tests.sinks.mysql.conftest import new_place
-from tests.sinks.prepared_contract import OptionsContract
+from tests.sinks.options_contract import OptionsContract
 from tests.support.mariadb_server import MariaDbServer
 from twopc.errors import Retriable
 from twopc_mysql import sessions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.sinks.prepared_contract import OptionsContract
+from tests.sinks.options_contract import OptionsContract
 
 GOOD = {"conninfo": "postgresql://writer:hunter2@db.example/sales", "table": "orders"}
 

@@ -239,7 +239,7 @@ def test_nothing_that_the_sink_sets_stays_in_its_session(place: Place) -> None:
 
 def test_a_column_with_a_name_of_the_sinks_own_is_refused_at_the_start(place: Place) -> None:
     place.create("value {key} PRIMARY KEY, twopc_newest INT")
-    with pytest.raises(SchemaMismatch, match="twopc_newest are reserved"):
+    with pytest.raises(SchemaMismatch, match="'twopc_newest' is reserved"):
         place.sink(upsert_by="value").validate(pa.schema({"value": pa.string(), "twopc_newest": pa.int32()}))
 
 
