@@ -52,7 +52,7 @@ class BadRecords:
 
     @classmethod
     def of(cls, given: TwoPhaseCommitSink[Any] | BadRecords) -> BadRecords:
-        """Return what a user passed, with a sink of its own, like ``Output.of``. Raises like that."""
+        """Return what a user passed, with a sink of its own. Raises like ``Output.of``."""
         bad_records = given if isinstance(given, BadRecords) else cls(given)
         return replace(bad_records, sink=bad_records.sink.unbound())
 
@@ -119,7 +119,7 @@ def to_json(row: pa.StructScalar) -> str:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Return what JSON has for a value."""
+    """Return a value as JSON has it."""
     match value if value.is_valid else None:
         case None:
             return None
@@ -140,7 +140,7 @@ def _as_key(plain: Any) -> str:
 
 
 def _plain_leaf(value: pa.Scalar) -> str | int | float:
-    """Return what JSON has for a value without parts."""
+    """Return a value without parts as JSON has it."""
     try:
         given = value.as_py()
     except UnicodeDecodeError:  # Spark makes a text of any bytes

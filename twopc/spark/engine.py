@@ -77,7 +77,7 @@ class ClassicEngine:
 
 
 class ConnectEngine:
-    """The engine of a server, and what the query reads as its checkpoint has it: nothing else is known of the query.
+    """The engine of a server, and what the query reads by its checkpoint. Nothing else is known of the query.
 
     Attributes:
         checkpoint: the URL of the query's checkpoint folder.
@@ -170,7 +170,7 @@ _UNDECIDED = {
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """What one batch reads. The same for every call for the batch: a user's function may run a batch again.
+    """The input of one batch. The same for every call for the batch: a user's function may run a batch again.
 
     Attributes:
         batch_id: the batch's number.
@@ -283,7 +283,7 @@ class BatchInput:
         return entry
 
     def _in_memory(self, batch_id: int) -> str:
-        """The entry in memory, as Spark has written it."""
+        """Return the entry in memory, as Spark has written it."""
         self._buffer.reset()
         self._offset_log.serialize(self._offset_log.get(batch_id).get(), self._buffer)
         return str(self._buffer.toString(_UTF_8))
@@ -308,7 +308,7 @@ def _records_between(before: Mapping[str, JsonValue], after: Mapping[str, JsonVa
 
 
 def _running_query(session: SparkSession, query_id: str) -> Any:
-    """The JVM's query. A batch has a session of its own, whose ``streams`` is empty."""
+    """Return the JVM's query. A batch has a session of its own, whose ``streams`` is empty."""
     jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
     shared = session._jsparkSession.sharedState()  # noqa: SLF001  # the same
     return shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))

@@ -148,7 +148,7 @@ def _as_text(given: Expression) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one sink gets of a record batch.
+    """One sink's part of a record batch.
 
     Attributes:
         sink: the sink's name.
@@ -177,7 +177,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the sinks find their records in a frame.
+    """The places of the sinks' records in a frame.
 
     Attributes:
         sinks: the names of the sinks.

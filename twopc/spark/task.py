@@ -42,7 +42,7 @@ given as text takes a call to the JVM to parse."""
 
 @dataclass(frozen=True)
 class Written:
-    """What an attempt has written.
+    """The result of an attempt.
 
     Attributes:
         vote: its vote.

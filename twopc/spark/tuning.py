@@ -58,7 +58,7 @@ is in neither: anything may be below it."""
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of the plan of one batch.
+    """Properties of the plan of one batch.
 
     Attributes:
         tasks: the number of its tasks, or None if that is not known.
@@ -129,7 +129,7 @@ class Plans:
 
     @cached_property
     def _of_query(self) -> Plan:
-        """What is known of the logical plan from which Spark plans each batch."""
+        """Properties of the logical plan from which Spark plans each batch."""
         plan, (of_python, of_scala) = self._query.logicalPlan(), self._patterns
         functions = plan.containsPattern(of_python) or plan.containsPattern(of_scala)
         in_python = any(".python." in str(source.getClass().getName()) for source in each(self._query.sources()))

@@ -84,8 +84,8 @@ class Incarnation:
 
 @dataclass(frozen=True)
 class TaskVote(WriterCommitMessage):
-    """What a task returns. ``vote`` is empty if the task wrote nothing. Only the task of partition 0, which every batch
-    has, returns ``reads``."""
+    """The message of a task. ``vote`` is empty if the task wrote nothing. Only the task of partition 0, which every
+    batch has, returns ``reads``."""
 
     incarnation: Incarnation
     vote: Vote
@@ -94,7 +94,7 @@ class TaskVote(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PhaseOne:
-    """What the planner sends to the tasks.
+    """The round as its tasks get it from the planner.
 
     Attributes:
         sinks: the pickled sinks, by name.
@@ -298,5 +298,5 @@ def spool(path: str | None) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=100)
 def _observer(path: str) -> JsonLinesObserver:
-    """One per file, as it logs once that it can't write."""
+    """Return one observer per file, as each logs once that it can't write."""
     return JsonLinesObserver(path)
