@@ -42,7 +42,8 @@ def filled(page: str) -> str:
 def described(path: str) -> str:
     """Return the table of a name of the code."""
     module, _, name = path.rpartition(".")
-    named = getattr(importlib.import_module(module), name)
+    is_command = module == "twopc.cli.commands"  # each is in a module of its name
+    named = getattr(importlib.import_module(path if is_command else module), name)
     if name.startswith("METRICS"):
         rows = ((f"`{metric}`", _listed(labels), said) for metric, said, labels in named)
         return _table(("metric", "labels", ""), rows)

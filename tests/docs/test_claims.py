@@ -10,9 +10,6 @@ import pytest
 import twopc
 from tests.docs.test_change_a_query import Query
 from tests.support.pages import DOCS, PAGES, ROOT, site_script
-from twopc.errors import ConfigurationError
-from twopc.spark import foreach_batch
-from twopc.testing import MemorySink, MemoryTarget
 
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 
@@ -21,19 +18,6 @@ BACKENDS = {
     for readme in ROOT.glob("plugins/*/README.md")
     if readme.parent.name != "kafka-broker"
 } | {"postgres": "PostgreSQL", "mysql": "MariaDB", "sql": "SQL"}
-
-
-def paragraphs(text: str) -> list[str]:
-    return [" ".join(each.split()) for each in re.split(r"\n(?:\n|(?= *- | *\d\. ))", text)]
-
-
-def test_whoever_is_told_of_both_ways_to_mend_a_loss_is_told_that_they_exclude_each_other(tmp_path: Path) -> None:
-    sink = MemorySink(MemoryTarget())
-    with pytest.raises(ConfigurationError, match="recompute"):
-        foreach_batch(sink, str(tmp_path / "log"), recompute=True, replay_copies=str(tmp_path / "copies"))
-    for name in ("docs/operating.md", "docs/production.md", "docs/spark.md"):
-        both = [each for each in paragraphs(TEXTS[name]) if "recompute=True" in each and "replay_copies" in each]
-        assert all(re.search(r"refused|\binstead\b|ConfigurationError|\bor\b", each) for each in both), both
 
 
 def test_a_log_without_its_older_entries_serves_the_query(tmp_path: Path) -> None:

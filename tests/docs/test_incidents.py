@@ -18,7 +18,7 @@ import twopc
 from tests.docs.test_change_a_query import Query
 from tests.support.pages import DOCS
 from twopc.cli.commands import cli
-from twopc.errors import Fenced, LogMismatch, OperatorRequired, Retriable, TransactionLost
+from twopc.errors import Fenced, LogMismatch, OperatorRequired, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc_files.sink import FileSink
 from twopc_sql.sink import SqlSink
 
@@ -164,6 +164,26 @@ def test_the_query_waits_while_a_target_system_is_away_and_then_goes_on(
     assert query.written("orders") == query.written("archive") == [0, 1]
 
 
+def test_a_failure_of_three_starts_stops_the_query_until_its_cause_is_corrected(query: Query) -> None:
+    made = {"orders": twopc.create_sink("files", {"path": f"{query.folder}/orders"})}
+
+    def phase_one(_: Any) -> list[Any]:
+        raise ValueError("the function has a defect")
+
+    raised = []
+    for _ in range(4):
+        with (
+            pytest.raises(TwoPhaseCommitError) as stopped,
+            twopc.Coordinator(made, query.log, owner="query") as coordinator,
+        ):
+            coordinator.recover()
+            coordinator.run(query.done, phase_one)
+        raised.append(stopped.value.kind)
+    assert raised == ["RoundAborted", "RoundAborted", "RepeatedFailure", "RepeatedFailure"]
+    query.run({"orders": "orders"})
+    assert query.written("orders") == [0, 1]
+
+
 def test_a_changed_schema_stops_the_query_until_the_change_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +243,7 @@ def test_every_incident_of_the_page_has_a_rehearsal() -> None:
         "No error: the query was killed",
         "`Fenced`",
         "`OperatorRequired`",
+        "`RepeatedFailure`",
         "`TransactionLost`",
         "Lost records",
         "`OutcomeUnknown`",

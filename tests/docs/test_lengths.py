@@ -20,7 +20,7 @@ READ = {
     "docs/kubernetes.md": 1000,
     "docs/migration.md": 1000,
     "docs/monitoring.md": 1200,
-    "docs/operating.md": 2600,
+    "docs/operating.md": 2700,
     "docs/other-ways.md": 1200,
     "docs/performance.md": 700,
     "docs/production.md": 1100,
@@ -34,11 +34,11 @@ READ = {
 
 LOOKED_UP = {
     "docs/cli.md": 3600,
-    "docs/errors.md": 4800,
+    "docs/errors.md": 4950,
     "plugins/delta/README.md": 1600,
     "plugins/files/README.md": 2100,
     "plugins/iceberg/README.md": 1750,
-    "plugins/kafka/README.md": 2100,
+    "plugins/kafka/README.md": 2300,
     "plugins/mysql/README.md": 1450,
     "plugins/postgres/README.md": 1550,
     "plugins/pravega/README.md": 750,
@@ -49,8 +49,7 @@ OTHERS = {"CHANGELOG.md": 200, "SECURITY.md": 50, "docs/write-your-own-sink.md":
 
 MOST_WORDS = READ | LOOKED_UP | OTHERS
 
-MOST_IN_ALL = 20_000
-"""What a user has to read, and what can be looked up."""
+MOST_READ, MOST_LOOKED_UP = 20_000, 20_500
 
 WORDS_BEFORE_CODE = 150
 
@@ -66,9 +65,9 @@ def test_a_page_has_no_more_words_than_a_reader_has_time_for(page: str) -> None:
     assert words((ROOT / page).read_text(encoding="utf-8")) <= MOST_WORDS[page]
 
 
-@pytest.mark.parametrize("pages", [READ, LOOKED_UP], ids=["read", "looked up"])
-def test_all_pages_together_have_no_more_words_than_a_reader_has_time_for(pages: dict[str, int]) -> None:
-    assert sum(words((ROOT / page).read_text(encoding="utf-8")) for page in pages) <= MOST_IN_ALL
+@pytest.mark.parametrize(("pages", "most"), [(READ, MOST_READ), (LOOKED_UP, MOST_LOOKED_UP)], ids=["read", "looked up"])
+def test_all_pages_together_have_no_more_words_than_a_reader_has_time_for(pages: dict[str, int], most: int) -> None:
+    assert sum(words((ROOT / page).read_text(encoding="utf-8")) for page in pages) <= most
 
 
 def test_every_page_of_the_menu_that_is_read_has_its_limit() -> None:
