@@ -22,7 +22,7 @@ from twopc.errors import CorruptLog, Fenced, LogMismatch
 from twopc.log import entries
 from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
-from twopc.transaction import Committable
+from twopc.transaction import Committable, JsonValue
 from twopc.transactional_ids import Round, TransactionId
 
 UNPICKLES = {
@@ -218,6 +218,6 @@ def test_a_copy_with_other_records_than_were_decided_replaces_nothing(copies: Re
 
 @pytest.mark.parametrize("name", ["../../home/ann/.bashrc", "/etc/passwd", "..", ""])
 def test_a_forged_entry_names_no_copy_outside_of_the_folder(name: str) -> None:
-    value = {"transaction_id": "t", "handle": {}, "records": 1, "replay_copy": name}
+    value: dict[str, JsonValue] = {"transaction_id": "t", "handle": {}, "records": 1, "replay_copy": name}
     with pytest.raises(TypeError, match="file name"):
         Committable.from_json(value)
