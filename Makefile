@@ -109,6 +109,10 @@ demo: $(DEMO) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="
 demo-lake: $(CAMPAIGNS) ## Kafka to Kafka, Iceberg and Delta, exactly once, through kills; then DuckDB joins the three
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/lake.py $(ARGS)
 
+.PHONY: demo-cdc
+demo-cdc: $(CAMPAIGNS) ## a change stream to Iceberg, Delta and PostgreSQL, exactly once, through kills; every row compared
+	$(WITH_JAVA) PYTHONPATH=docs/examples/flights $(BIN)/python docs/examples/cdc/cdc.py $(ARGS)
+
 .PHONY: simulate
 simulate: $(CAMPAIGNS) ## run simulated schedules for SECONDS (600) and at most SEEDS; a report in build/simulation
 	$(BIN)/python -m tests.campaigns simulation $(if $(SEEDS),--seeds $(SEEDS)) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS))

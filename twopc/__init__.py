@@ -23,6 +23,7 @@ _NAMES = {
         "PoolExhausted",
         "RecordRefused",
         "Refused",
+        "RepeatedFailure",
         "Retriable",
         "RoundAborted",
         "SchemaMismatch",

@@ -35,6 +35,9 @@ from twopc.errors import (
     Refused as Refused,
 )
 from twopc.errors import (
+    RepeatedFailure as RepeatedFailure,
+)
+from twopc.errors import (
     Retriable as Retriable,
 )
 from twopc.errors import (

@@ -216,7 +216,7 @@ NUMBER = 3
 def write():
     archive = twopc.create_sink("files", {{"path": FOLDER + "/archive"}})
     bad = twopc.create_sink("files", {{"path": FOLDER + "/bad"}})
-    return foreach_batch({{"archive": Output(archive, ["id"])}}, log=FOLDER + "/log", on_bad_record=bad)
+    return foreach_batch({{"archive": Output(archive, ["id"])}}, log=FOLDER + "/log", bad_records=bad)
 
 
 WRITER = write()

@@ -37,6 +37,7 @@ def test_every_error_says_by_its_base_what_to_do() -> None:
         "LogMismatch": "Refused",
         "PoolExhausted": "Refused",
         "OperatorRequired": "TwoPhaseCommitError",
+        "RepeatedFailure": "OperatorRequired",
         "TransactionLost": "OperatorRequired",
         "OutcomeUnknown": "OperatorRequired",
         "CorruptLog": "OperatorRequired",

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from tests.campaigns.seams import Seam, nothing, returning
-from tests.campaigns.simulation.exploration import SMALL
+from tests.campaigns.simulation.exploration import FAILING, SMALL
 from tests.campaigns.simulation.schedule import Scenario
 from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
@@ -101,6 +101,15 @@ def _sealed_unseen(_: Any, life: Life, __: Round, votes: Sequence[Any]) -> Steps
         name: tuple(replace(vote[name], handle={**vote[name].handle, **unseen}) for vote in votes if name in vote)
         for name in life.members
     }
+
+
+def _never_counted(_: Any, __: Entry, error: Exception, ___: Any) -> Steps[Exception]:
+    yield from nothing_done()
+    return error
+
+
+def _any_error(_: Any, error: Exception) -> str:
+    return type(error.__cause__ or error).__name__
 
 
 def _two_votes_sealed(real: Any, life: Life, round: Round, votes: Sequence[Any]) -> Any:
@@ -671,6 +680,21 @@ MUTANTS = (
     Mutant(
         "open fences nobody",
         (Seam(f"{LOG}:open_log", _opened_alone),),
+    ),
+    Mutant(
+        "a failure that comes again is tried for ever",
+        (Seam(f"{PROTOCOL}:counted", _never_counted),),
+        FAILING[:1],
+    ),
+    Mutant(
+        "an outage is counted as a failure",
+        (Seam(f"{PROTOCOL}:identity", _any_error),),
+        FAILING[1:2],
+    ),
+    Mutant(
+        "an opening forgets the failures before",
+        (Seam(f"{LOG}:opened", _without(repetition=None)),),
+        FAILING[:1],
     ),
     Mutant(
         "open carries nothing forward",

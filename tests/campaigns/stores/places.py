@@ -53,6 +53,7 @@ class Place:
     work: Path
     server: Mapping[str, Any]
     name: str
+    is_keyed = False
 
     @property
     def kind(self) -> Kind:

@@ -985,6 +985,7 @@ DAMAGED = {
 @pytest.mark.parametrize("is_decided", [False, True])
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.advice("of the table's log can't be read")
 def test_a_damaged_entry_of_another_writer_is_named(
     place: Place, damage: bytes, is_kept: bool, is_decided: bool
 ) -> None:

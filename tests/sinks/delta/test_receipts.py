@@ -37,6 +37,7 @@ def rename_over_the_newest(place: Place) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.advice("of this sink was version")
 def test_an_entry_that_another_writer_has_replaced_is_noticed_before_the_next_decision(
     place: Place, checkpointed: bool, restarted: bool
 ) -> None:

@@ -21,7 +21,7 @@ timeout_s = click.option(
     help="How long to wait for target systems, in total.",
 )
 replay_copies = click.option(
-    "--replay-copies", metavar="URL", help="What the query was given as 'replay_copies', if it was given one."
+    "--replay-copies", metavar="URL", help="The folder of the query's replay copies, if it has them."
 )
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
 

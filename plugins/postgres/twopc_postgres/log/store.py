@@ -18,10 +18,11 @@ import psycopg
 
 from twopc.checks import CheckResult
 from twopc.errors import ConfigurationError
-from twopc_postgres import tables
-from twopc_postgres.log_table import NOTICE, TRIAL, LogTable
-from twopc_postgres.log_url import LogPlace
-from twopc_postgres.outcomes import log_request_failed
+from twopc.failures import mapped
+from twopc_postgres import server
+from twopc_postgres.log.outcomes import log_request_failed
+from twopc_postgres.log.table import NOTICE, TRIAL, LogTable
+from twopc_postgres.log.url import LogPlace
 from twopc_postgres.sessions import Connection, session
 
 
@@ -50,9 +51,9 @@ class PostgresLogStore:
     def slots(self) -> list[int]:
         with self._asked() as connection:
             slots = self._table.slots(connection)
-            if tables.synchronous_standbys(connection):
+            if server.synchronous_standbys(connection):
                 # A server that a standby has replaced may still list what it had, but can't commit any more.
-                tables.prove_current(connection)
+                server.prove_current(connection)
         return slots
 
     def read(self, slot: int) -> bytes:
@@ -67,7 +68,7 @@ class PostgresLogStore:
             self._require_table(connection)
             is_new = self._table.insert(connection, slot, data)
             if not is_new:
-                tables.prove_current(connection)
+                server.prove_current(connection)
         if not is_new:
             raise FileExistsError(errno.EEXIST, "exists", f"{self.url}/{slot}")
 
@@ -89,9 +90,9 @@ class PostgresLogStore:
             with connection.transaction(force_rollback=True):
                 self._try(connection)
             yield CheckResult.passed("put-if-absent", "tried in a transaction that was rolled back")
-            yield tables.durability(connection)
+            yield server.durability(connection)
             yield _replication(connection)
-            tables.prove_current(connection)
+            server.prove_current(connection)
 
     def _try(self, connection: Connection) -> None:
         """Use every right that a log needs, on a row that is no entry."""
@@ -135,16 +136,13 @@ class PostgresLogStore:
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Connection]:
         """Lend a connection, and map its errors."""
-        try:
-            with session(self._place.conninfo) as connection:
-                yield connection
-        except psycopg.Error as error:
-            raise log_request_failed(error, self.url) from error
+        with mapped(psycopg.Error, log_request_failed, self.url), session(self._place.conninfo) as connection:
+            yield connection
 
 
 def _replication(connection: Connection) -> CheckResult:
     check = "synchronous replication"
-    synchronous, standbys = tables.synchronous_standbys(connection), tables.standbys(connection)
+    synchronous, standbys = server.synchronous_standbys(connection), server.standbys(connection)
     if standbys and not synchronous:
         return CheckResult.warning(
             check,
@@ -152,7 +150,7 @@ def _replication(connection: Connection) -> CheckResult:
             " twice",
             "set synchronous_standby_names",
         )
-    if tables.may_spare_a_standby(synchronous):
+    if server.may_spare_a_standby(synchronous):
         return CheckResult.warning(
             check,
             f"{synchronous!r} names more standbys than must acknowledge a commit: after a failover, another standby can"

@@ -12,7 +12,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from twopc.errors import ConfigurationError
-from twopc_postgres.options import completed_conninfo
+from twopc_postgres.sessions import completed_conninfo
 
 SERVES_CURRENT_READS = ("read-write", "primary")
 """The values of ``target_session_attrs`` that select no standby, whose rows may be old."""

@@ -1,6 +1,8 @@
-"""kafka-python's connections to the brokers of a cluster, made robust against silent brokers.
+"""kafka-python beyond its documented names, all in this module: its connections, made robust against silent brokers.
 
-This module corrects five behaviors of kafka-python:
+Read in ``READ_IN``; the distribution's upper bound on kafka-python admits no later minor version. Another version may
+have renamed what this module overrides or reads (``_conns``, ``_reauth``, ``_do_reauth``, ``_do_bootstrap``, ``_net``,
+``_build_transport``, ``_sock_recv``), and would then fail at the first connection. The behaviors corrected here:
 
 - It tries the addresses in 'bootstrap.servers' one at a time, and can spend its whole timeout on one that accepts
   connections but does not answer.
@@ -8,24 +10,47 @@ This module corrects five behaviors of kafka-python:
 - It waits for a TLS handshake without a limit.
 - It counts the time for sending a large request over a slow network as the broker's silence.
 - It drops a response that arrives together with the end of the connection.
+- It takes a refused renewal of a login for a refused login.
+- It logs passwords at DEBUG.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
+import logging
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 import kafka.errors
 from kafka.future import Future
 from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl.oauth import AbstractTokenProvider
 from kafka.net.selector import NetworkSelector
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
+from kafka.record.memory_records import MemoryRecordsBuilder
+
+__all__ = [
+    "READ_IN",
+    "AbstractTokenProvider",
+    "Connections",
+    "Loop",
+    "MemoryRecordsBuilder",
+    "OfProcess",
+    "close",
+    "connections",
+]
+
+READ_IN = "3.0.12"
+"""The version of kafka-python in which the names below were read."""
+
+logger = logging.getLogger(__name__)
 
 TURN_S = 1.0
 """How long to wait for one broker before the next one is tried as well."""
@@ -180,6 +205,8 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         connection = super().get_connection(node_id, *arguments, **options)
         if is_new:
             connection.broker_version_data = None
+            reauthenticator = connection._reauth  # noqa: SLF001
+            reauthenticator._do_reauth = functools.partial(_reauthenticate, reauthenticator._do_reauth)  # noqa: SLF001
         return connection
 
     def sends_at_once(self, node_id: Any) -> bool:
@@ -333,6 +360,20 @@ class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python
         return _hearing_out(await built)
 
 
+async def _reauthenticate(reauthenticate: Callable[[], Awaitable[None]]) -> None:
+    """Reauthenticate a connection. A refusal counts as its end, not as that of the login: Kafka refuses a token of
+    another principal only on an open connection, and requests that wait for it may be sent on a new one."""
+    try:
+        await reauthenticate()
+    except kafka.errors.SaslAuthenticationFailedError as error:
+        logger.warning(
+            "a broker refused to renew the login of a connection, which is replaced: %s. Does the principal change when"
+            " the token is renewed? With 'sasl.token.provider' = 'aws', set 'sasl.token.role.arn'",
+            error,
+        )
+        raise kafka.errors.KafkaConnectionError(f"the renewed login was refused: {error}") from error
+
+
 def _hearing_out(transport: Any) -> Any:
     """Have kafka-python deliver data that arrives together with the end of the stream, which it would drop. A broker
     that refuses a login responds and closes the connection at once."""
@@ -344,3 +385,18 @@ def _hearing_out(transport: Any) -> Any:
 
     transport._sock_recv = received  # noqa: SLF001
     return transport
+
+
+class _HidesCredentials(logging.Filter):
+    """Drops log records that hold passwords. kafka-python logs each request at DEBUG, as a value and as bytes; SASL
+    requests contain the password."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else (record.args,)
+        return not any(
+            isinstance(value, bytes | bytearray | SaslAuthenticateRequest | SaslBytesRequest) for value in arguments
+        )
+
+
+for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
+    logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
