@@ -1,9 +1,10 @@
 """With ``upsert_by``, a record replaces the one of its key, and a delete removes it, whatever others do to the table.
-Equality deletes do that, which pyiceberg does not read: DuckDB looks at the table."""
+pyiceberg does not read equality deletes: DuckDB looks at the table, and both look at position deletes."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from tests.sinks.iceberg.conftest import few
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
 from tests.support.between import Between, lost, once
 from tests.support.duckdb_extension import load
@@ -60,17 +62,22 @@ COLUMNS = Schema(
     NestedField(3, "day", StringType()),
 )
 BY_DAY = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "day"))
-SPECS = [
-    pytest.param(UNPARTITIONED_PARTITION_SPEC, id="whole"),
-    pytest.param(BY_DAY, id="by another column than the key"),
-]
+FORMS = few(
+    [(UNPARTITIONED_PARTITION_SPEC, "equality", "2"), (BY_DAY, "equality", "3"), (BY_DAY, "position", "2")],
+    (UNPARTITIONED_PARTITION_SPEC, "position", "3"),
+    (UNPARTITIONED_PARTITION_SPEC, "position", "2"),
+    (BY_DAY, "position", "3"),
+    (BY_DAY, "equality", "2"),
+)
 
 
-@pytest.fixture(params=SPECS)
+@pytest.fixture(params=FORMS)
 def table(place: Place, request: pytest.FixtureRequest) -> Place:
-    """A table of an id, a name and a day."""
-    place.create(COLUMNS, request.param)
-    return place
+    """A table of an id, a name and a day, whole or by another column than the key."""
+    spec, deletes, version = request.param
+    found = replace(place, deletes=deletes, version=version)
+    found.create(COLUMNS, spec)
+    return found
 
 
 @cache
@@ -85,8 +92,10 @@ def read(place: Place) -> list[dict[str, Any]]:
     if place.table().current_snapshot() is None:
         return []
     location = place.table().metadata_location.removeprefix("file://")
-    found = connection().execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table()  # noqa: S608
-    return list(found.to_pylist())
+    found = connection().execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table().to_pylist()  # noqa: S608
+    if place.deletes == "position":
+        assert sorted(map(repr, found)) == sorted(map(repr, place.records()))
+    return list(found)
 
 
 def names(place: Place) -> list[str]:
@@ -110,7 +119,12 @@ def run(place: Place, batch_id: int, rows: Rows, *deleted: int) -> list[Committa
 
 def append(place: Place, *rows: tuple[int, str, str]) -> None:
     """What another program appends."""
-    place.table().append(pa.Table.from_batches([records([*rows])]))
+    if place.version == "2":
+        place.table().append(pa.Table.from_batches([records([*rows])]))
+    else:  # which pyiceberg does not write
+        sink = place.sink("others")
+        batch_id = len(place.table().snapshots())
+        sink.commit_batch(batch_id, sink.seal([place.vote(records([*rows]), Round(1, batch_id), sink=sink)], 0.0))
 
 
 # What readers see. --------------------------------------------------------------------------------------------------
