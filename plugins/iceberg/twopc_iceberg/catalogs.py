@@ -267,8 +267,9 @@ class _NewSequenceNumber(ValidatableTableRequirement):
     snapshot: Snapshot
 
     def validate(self, base_metadata: TableMetadata | None) -> None:
-        taken = getattr(base_metadata, "last_sequence_number", 0)
-        if self.snapshot.parent_snapshot_id is not None and (self.snapshot.sequence_number or 0) <= taken:
+        if not isinstance(base_metadata, TableMetadataV3) or self.snapshot.parent_snapshot_id is None:
+            return
+        if (self.snapshot.sequence_number or 0) <= base_metadata.last_sequence_number:
             raise CommitFailedException(f"sequence number {self.snapshot.sequence_number} is taken")
 
 

@@ -37,8 +37,8 @@ from twopc_iceberg.batch_manifests import BatchManifest, FileChanged, of_batch
 from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
-from twopc_iceberg.deletes import require_key, require_spec, require_whole
 from twopc_iceberg.joint import Part, commit_parts
+from twopc_iceberg.keys import require_key, require_spec, require_whole
 from twopc_iceberg.manifests import ManifestLists, entries
 from twopc_iceberg.merging import ManifestMerger, target_bytes
 from twopc_iceberg.notes import Mark, Note, Notes

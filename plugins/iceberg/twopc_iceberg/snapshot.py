@@ -53,10 +53,11 @@ from pyiceberg.table.update import (
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_iceberg.batch_manifests import FileChanged
 from twopc_iceberg.catalogs import Lake
+from twopc_iceberg.delete_files import NO_CHANGES, Changes
 from twopc_iceberg.manifests import ManifestLists, NewSnapshot
 from twopc_iceberg.notes import BATCH, SCOPE, Mark
 from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, Damaged, answer, commit_failed, is_denial, told
-from twopc_iceberg.positions import NO_CHANGES, Changes, Keys, Positions
+from twopc_iceberg.positions import Keys, Positions
 from twopc_iceberg.prepared import Prepared
 from twopc_iceberg.support import obstacle
 

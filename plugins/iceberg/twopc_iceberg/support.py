@@ -13,8 +13,8 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
 
 from twopc.errors import ConfigurationError
-from twopc_iceberg.deletes import require_key
 from twopc_iceberg.files import SUPPORTED, DurableFileIO
+from twopc_iceberg.keys import require_key
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.options import IcebergOptions
 from twopc_iceberg.partitions import check_spec

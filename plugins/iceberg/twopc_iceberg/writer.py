@@ -25,8 +25,8 @@ from pyiceberg.typedef import Record
 
 from twopc_iceberg import avro
 from twopc_iceberg.columns import aligned, check_columns
-from twopc_iceberg.deletes import Deletes, require_whole
 from twopc_iceberg.files import DurableFile
+from twopc_iceberg.keys import Deletes, require_whole
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.manifests import ManifestWriter, data_file
 from twopc_iceberg.notes import Note

@@ -77,9 +77,7 @@ class Place(SinkPlace[IcebergSink]):
         if catalog.table_exists(self.name):
             catalog.drop_table(self.name)
         wanted = {"format-version": self.version, **properties}
-        with patch.object(
-            TableMetadataV3, "model_dump_json", IcebergBaseModel.model_dump_json
-        ):  # which pyiceberg lacks
+        with patch.object(TableMetadataV3, "model_dump_json", IcebergBaseModel.model_dump_json):  # pyiceberg lacks it
             return catalog.create_table(self.name, schema, location, spec, order, wanted)
 
     def table(self) -> Table:

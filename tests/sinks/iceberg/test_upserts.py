@@ -16,7 +16,7 @@ from pyiceberg.avro.file import AvroFile
 from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddPartitionSpecUpdate, RemovePartitionSpecsUpdate
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import (
@@ -48,9 +48,15 @@ from twopc.errors import (
 )
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_iceberg import checks
+from twopc_iceberg.catalogs import connected
+from twopc_iceberg.manifests import ManifestLists
+from twopc_iceberg.prepared import of_committable
+from twopc_iceberg.snapshot import Attempt, moved, new_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pyiceberg.manifest import ManifestFile
 
     from tests.sinks.iceberg.conftest import Place
     from twopc import Committable
@@ -64,10 +70,10 @@ COLUMNS = Schema(
 BY_DAY = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "day"))
 FORMS = few(
     [(UNPARTITIONED_PARTITION_SPEC, "equality", "2"), (BY_DAY, "equality", "3"), (BY_DAY, "position", "2")],
-    (UNPARTITIONED_PARTITION_SPEC, "position", "3"),
-    (UNPARTITIONED_PARTITION_SPEC, "position", "2"),
-    (BY_DAY, "position", "3"),
-    (BY_DAY, "equality", "2"),
+    ((UNPARTITIONED_PARTITION_SPEC, "position", "3"),),
+    ((UNPARTITIONED_PARTITION_SPEC, "position", "2"),),
+    ((BY_DAY, "position", "3"),),
+    ((BY_DAY, "equality", "2"),),
 )
 
 
@@ -127,6 +133,25 @@ def append(place: Place, *rows: tuple[int, str, str]) -> None:
         sink.commit_batch(batch_id, sink.seal([place.vote(records([*rows]), Round(1, batch_id), sink=sink)], 0.0))
 
 
+def compact(place: Place) -> None:
+    """Have one file instead of all, as ``rewrite_data_files`` does."""
+    rows = [(row["id"], row["name"], row["day"]) for row in read(place)]
+    vote = place.vote(records(rows), Round(1, len(place.table().snapshots())), sink=place.sink("others"))
+    commit_manifests(place, [each.manifest_file(0) for each in of_committable(vote)], keeps=False)
+
+
+def commit_manifests(place: Place, manifests: list[ManifestFile], keeps: bool = True) -> None:
+    """Add a snapshot with these manifests, and those before if it keeps them."""
+    table, sink = place.table(), place.sink("others")
+    parent, io = table.current_snapshot(), sink._lake.io()
+    attempt = Attempt.of(table, parent)
+    for manifest in manifests:
+        manifest[6] = attempt.snapshot_id
+    rows = ManifestLists().write(io, table.metadata, attempt, manifests, parent if keeps else None)
+    snapshot = new_snapshot(table.metadata, replace(attempt, rows=rows), Summary(operation=Operation.OVERWRITE))
+    connected(sink._options).commit_table(table, (), moved(table.metadata, snapshot, "main"))
+
+
 # What readers see. --------------------------------------------------------------------------------------------------
 
 
@@ -181,15 +206,10 @@ def test_a_batch_whose_answer_was_lost_is_applied_once_and_never_after_a_later_o
 def test_a_rewrite_by_others_neither_brings_a_deleted_record_back_nor_loses_one(table: Place) -> None:
     run(table, 0, [(1, "a", "mon"), (2, "b", "tue")])
     batch, sink = sealed(table, vote(table, [(3, "c", "mon")], [1], Round(1, 1))), upserts(table)
-
-    def rewrite() -> None:
-        rows = [(row["id"], row["name"], row["day"]) for row in read(table)]
-        table.table().overwrite(pa.Table.from_batches([records(rows)]))
-
-    Between(before=once(rewrite)).stand(sink)
+    Between(before=once(lambda: compact(table))).stand(sink)
     sink.commit_batch(1, batch)
     assert names(table) == ["b", "c"]
-    rewrite()
+    compact(table)
     sink.commit_batch(1, batch)
     assert names(table) == ["b", "c"]
 
