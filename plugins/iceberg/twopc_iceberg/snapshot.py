@@ -152,11 +152,10 @@ class Attempt(NewSnapshot):
 
     def is_like(self, other: Attempt) -> bool:
         """Whether the other one's manifest list would say the same."""
-        return (self.sequence_number, self.parent_snapshot_id, self.batch) == (
-            other.sequence_number,
-            other.parent_snapshot_id,
-            other.batch,
+        mine, its = (
+            (each.sequence_number, each.parent_snapshot_id, each.first_row_id, each.batch) for each in (self, other)
         )
+        return mine == its
 
     def is_taken(self, metadata: TableMetadata) -> bool:
         """Whether a snapshot has the attempt's sequence number: this one or another.
