@@ -316,7 +316,11 @@ def _with_hashes(frame: DataFrame, rows: Rows) -> DataFrame:
 
 def _projected(batch: DataFrame, outputs: Mapping[str, Output], with_source: bool) -> tuple[DataFrame, Rows]:
     chosen = frozenset(name for name, output in outputs.items() if output.where is not None)
-    keyed = {name: Keyed(output.key, output.latest_by) for name, output in outputs.items() if output.key}
+    keyed = {
+        name: Keyed(output.key, output.latest_by, (output.columns, output.where, output.delete_where))
+        for name, output in outputs.items()
+        if output.key
+    }
     try:
         frame, rows = (_keyed if keyed else _selected)(batch, outputs, chosen, with_source)
         schema = frame.schema  # a client of Spark Connect finds out here
