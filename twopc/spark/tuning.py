@@ -227,9 +227,11 @@ class LimitedByRows:
             plan: the frame's.
             in_structs: whether no sink gets the columns of the frame as they are.
         """
+        if not plan.repeatable or self._is_over:  # through Spark Connect, which has no context, no plan is repeatable
+            return job(frame)
         context = frame.sparkSession.sparkContext
         # Spark copies a session's settings into the properties of its jobs, over these.
-        may_lift = plan.repeatable and not self._is_over and context.getLocalProperty(_BYTES) is None
+        may_lift = context.getLocalProperty(_BYTES) is None
         checked = self._checked(frame, schema, in_structs) if may_lift else None
         if checked is None:
             return job(frame)
