@@ -111,6 +111,7 @@ def test_a_single_output_with_columns_of_its_own_tells_the_row_too(shop: Shop) -
     assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "trap"}]
 
 
+@pytest.mark.long
 def test_a_bad_record_that_is_the_last_of_its_key_hides_an_earlier_one_and_others_apply(pipeline: Pipeline) -> None:
     import pyarrow as pa
 
