@@ -85,10 +85,11 @@ test-all: $(CAMPAIGNS) ## run every test; PART=1/4 runs a quarter
 	TWOPC_KILLS= $(PYTEST) $(if $(PART),--part $(PART)) $(ARGS)
 
 .PHONY: lint
-lint: $(LINT) ## check style, formatting and types
+lint: $(LINT) ## check style, formatting, types, and which way imports point
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard twopc plugins/*/twopc_* tests docs/examples docs/site)
+	$(BIN)/lint-imports
 
 .PHONY: format
 format: $(LINT) ## format the code and repair what ruff can repair

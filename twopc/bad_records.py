@@ -43,6 +43,27 @@ def are_utf8(texts: pa.Array) -> bool:
     return True
 
 
+_FIRST_DAY, _END = -719_162, 2_932_897  # 0001-01-01 and 10000-01-01
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
+
+
+def are_in_years(values: pa.Array) -> bool:
+    """Whether all dates, or timestamps in UTC, are in the years 1 to 9999, which are all that most systems know.
+    Nanoseconds reach from 1677 to 2262 alone."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    type = values.type
+    if pa.types.is_date32(type):
+        per_day, numbers = 1, values.cast(pa.int32())
+    elif (unit := "ms" if pa.types.is_date64(type) else type.unit) in _PER_DAY:
+        per_day, numbers = _PER_DAY[unit], values.cast(pa.int64())
+    else:
+        return True
+    least, most = pc.min_max(numbers).values()
+    return not least.is_valid or (_FIRST_DAY * per_day <= least.as_py() and most.as_py() < _END * per_day)
+
+
 def are_held(values: pa.Array) -> bool:
     """Whether Python holds all values: it has no text that is not UTF-8, and no time outside of the years 1 to 9999."""
     try:
@@ -108,7 +129,7 @@ def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBat
 def one_too_many(refused: RecordRefused, at_most: int) -> RecordRefused:
     """Return the error for a bad record after as many as a batch may have."""
     error = RecordRefused(
-        f"{at_most} records of the batch were refused before, the most that 'max_bad_records' allows. This one:"
+        f"{at_most} records of the batch were refused before, as many as its limit of bad records. This one:"
         f" {super(RecordRefused, refused).message}"
     )
     vars(error).update(vars(refused))

@@ -12,7 +12,8 @@ TwoPhaseCommitError
 │   ├── RecordRefused       a sink can't write a record, however often it is tried
 │   ├── LogMismatch         the log belongs to another query, or does not match the batch
 │   └── PoolExhausted       one machine ran more task attempts of a batch than it has transactional ids
-└── OperatorRequired        call an operator: going on could lose or double records
+└── OperatorRequired        call an operator: the query can't go on by itself
+    ├── RepeatedFailure     an unknown failure has ended three starts in a row
     ├── TransactionLost     the target system rolled back a decided transaction
     ├── OutcomeUnknown      the target system can't report what became of a decided transaction
     └── CorruptLog          an entry of the commit log is not what a coordinator writes
@@ -229,18 +230,26 @@ class PoolExhausted(Refused):
 
 
 class OperatorRequired(TwoPhaseCommitError):
-    """Going on could lose or double records.
+    """The query can't go on by itself, such as where that could lose or double records.
 
     Follow the message. The query stays stopped until an operator has acted.
+    """
+
+
+class RepeatedFailure(OperatorRequired):
+    """The same failure has ended three starts of the query in a row, and twopc does not know it as one that passes.
+    No batch was decided in between.
+
+    Correct the cause that the message quotes, and start the query again.
     """
 
 
 class TransactionLost(OperatorRequired):
     """The target system rolled back a transaction that had been decided. Its records are not visible.
 
-    With replay copies the records are written again: start the query with the ``replay_copies`` that it had. If the
-    message has ``can be computed again``, start it with ``recompute=True``. Otherwise write the records by other means,
-    then give the transaction up with ``twopc abandon``.
+    With replay copies the records are written again: start the query with those that it had. If the message has ``can
+    be computed again``, start it with ``on_loss="recompute"``. Otherwise write the records by other means, then give
+    the transaction up with ``twopc abandon``.
     """
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from twopc.errors import RecordRefused
+from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc.sink import TransactionT, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
@@ -80,14 +81,78 @@ def key_of(sink: TwoPhaseCommitSink[TransactionT]) -> tuple[str, ...]:
     return sink.key if isinstance(sink, KeyedSink) else ()
 
 
-def may_refuse_an_exchange(index: Collection[str | None], key: Collection[str], written: Collection[str]) -> bool:
-    """Whether rows with different keys may collide in another unique index while they exchange their values. Then no
-    order of the two changes satisfies it, although the source has made both.
+@dataclass(frozen=True, slots=True)
+class UniqueIndex:
+    """An index of a table that refuses rows beside others, such as a primary key.
+
+    Attributes:
+        name: its name.
+        columns: its columns. One that is an expression or a prefix is None, as is any if the index has a condition.
+        can_replace: whether a record can replace a row by it, if its columns are the key.
+        inexact: those of its columns of which it takes different values for equal → why, and what to do.
+    """
+
+    name: str
+    columns: frozenset[str | None]
+    can_replace: bool = True
+    inexact: Mapping[str, str] = field(default_factory=dict)
+
+    def may_refuse_an_exchange(self, key: Collection[str], written: Collection[str]) -> bool:
+        """Whether rows with different keys may collide while they exchange their values. Then no order of the two
+        changes satisfies the index, although the source has made both. ``written``: the columns that records have."""
+        return not (self.columns >= {*key} or self.columns.isdisjoint({None, *written}))
+
+
+def check_key(
+    key: Collection[str],
+    written: Collection[str],
+    indexes: Collection[UniqueIndex],
+    table: str,
+    *,
+    any_replaces: bool = False,
+    numbered: Collection[str] = (),
+) -> None:
+    """Make sure that a record can replace a row of a table in a database, and that nothing but the key decides which.
 
     Args:
-        index: the columns of the index. One that is an expression, or of an index with a condition, is None.
-        key: the columns by which a record replaces a row.
+        key: the columns of ``upsert_by``.
         written: the columns that records have.
+        indexes: the unique indexes of the table.
+        table: names the table.
+        any_replaces: whether the database replaces the row of whichever unique index has an equal one.
+        numbered: columns to which the database gives a new number in each record.
+
+    Raises:
+        SchemaMismatch: the records lack a column of the key.
+        ConfigurationError: no unique index is on exactly these columns, or it takes different keys for equal, or
+            another unique index decides, too.
     """
-    columns = {*index}
-    return not (columns >= {*key} or columns.isdisjoint({None, *written}))
+    for name in key:
+        if name not in written:
+            raise SchemaMismatch(f"the records have no column {name!r}, which 'upsert_by' names")
+    if not any(index.columns == {*key} and index.can_replace for index in indexes):
+        raise ConfigurationError(
+            f"{table} has no primary key or unique index on exactly the columns of 'upsert_by' ({', '.join(key)}):"
+            " create a unique index on them, on whole columns, not deferrable and without a condition",
+            option="upsert_by",
+        )
+    for index in indexes:
+        if index.columns >= {*key} and (names := [name for name in key if name in index.inexact]):
+            raise ConfigurationError(
+                f"column {names[0]!r} of {table} is one of 'upsert_by', and {index.inexact[names[0]]}. Nothing was"
+                " written.",
+                option="upsert_by",
+            )
+    for index in indexes:
+        if any_replaces:
+            why = "A record could replace the row that is equal in it, although another row has its key."
+            decides = index.columns != {*key} and index.columns.isdisjoint(numbered)
+        else:
+            why = "A source may exchange its values between two rows, and no order of the two changes satisfies it."
+            decides = index.may_refuse_an_exchange(key, written)
+        if decides:
+            raise ConfigurationError(
+                f"{table} has another unique index, {index.name}, than that of 'upsert_by'. {why} Nothing was written."
+                " Drop it or make it an index that is not unique, or do not select its columns.",
+                option="upsert_by",
+            )

@@ -8,28 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
-from twopc.errors import OutcomeUnknown, RecordRefused, RoundAborted, TransactionLost
-from twopc.transaction import Committable
+import pyarrow as pa
+
+from twopc.bad_records import written_by_halves
+from twopc.columns import TableColumn, check_columns, check_types, require_keys
+from twopc.datasets import Dataset
+from twopc.errors import ConfigurationError, OutcomeUnknown, RecordRefused, RoundAborted, TransactionLost
+from twopc.failures import mapped
+from twopc.keyed import KeyedSink
+from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import Round, TransactionId
+
+ConnectionT = TypeVar("ConnectionT")
+ColumnT = TypeVar("ColumnT", bound=TableColumn)
+
+Change: TypeAlias = Callable[[Any, pa.RecordBatch], None]
+"""Changes rows, within a transaction."""
 
 MARKERS = "twopc_committed"
 """The table of the markers."""
-
-
-def require_prepared(committables: Sequence[Committable], prepared: Collection[str], target: str) -> None:
-    """Veto a batch, in ``seal``, if the server does not list each of its transactions in ``prepared``.
-
-    Raises:
-        RoundAborted: it does not. ``target`` names the table and its server.
-    """
-    for committable in committables:
-        if committable.transaction_id not in prepared:
-            raise RoundAborted(
-                f"transaction {committable.transaction_id} was prepared for {target}, but no longer is: another session"
-                " has ended it, or participants and coordinator connect to different servers"
-            )
 
 
 def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> TransactionLost | OutcomeUnknown:
@@ -86,14 +89,302 @@ class _NotKeptError(Exception):
     pass
 
 
-@contextlib.contextmanager
-def undone_if_refused(execute: Callable[[str], object]) -> Iterator[None]:
-    """Undo what the block writes if a record is refused. ``execute`` runs a statement in the open transaction."""
-    execute("SAVEPOINT twopc_valid")
-    try:
-        yield
-    except RecordRefused:
-        execute("ROLLBACK TO SAVEPOINT twopc_valid")
-        execute("RELEASE SAVEPOINT twopc_valid")
-        raise
-    execute("RELEASE SAVEPOINT twopc_valid")
+class PreparedTable(Protocol[ConnectionT]):
+    """All SQL of such a sink. The methods raise the errors of the database's client."""
+
+    def columns(self, connection: ConnectionT) -> Sequence[TableColumn]:
+        """Return the table's columns; none if there is no table."""
+
+    def make_markers(self, connection: ConnectionT) -> None:
+        """Create the marker table if it is missing."""
+
+    def mark(self, connection: ConnectionT, transaction_id: TransactionId, scope: str) -> None:
+        """Write the transaction's own marker."""
+
+    def is_committed(self, connection: ConnectionT, transaction_id: str) -> bool:
+        """Return whether a transaction that is no longer prepared was committed."""
+
+    def has_markers(self, connection: ConnectionT, scope: str, before_batch_id: int) -> bool:
+        """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
+        because their transactions may have been committed after the markers were removed."""
+
+    def prune_markers(self, connection: ConnectionT, scope: str, before_batch_id: int) -> None:
+        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
+
+
+class PreparedTransaction(Transaction, Generic[ConnectionT, ColumnT]):
+    """A live transaction and its connection.
+
+    Attributes:
+        schema: the records' columns; empty before the first write.
+        columns: the table's columns, by name. They keep their types until the transaction ends. Empty before the first
+            record or delete.
+        is_partial: whether a write has failed, so that the transaction may have only a part of its records.
+    """
+
+    def __init__(self, transaction_id: TransactionId, connection: ConnectionT) -> None:
+        super().__init__(transaction_id)
+        self.connection = connection
+        self.schema = pa.schema([])
+        self.columns: dict[str, ColumnT] = {}
+        self.is_partial = False
+
+
+PreparedT = TypeVar("PreparedT", bound=PreparedTransaction[Any, Any])
+
+
+class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
+    """A sink of a database: one transaction per task attempt, prepared by its task and ended by the coordinator.
+
+    Subclasses set these attributes:
+
+        _options_type: parses the options. ``str`` of them names the table and its server, for messages.
+        _table_type: makes a ``PreparedTable`` of the options.
+        _connections: what the options have for ``_session`` and ``_release``: how to reach the server.
+        _session: lends a connection of the coordinator, in which each statement is its own transaction.
+        _release: closes those that are idle.
+        _error: what the database's client raises.
+        _write_failed: makes the error for a participant's failed call, given the columns of the records, too.
+        _request_failed: makes the error for a failed request of the coordinator that may be repeated.
+        _commit_failed: makes the error for a failed commit.
+        _longest_name: how many bytes the name of a transaction may have.
+        _longest_scope: how many of them the scope of a sink may have. The rest is for the five numbers of a name.
+        _place: the part of a committable's handle that says where the marker is: the option of that name.
+        _server_option: the option that says which server it is.
+        _rollback: the statement by which an operator can roll a prepared transaction back.
+    """
+
+    takes_repeated_keys = True
+    _options_type: ClassVar[Any]
+    _table_type: ClassVar[Callable[[Any], PreparedTable[Any]]]
+    _connections: ClassVar[str]
+    _session: ClassVar[Callable[[Any], AbstractContextManager[Any]]]
+    _release: ClassVar[Callable[[Any], None]]
+    _error: ClassVar[type[Exception]]
+    _write_failed: ClassVar[Callable[..., Exception]]
+    _request_failed: ClassVar[Callable[..., Exception]]
+    _commit_failed: ClassVar[Callable[..., Exception]]
+    _longest_name: ClassVar[int]
+    _longest_scope: ClassVar[int]
+    _place: ClassVar[str]
+    _server_option: ClassVar[str]
+    _rollback: ClassVar[str]
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options: Any = self._options_type.parse(options)
+        self._table: Any = self._table_type(self._options)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._options})"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self._options.upsert_by
+
+    # What each database has. ------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _execute(self, connection: ConnectionT, statement: str) -> None:
+        """Run a statement that has no result."""
+
+    @abstractmethod
+    def _keep(self, transaction: PreparedT, written: Sequence[str]) -> None:
+        """Keep the table's definition as it is until the transaction ends. ``written``: the columns of the records;
+        none before a delete."""
+
+    @abstractmethod
+    def _insert(self, transaction: PreparedT, batch: pa.RecordBatch) -> None:
+        """Write records. Raises RecordRefused for one that the database does not hold, or would change."""
+
+    @abstractmethod
+    def _remove(self, transaction: PreparedT, keys: pa.RecordBatch) -> None:
+        """Delete the rows of keys. Raises like ``_insert``."""
+
+    @abstractmethod
+    def _prepare(self, transaction: PreparedT) -> None:
+        """Write the transaction's marker, prepare the transaction, and close its connection."""
+
+    @abstractmethod
+    def _commit(self, connection: ConnectionT, name: str, what: str) -> bool:
+        """Commit a prepared transaction. Return False if the server certainly has no such transaction any more."""
+
+    @abstractmethod
+    def _roll_back(self, connection: ConnectionT, name: str, what: str) -> None:
+        """Roll a prepared transaction back, if it is there."""
+
+    @abstractmethod
+    def _listed(self, connection: ConnectionT) -> Collection[str]:
+        """Return the names of the prepared transactions that may be of this sink."""
+
+    @abstractmethod
+    def _require_able(self, connection: ConnectionT) -> object:
+        """Raise ConfigurationError if the server can't prepare transactions."""
+
+    # On the participant. ----------------------------------------------------------------------------------------------
+
+    def write(self, transaction: PreparedT, batch: pa.RecordBatch) -> None:
+        self._require_columns(transaction, batch.schema)
+        self._change(transaction, batch, self._insert)
+
+    def delete(self, transaction: PreparedT, keys: pa.RecordBatch) -> None:
+        self._require_keys(transaction, keys.schema)
+        self._change(transaction, keys, self._remove)
+
+    def write_valid(self, transaction: PreparedT, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
+        self._require_columns(transaction, batch.schema)  # a savepoint would give the table's lock back
+        return written_by_halves(lambda records: self._change_or_undo(transaction, records, self._insert), batch)
+
+    def delete_valid(self, transaction: PreparedT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
+        self._require_keys(transaction, keys.schema)
+        return written_by_halves(lambda some: self._change_or_undo(transaction, some, self._remove), keys)
+
+    def _require_columns(self, transaction: PreparedT, schema: pa.Schema) -> None:
+        """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
+        transaction ends."""
+        if schema != transaction.schema:
+            self._read_columns(transaction, schema.names)
+            check_columns(schema, transaction.columns.values(), str(self._options))
+            transaction.schema = schema
+
+    def _require_keys(self, transaction: PreparedT, schema: pa.Schema) -> None:
+        if not transaction.columns:
+            self._read_columns(transaction, ())
+        check_types(schema, transaction.columns.values(), str(self._options))
+
+    def _read_columns(self, transaction: PreparedT, written: Sequence[str]) -> None:
+        with self._writing(transaction.id):
+            self._keep(transaction, written)
+            transaction.columns = {each.name: each for each in self._table.columns(transaction.connection)}
+
+    def _change(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
+        """Change rows. Upholds: a transaction that may lack records is not prepared."""
+        try:
+            require_keys(batch, self.key)
+            with self._writing(transaction.id, batch.schema.names):
+                change(transaction, batch)
+        except BaseException:
+            transaction.is_partial = True
+            raise
+
+    def _change_or_undo(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
+        """Change rows, and undo that if a record is refused."""
+        was_partial = transaction.is_partial
+        self._run(transaction, "SAVEPOINT twopc_valid")
+        try:
+            self._try_change(transaction, batch, change)
+        except RecordRefused:
+            self._run(transaction, "ROLLBACK TO SAVEPOINT twopc_valid")
+            self._run(transaction, "RELEASE SAVEPOINT twopc_valid")
+            transaction.is_partial = was_partial
+            raise
+        self._run(transaction, "RELEASE SAVEPOINT twopc_valid")
+
+    def _try_change(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
+        """Change rows, and find out now what ``_prepare`` would refuse. The default has all of it done here."""
+        self._change(transaction, batch, change)
+
+    def _run(self, transaction: PreparedT, statement: str) -> None:
+        with self._writing(transaction.id):
+            self._execute(transaction.connection, statement)
+
+    def pre_commit(self, transaction: PreparedT) -> Committable:
+        name = transaction.id.exact
+        if transaction.is_partial:  # to the server, the transaction may be as good as any
+            raise RoundAborted(f"transaction {name} to {self._options} lacks the records of a failed write")
+        with self._writing(transaction.id):
+            self._prepare(transaction)
+        return Committable(name, {self._place: getattr(self._options, self._place)}, transaction.records)
+
+    def _writing(self, transaction_id: TransactionId, columns: Collection[str] = ()) -> AbstractContextManager[None]:
+        return mapped(
+            self._error, self._write_failed, f"transaction {transaction_id.exact} to {self._options}", columns
+        )
+
+    @contextlib.contextmanager
+    def _trial(self) -> Iterator[PreparedT]:
+        """Begin a transaction that is rolled back."""
+        transaction = self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0))
+        try:
+            yield transaction
+        finally:
+            self.discard(transaction)
+
+    # On the coordinator. ----------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Make sure that the server can prepare transactions, and create the marker table.
+
+        Raises:
+            ConfigurationError: the server can't, or the names would be too long.
+            Retriable: the server does not answer.
+        """
+        scope = self.transactional_ids.scope
+        if len(scope) > self._longest_scope:
+            raise ConfigurationError(
+                f"transaction names that start with {scope!r} exceed the server's limit of {self._longest_name} bytes:"
+                " give the sink a shorter name"
+            )
+        with self._requesting(f"opening {self._options}") as connection:
+            self._require_able(connection)
+            self._table.make_markers(connection)
+
+    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
+        """Veto the batch if a transaction is no longer prepared."""
+        if committables:
+            with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
+                found = self._listed(connection)
+            for committable in committables:
+                if committable.transaction_id not in found:
+                    raise RoundAborted(
+                        f"transaction {committable.transaction_id} was prepared for {self._options}, but no longer is:"
+                        " another session has ended it, or participants and coordinator connect to different servers"
+                    )
+        return committables
+
+    def commit(self, committable: Committable) -> None:
+        name = self.transactional_ids.exact(committable.transaction_id)
+        what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
+        with self._requesting(what, self._commit_failed) as connection:
+            if not self._commit(connection, name, what):
+                table = self._table_of(committable)
+                if not table.is_committed(connection, name):
+                    ids = self.transactional_ids
+                    has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
+                    raise marker_missing(what, has_older, f"'{self._server_option}'", self._rollback)
+
+    def _table_of(self, committable: Committable) -> PreparedTable[ConnectionT]:
+        """Return the table that has the transaction's marker: the option may name another one since."""
+        place = committable.handle.get(self._place)
+        is_known = isinstance(place, str)
+        return self._table_type(replace(self._options, **{self._place: place})) if is_known else self._table
+
+    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
+        """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and
+        they are not committed again."""
+        with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
+            self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
+
+    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
+        dataset = self._options.dataset
+        return None if dataset is None else [dataset]
+
+    def abort(self, committable: Committable) -> None:
+        name = self.transactional_ids.exact(committable.transaction_id)
+        what = f"rolling back transaction {name}"
+        with self._requesting(what) as connection:
+            self._roll_back(connection, name, what)
+
+    def recover(self) -> Iterable[Committable]:
+        with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
+            found = self._listed(connection)
+        return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
+
+    def close(self) -> None:
+        self._release(getattr(self._options, self._connections))
+
+    @contextlib.contextmanager
+    def _requesting(self, what: str, failed: Callable[..., Exception] | None = None) -> Iterator[ConnectionT]:
+        """Lend a connection, and map its errors. ``what`` names the request."""
+        lent = self._session(getattr(self._options, self._connections))
+        with mapped(self._error, failed or self._request_failed, what), lent as connection:
+            yield connection

@@ -21,6 +21,11 @@ def test_the_page_has_what_the_classes_have() -> None:
     assert site_script("errors").filled(PAGE) == PAGE, "run: python docs/site/errors.py"
 
 
+def test_the_page_of_answers_has_what_the_tables_of_the_backends_have() -> None:
+    page = (DOCS / "answers.md").read_text(encoding="utf-8")
+    assert site_script("answers").filled(page) == page, "run: python docs/site/answers.py"
+
+
 def test_every_class_has_a_section_in_the_order_of_the_module() -> None:
     assert re.findall(r"^## (\w+)$", PAGE, re.MULTILINE) == CLASSES
     assert re.findall(r"^<!-- twopc\.errors\.(\w+) -->$", PAGE, re.MULTILINE) == CLASSES

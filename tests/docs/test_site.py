@@ -20,7 +20,7 @@ from tests.campaigns.simulation.mutants import MUTANTS
 from tests.support.browser import browser
 from tests.support.pages import DOCS, ROOT, site_script
 from twopc import errors, events
-from twopc.cli.commands import cli
+from twopc.cli.commands import COMMANDS
 from twopc.options import names
 from twopc_files.options import OPTIONS
 
@@ -179,7 +179,7 @@ def test_the_page_on_the_simulation_shows_what_catches_each_mutant(site: Path) -
 
 def test_the_reference_of_the_command_has_the_options_of_each_command() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
-    for name in cli.commands:
+    for name in COMMANDS:
         assert f"\n## `twopc {name}" in page
     for option in ("--accept-loss", "--orphans", "--watch", "-o, --output", "--timeout-s"):
         assert f"\n| `{option}` |" in page

@@ -32,9 +32,10 @@ from twopc.log.entries import Decision
 from twopc.log.store import LogStore
 from twopc.testing import LogStoreContract
 from twopc.testing.query import answered
-from twopc_postgres import PostgresLogStore, sessions, tables
-from twopc_postgres.log_table import TABLE, LogTable
-from twopc_postgres.outcomes import log_request_failed
+from twopc_postgres import PostgresLogStore, sessions
+from twopc_postgres.log.outcomes import log_request_failed
+from twopc_postgres.log.table import TABLE, LogTable
+from twopc_postgres.server import may_spare_a_standby, prove_current
 
 TEST_TIMEOUT_S = 60.0
 
@@ -366,7 +367,7 @@ def away(own_place: Place) -> Callable[[], None]:
 
 def _waits(place: Place) -> bool:
     with cancelling(place), sessions.connect(place.server.conninfo, autocommit=True) as connection:
-        tables.prove_current(connection)
+        prove_current(connection)
         return bool(connection.unreplicated)
 
 
@@ -507,7 +508,7 @@ def test_no_answer_of_a_standby_is_believed_whoever_sent_the_question_there(
     with Standby(own_place.server) as standby:
         CommitLog.open(own_place.store(), "query")
         until(lambda: _rows(standby) == 1)
-        monkeypatch.setattr("twopc_postgres.log_url.SERVES_CURRENT_READS", ("any",))
+        monkeypatch.setattr("twopc_postgres.log.url.SERVES_CURRENT_READS", ("any",))
         for log in ("public.orders", "public.returns", "nowhere.orders"):
             url = f"{standby.log_url(log)}&target_session_attrs=any"
             store = twopc.open_store(url, password=standby.password)
@@ -773,7 +774,7 @@ def test_a_server_that_waits_for_none_of_its_standbys_is_warned_of(own_place: Pl
     ],
 )
 def test_standbys_that_need_not_acknowledge_are_found(names: str, may_spare: bool) -> None:
-    assert tables.may_spare_a_standby(names) is may_spare
+    assert may_spare_a_standby(names) is may_spare
 
 
 @pytest.mark.long

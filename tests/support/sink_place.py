@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import pyarrow as pa
 
-from twopc import Committable, Participant, Round, TwoPhaseCommitSink
+from twopc import Committable, Participant, Round, TwoPhaseCommitSink, WholeBatchSink
 
 ROUND = Round(1, 0)
 
@@ -31,6 +31,20 @@ class SinkPlace(Generic[SinkT]):
         sink.bind("orders", log_id)
         sink.open()
         return sink
+
+    def bound(self, **options: Any) -> SinkT:
+        """A new sink that has not asked its target system."""
+        sink = self.unbound(**options)
+        sink.bind("orders", "log")
+        return sink
+
+    def commit(self, committable: Committable, sink: SinkT | None = None) -> None:
+        """Commit a transaction, or a batch of one, as a coordinator does."""
+        sink = sink or self.sink()
+        if isinstance(sink, WholeBatchSink):
+            sink.commit_batch(sink.transactional_ids.round_of(committable.transaction_id).batch_id, [committable])
+        else:
+            sink.commit(committable)
 
     def vote(
         self, records: Written, round: Round = ROUND, partition: int = 0, sink: SinkT | None = None

@@ -1,4 +1,4 @@
-"""What a command prints: one document, as JSON for programs, as tables for operators."""
+"""The output of a command: one document, as JSON for programs, as tables for operators."""
 
 from __future__ import annotations
 

@@ -12,13 +12,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from twopc import registry
 from twopc.checks import CheckResult
-from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.log.entries import ENTRY_SUFFIX, entry_name
-from twopc.mounts import Mount, mount_of
 from twopc.options import did_you_mean
-from twopc.places import LOCAL, canonical, file_system, parsed_place
-from twopc.store_errors import REFUSING, TEMPORARY, meaning
+from twopc.stores.disk import LocalFolder
+from twopc.stores.errors import REFUSING, TEMPORARY, Unusable
+from twopc.stores.mounts import Mount, mount_of
+from twopc.stores.places import LOCAL, canonical, file_system, parsed_place
+from twopc.stores.remote import KEEP_A_LOG, folder_at_store, meaning
 
 logger = logging.getLogger(__name__)
 

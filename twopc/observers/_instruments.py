@@ -1,4 +1,4 @@
-"""What twopc measures, under the names that Prometheus and OpenTelemetry have for it. No I/O.
+"""The metrics of twopc, under their names in Prometheus and OpenTelemetry. No I/O.
 
 Prometheus' names are made as https://prometheus.io/docs/practices/naming asks: base units, the unit last, then
 ``total``. OpenTelemetry's have no unit in them, which the instrument has beside its name. Its semantic conventions have
@@ -27,7 +27,7 @@ BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 """A decision takes milliseconds and a Spark job may take minutes."""
 
 VALUES_PER_LABEL = 1_000
-"""How many values a label may have in a process. A query's id changes with its checkpoint, so a driver that starts
+"""The most values that a label may have in a process. A query's id changes with its checkpoint, so a driver that starts
 queries all day has ever more of them."""
 
 OTHER = "other"
@@ -35,7 +35,7 @@ OTHER = "other"
 
 
 class Kind(Enum):
-    """What a measured value means: it is added up, replaces the last one, or is one of a distribution."""
+    """A kind of instrument: its values are added up, replace the last one, or form a distribution."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """Something that is measured.
+    """One metric.
 
     Attributes:
         kind: what its values mean.
@@ -118,11 +118,11 @@ class Measured:
     labels: tuple[str, ...]
 
 
-def measured(event: Event, at: datetime) -> Iterator[Measured]:
+def measure(event: Event, at: datetime) -> Iterator[Measured]:
     """Yield what an event adds to the metrics. ``at`` is when it happened."""
     match event:
         case BatchFinished():
-            yield from _of_batch(event, at)
+            yield from _measure_batch(event, at)
         case BatchFailed(error=error, owner=owner):
             yield Measured(FAILED, 1, (owner, type(error).__name__))
         case CallRetried(owner=owner, waited_s=waited_s, decided_batch_id=decided):
@@ -142,7 +142,7 @@ def measured(event: Event, at: datetime) -> Iterator[Measured]:
             yield Measured(REPLAYED, 1, (owner, sink))
 
 
-def _of_batch(batch: BatchFinished, at: datetime) -> Iterator[Measured]:
+def _measure_batch(batch: BatchFinished, at: datetime) -> Iterator[Measured]:
     yield Measured(BATCHES, 1, (batch.owner, str(batch.already_decided).lower()))
     yield Measured(BATCH_S, sum(batch.phases_ms.values()) / 1000, (batch.owner,))
     for phase, spent_ms in batch.phases_ms.items():
@@ -164,9 +164,9 @@ class BoundedLabels:
 
     def of(self, one: Measured) -> tuple[str, ...]:
         """Return the values of its labels, or ``OTHER`` for one that came after ``VALUES_PER_LABEL`` others."""
-        return tuple(map(self._bounded, one.instrument.labels, one.labels))
+        return tuple(map(self._bound, one.instrument.labels, one.labels))
 
-    def _bounded(self, label: str, value: str) -> str:
+    def _bound(self, label: str, value: str) -> str:
         known = self._known.setdefault(label, set())
         if value not in known and len(known) >= VALUES_PER_LABEL:
             return OTHER

@@ -10,9 +10,6 @@ import pyarrow as pa
 from twopc.errors import SchemaMismatch
 from twopc_files.refusals import Check
 
-COLUMN_BYTES = 700
-"""The memory of a record batch's column without its values, measured with pyarrow 26."""
-
 
 class Output(Protocol):
     """The file that a format writes to, reduced to the one method that formats use. Its owner syncs and closes it."""
@@ -27,6 +24,10 @@ class RecordWriter(Protocol):
     @property
     def held_bytes(self) -> int:
         """Approximate size in Arrow of the records that have not reached the file, in bytes. Bounded."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """Approximate size in Arrow of the records that have, and that the encoder keeps all the same, in bytes."""
 
     @property
     def encoder_bytes(self) -> int:
@@ -61,12 +62,6 @@ class Format(Protocol):
 
     def open(self, file: Output, schema: pa.Schema) -> RecordWriter:
         """Return a writer of records of ``schema`` into ``file``."""
-
-
-def memory_bytes(batch: pa.RecordBatch) -> int:
-    """Return the memory that ``batch`` takes: its values, and the objects around each column, which dominate in short
-    batches."""
-    return int(batch.nbytes + COLUMN_BYTES * batch.num_columns)
 
 
 class Lent(io.RawIOBase):

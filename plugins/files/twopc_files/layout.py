@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
@@ -13,14 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from twopc.columns import ADVICE
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc_files.formats import Format, RecordWriter, check_names, check_same_schema, memory_bytes
-from twopc_files.refusals import ADVICE, NOT_UTF8, YEARS, Check, Rule, first_true, is_text
+from twopc.open_files import OpenFiles, grouped
+from twopc_files.formats import Format, RecordWriter, check_names, check_same_schema
+from twopc_files.refusals import NOT_UTF8, YEARS, Check, Rule, first_true, is_text
 from twopc_files.stores.store import PendingFile
-
-HELD_BYTES = 48 * 1024 * 1024
-"""How many bytes the writers of several open files may hold together. As many again may wait for a file. A single file
-is bounded by its format."""
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 """The value in a folder's name that Hive and Spark read as null."""
@@ -91,29 +89,45 @@ def _unknown(name: str, schema: pa.Schema) -> str:
     )
 
 
-@dataclass(slots=True)
 class _OpenFile:
-    pending: PendingFile
-    writer: RecordWriter
-    records: int = 0
+    """One file, with its format's writer. Attributes as of ``twopc.open_files.OpenFile``."""
 
-    def is_full(self, layout: Layout) -> bool:
-        if layout.max_bytes_per_file is None:
-            return self.records == layout.max_records_per_file
-        size_bytes = self.pending.tell() + self.writer.held_bytes
-        return self.records == layout.max_records_per_file or size_bytes >= layout.max_bytes_per_file
+    def __init__(self, pending: PendingFile, writer: RecordWriter, layout: Layout) -> None:
+        self.writer = writer
+        self.fixed_bytes = writer.encoder_bytes + pending.buffer_bytes
+        self._pending, self._layout, self._records = pending, layout, 0
 
+    @property
+    def held_bytes(self) -> int:
+        return self.writer.held_bytes
 
-@dataclass(slots=True)
-class _Waiting:
-    """Records of one folder for which no file is open yet."""
+    @property
+    def kept_bytes(self) -> int:
+        return self.writer.kept_bytes
 
-    batches: list[pa.RecordBatch] = field(default_factory=list)
-    size_bytes: int = 0
+    @property
+    def room(self) -> int | None:
+        most = self._layout.max_records_per_file
+        return None if most is None else most - self._records
 
-    def add(self, records: pa.RecordBatch) -> None:
-        self.batches.append(records)
-        self.size_bytes += memory_bytes(records)
+    @property
+    def is_full(self) -> bool:
+        most_bytes = self._layout.max_bytes_per_file
+        return self.room == 0 or (most_bytes is not None and self._pending.tell() + self.held_bytes >= most_bytes)
+
+    def write(self, records: pa.RecordBatch) -> None:
+        self.writer.write(records)
+        self._records += records.num_rows
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def finish(self) -> None:
+        self.writer.finish()
+        self._pending.close()
+
+    def discard(self) -> None:
+        self.writer.discard()
 
 
 class Files:
@@ -139,11 +153,10 @@ class Files:
         self._create = create
         self._longest_name = longest_name
         self._schema: pa.Schema | None = None
+        self._schema_of_files: pa.Schema | None = None
         self._check: Check | None = None
-        # Folder → its open file, the least recently written first.
-        self._open: dict[str, _OpenFile] = {}
-        # Folder without an open file → its records.
-        self._waiting: dict[str, _Waiting] = {}
+        self._open = OpenFiles(self._create_each, layout.max_open_files)
+        self.discard = self._open.discard
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write each record to a file of its folder.
@@ -157,86 +170,19 @@ class Files:
         check_same_schema(self._schema, batch)
         by = self._layout.partition_by
         records = batch.drop_columns(list(by)) if by else batch
+        self._schema_of_files = records.schema
         self._check = self._check or self._format.checker(records.schema)
         self._check(records)
-        for folder, part in split(batch, by, self._longest_name):
-            if folder in self._open or self._has_room():
-                self._write(folder, part)
-            else:
-                self._wait(folder, part)
-            self._hold_less()
+        self._open.write(split(batch, by, self._longest_name))
+
+    def _create_each(self, folders: Sequence[str]) -> Iterator[_OpenFile]:
+        for folder in folders:
+            pending = self._create(folder)
+            yield _OpenFile(pending, self._format.open(pending, self._schema_of_files), self._layout)
 
     def finish(self) -> None:
         """Write the waiting records, then finish and close every file. Raises OSError if a file is not durable."""
-        for folder in list(self._open):
-            self._finish(folder)
-        for folder in list(self._waiting):
-            self._write_waiting(folder)
-            if folder in self._open:
-                self._finish(folder)
-
-    def discard(self) -> None:
-        """Discard the writers. Their creator discards the files. Raises nothing."""
-        self._waiting.clear()
-        for file in self._open.values():
-            file.writer.discard()
-        self._open.clear()
-
-    def _has_room(self) -> bool:
-        taken_bytes = sum(file.writer.encoder_bytes + file.pending.buffer_bytes for file in self._open.values())
-        return len(self._open) < self._layout.max_open_files and taken_bytes < HELD_BYTES
-
-    def _wait(self, folder: str, records: pa.RecordBatch) -> None:
-        """Hold ``records``, as no further file may be open. If too many records wait, finish a file, and give its place
-        to the folder with the most waiting records."""
-        self._waiting.setdefault(folder, _Waiting()).add(records)
-        if sum(waiting.size_bytes for waiting in self._waiting.values()) > HELD_BYTES:
-            self._finish(next(iter(self._open)))
-            # That folder has at least as many as ``folder``, so no more wait afterwards than before this call.
-            self._write_waiting(max(self._waiting, key=lambda folder: self._waiting[folder].size_bytes))
-
-    def _write_waiting(self, folder: str) -> None:
-        waiting = self._waiting.pop(folder, _Waiting())
-        for records in waiting.batches:
-            self._write(folder, records)
-
-    def _write(self, folder: str, records: pa.RecordBatch) -> None:
-        """Write ``records``, after the waiting ones, to the open file of ``folder`` or to new files."""
-        self._write_waiting(folder)
-        rest = records
-        while rest.num_rows:
-            file = self._file(folder, rest.schema)
-            most = self._layout.max_records_per_file
-            room = rest.num_rows if most is None else most - file.records
-            taken, rest = rest.slice(0, room), rest.slice(room)
-            file.writer.write(taken)
-            file.records += taken.num_rows
-            if file.is_full(self._layout):
-                self._finish(folder)
-
-    def _file(self, folder: str, schema: pa.Schema) -> _OpenFile:
-        """Return the open file of ``folder``, or a new one, and make it the most recently written one."""
-        file = self._open.pop(folder, None)
-        if file is None:
-            pending = self._create(folder)
-            file = _OpenFile(pending, self._format.open(pending, schema))
-        self._open[folder] = file
-        return file
-
-    def _hold_less(self) -> None:
-        """Uphold that memory is bounded, however many files are open: flush or finish the files that hold most."""
-        while len(self._open) > 1 and sum(file.writer.held_bytes for file in self._open.values()) > HELD_BYTES:
-            folder, file = max(self._open.items(), key=lambda item: item[1].writer.held_bytes)
-            file.writer.flush()
-            if file.writer.held_bytes:
-                self._finish(folder)
-
-    def _finish(self, folder: str) -> None:
-        # The file counts as open until it is closed, so that its writer is discarded if this fails.
-        file = self._open[folder]
-        file.writer.finish()
-        file.pending.close()
-        del self._open[folder]
+        self._open.finish()
 
 
 def split(
@@ -253,16 +199,10 @@ def split(
         yield "", batch
         return
     data = batch.drop_columns(list(partition_by))
-    folders = _folders(batch, partition_by, longest_name).dictionary_encode()
-    if len(folders.dictionary) == 1:
-        yield folders.dictionary[0].as_py(), data
-        return
-    order = pc.sort_indices(folders.indices)  # stable
-    runs = pc.run_end_encode(folders.indices.take(order))
-    start = 0
-    for number, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        yield folders.dictionary[number].as_py(), data.take(order.slice(start, end - start))
-        start = end
+    folders = _folders(batch, partition_by, longest_name)
+    for positions in grouped([folders]):
+        part = data if len(positions) == len(data) else data.take(positions)
+        yield folders[positions[0].as_py()].as_py(), part
 
 
 def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name: int | None) -> pa.StringArray:

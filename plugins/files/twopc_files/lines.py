@@ -26,8 +26,7 @@ class Lines:
         encode: turns a record batch into lines.
     """
 
-    held_bytes = 0
-    encoder_bytes = 0
+    held_bytes = kept_bytes = encoder_bytes = 0
 
     def __init__(self, file: Output, compression: str, encode: Encode) -> None:
         self._encode = encode

@@ -101,7 +101,7 @@ class OrcRecords:
         self._writer = kind.writer(self._lent)
         leaves = sum(type_.num_fields == 0 for type_ in _types(schema))
         self.encoder_bytes = COLUMN_BYTES * leaves
-        self.held_bytes = 0
+        self.held_bytes = self.kept_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Encode ``batch``."""

@@ -10,10 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from twopc.columns import ADVICE
 from twopc.errors import ConfigurationError
-from twopc_files.formats import Lent, Output, memory_bytes
+from twopc.open_files import RowGroups
+from twopc_files.formats import Lent, Output
 from twopc_files.kept_types import require_kept
-from twopc_files.refusals import ADVICE, KEY_TWICE, NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_true
+from twopc_files.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_true
 
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
 
@@ -28,9 +30,7 @@ class Parquet:
     Attributes:
         compression: one of ``COMPRESSIONS``.
         compression_level: the level, in the codec's own range; None for pyarrow's default.
-        row_group_bytes: the size of a row group, in bytes of Arrow. It bounds what a task holds in memory. Spark's
-            batches of 10 000 rows are too small for a row group each: columns would hardly compress, and readers would
-            spend their time on metadata.
+        row_group_bytes: the size of a row group, in bytes of Arrow. It bounds what a task holds in memory.
 
     Raises:
         ConfigurationError: the compression does not have this level.
@@ -97,33 +97,19 @@ _RULES = (
 )
 
 
-class ParquetRecords:
-    """Collects record batches to row groups and writes each as soon as it is full."""
+class ParquetRecords(RowGroups):
+    """Collects record batches into row groups of a file."""
 
     encoder_bytes = 0
 
     def __init__(self, parquet: Parquet, file: Output, schema: pa.Schema) -> None:
-        self._row_group_bytes = parquet.row_group_bytes
-        self._schema = schema
+        super().__init__(self._write_row_group, parquet.row_group_bytes)
         self._lent = Lent(file)
         self._writer = parquet.writer(self._lent, schema)
-        self._held: list[pa.RecordBatch] = []
-        self.held_bytes = 0
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Hold ``batch`` until its row group is full."""
-        self._held.append(batch)
-        self.held_bytes += memory_bytes(batch)
-        if self.held_bytes >= self._row_group_bytes:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write the held batches as a row group."""
-        if self._held:
-            self._writer.write_table(pa.Table.from_batches(self._held, self._schema))
-            self._lent.check()
-            self._held.clear()
-            self.held_bytes = 0
+    def _write_row_group(self, records: pa.Table) -> None:
+        self._writer.write_table(records)
+        self._lent.check()
 
     def finish(self) -> None:
         """Write the last row group and the footer."""
@@ -133,7 +119,7 @@ class ParquetRecords:
 
     def discard(self) -> None:
         """Release the held batches. No error of the file is raised."""
-        self._held.clear()
+        super().discard()
         self._lent.end()
         # If it were left open, the writer would write its footer when it is garbage-collected.
         with contextlib.suppress(Exception):

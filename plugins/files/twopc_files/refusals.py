@@ -12,13 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from twopc.bad_records import are_utf8, first_bad
+from twopc.bad_records import are_in_years, are_utf8, first_bad
+from twopc.columns import ADVICE
 from twopc.errors import RecordRefused
 
 Check: TypeAlias = Callable[[pa.RecordBatch], None]
 """Raises RecordRefused for the first record of a batch that breaks a rule."""
-
-ADVICE = "Correct or filter such records."
 
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 DAY_S = 86_400
@@ -147,21 +146,14 @@ def day_number(day: dt.date) -> int:
     return (day - dt.date(1970, 1, 1)).days
 
 
-def _outside_years(column: pa.Array) -> int | None:
-    numbers, per_day = counted(column)
-    least, most = day_number(dt.date.min) * per_day, (day_number(dt.date.max) + 1) * per_day - 1
-    found = pc.min_max(numbers).as_py()  # a third of the cost of a look for the first
-    if found["min"] is None or (found["min"] >= least and found["max"] <= most):
-        return None
-    return first_true(outside(numbers, least, most))
-
-
 OTHER_YEAR = f"the year is not in 1 to 9999, in UTC too, and not every reader knows such years. {ADVICE}"
 
 YEARS = Rule(
-    lambda field: bool(types.is_date(field.type) or types.is_timestamp(field.type)), _outside_years, OTHER_YEAR
+    lambda field: bool(types.is_date(field.type) or types.is_timestamp(field.type)),
+    lambda column: first_bad(column, are_in_years),
+    OTHER_YEAR,
 )
-"""The year of a date, or of a timestamp in UTC. Not for nanoseconds, which reach from 1677 to 2262 alone."""
+"""The year of a date, or of a timestamp in UTC."""
 
 
 def _outside_of_a_day(column: pa.Array) -> int | None:

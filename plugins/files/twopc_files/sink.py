@@ -17,8 +17,9 @@ from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
+from twopc.failures import mapped
 from twopc.sink import TwoPhaseCommitSink
-from twopc.store_errors import TEMPORARY
+from twopc.stores.errors import TEMPORARY
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round
 from twopc_files.batch_log import CommittedFile
@@ -181,12 +182,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             for log in self._located_logs():
                 log.require_put_if_absent()
 
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise unreachable(error, self._store.url) from error
+    def _reaching(self) -> contextlib.AbstractContextManager[None]:
+        return mapped(OSError, unreachable, self._store.url)
 
     # On a participant. --------------------------------------------------------------------------------------
 
@@ -375,14 +372,9 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 raise corrupt(committable, "staged", file.pending)
         return files
 
-    @contextlib.contextmanager
-    def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
-        """Add the batch and the transaction to an error of the store."""
-        try:
-            yield
-        except OSError as error:
-            what = f"transaction {transaction_id.exact} of {transaction_id.round} in {self._store.url}"
-            raise write_failed(error, what) from error
+    def _writing(self, transaction_id: TransactionId) -> contextlib.AbstractContextManager[None]:
+        what = f"transaction {transaction_id.exact} of {transaction_id.round} in {self._store.url}"
+        return mapped(OSError, write_failed, what)
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:

@@ -9,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from twopc.columns import ADVICE
 from twopc_files.formats import Output
 from twopc_files.kept_types import require_kept
 from twopc_files.lines import EXTENSIONS, Lines
-from twopc_files.refusals import ADVICE, NOT_UTF8, Check, Rule, checker, first_true
+from twopc_files.refusals import NOT_UTF8, Check, Rule, checker, first_true
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
-from twopc.durable_files import make_folder, sync_folder
+from twopc.stores.disk import make_folder, sync_folder
 
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping
 
 import pymysql
 
+from twopc.columns import ADVICE
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -172,7 +173,7 @@ def rule_broken(number: int, message: str, columns: Collection[str]) -> RecordRe
         return None
     named = [name for name in _COLUMN.findall(message) if name in columns]
     return RecordRefused(
-        f"a value breaks the table's rules (error {number}: {RULES[number]}). Correct or filter such records.",
+        f"a value breaks the table's rules (error {number}: {RULES[number]}). {ADVICE}",
         column=named[-1] if named else None,
     )
 

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from twopc.bad_records import are_utf8, first_bad
+from twopc.bad_records import are_in_years, are_utf8
+from twopc.columns import require
 from twopc.errors import RecordRefused
 from twopc.prepared import are_kept_json
 
@@ -29,8 +30,6 @@ STATEMENT_BYTES = 1 << 20
 
 _BYTES = pa.large_binary()
 _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
-_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
 def statements(
@@ -89,9 +88,8 @@ def conditions(keys: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
 
 
 def _literals(values: pa.Array, column: Column) -> pa.Array:
-    for refuses, why in _refused(values, column):
-        if (record := first_bad(values, lambda part, refuses=refuses: not refuses(part))) is not None:  # type: ignore[misc]
-            raise RecordRefused(f"{why}. Correct or filter such records.", record=record, column=column.name)
+    for are_fine, why in _required(values.type, column):
+        require(values, are_fine, why, column.name)
     type = values.type
     if pa.types.is_string(type) or pa.types.is_large_string(type):
         return _quoted("'", pc.replace_substring(values.cast(_BYTES), "'", "''"))
@@ -106,47 +104,42 @@ def _literals(values: pa.Array, column: Column) -> pa.Array:
     return _quoted("'", values.cast(pa.string()).cast(_BYTES))
 
 
-def _refused(values: pa.Array, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
-    """Yield what the server might change without a warning: whether values have it, and the reason for an error."""
-    type = values.type
+def _required(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
+    """Yield what values must be, as the server might change others without a warning, and the reason for an error."""
     if not column.is_nullable:  # a TIMESTAMP might become the current time, and an AUTO_INCREMENT the next number
-        yield (
-            lambda part: bool(part.null_count),
-            "the column is NOT NULL or one of 'upsert_by', and the record has no value for it",
-        )
+        yield lambda part: not part.null_count, "the column is NOT NULL, and the record has no value for it"
     if pa.types.is_string(type) or pa.types.is_large_string(type):
-        yield lambda part: not are_utf8(part), "it is text that is not UTF-8"
-        yield from _refused_texts(type, column)
+        yield are_utf8, "it is text that is not UTF-8"
+        yield from _required_of_text(type, column)
     elif column.type == "binary":
         padded = "it is shorter than the BINARY, which would pad it"
-        yield lambda part: bool(pc.any(pc.less(pc.binary_length(part), column.length)).as_py()), padded
+        yield lambda part: not pc.any(pc.less(pc.binary_length(part), column.length)).as_py(), padded
     elif pa.types.is_date32(type) or pa.types.is_timestamp(type):
-        days = 1 if pa.types.is_date32(type) else _DAY[type.unit]
-        number = pa.int32() if pa.types.is_date32(type) else pa.int64()
-
-        def outside(part: pa.Array) -> bool:
-            least, most = (each.as_py() for each in pc.min_max(part.cast(number)).values())
-            return least is not None and not (_FIRST_DAY * days <= least and most < (_LAST_DAY + 1) * days)
-
-        yield outside, "it is a time outside of the years 1 to 9999"
+        yield are_in_years, "it is a time outside of the years 1 to 9999"
 
 
-def _refused_texts(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
+def _required_of_text(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
     if column.type == "enum":  # which also takes the text of a number for a position, and ignores the case
         labels = pa.array(column.labels, type)
-        yield lambda part: not pc.all(pc.is_in(part.drop_null(), labels)).as_py(), "the ENUM has no such text"
+        yield lambda part: _all(pc.is_in(part.drop_null(), labels)), "the ENUM has no such text"
     if column.type == "uuid":
         spelled = "a UUID column would spell it in another way: use lower case"
-        yield lambda part: not pc.all(pc.match_substring_regex(part.drop_null(), _UUID)).as_py(), spelled
+        yield lambda part: _all(pc.match_substring_regex(part.drop_null(), _UUID)), spelled
     if column.type == "json":
         changed = "it is JSON that names a key twice, or has a number that a double does not keep"
-        yield lambda part: not are_kept_json(part.drop_null().to_pylist(), _is_kept), changed
+        yield lambda part: are_kept_json(part.drop_null().to_pylist(), _is_kept), changed
+    ends = None
     if column.is_key and column.takes_spaces_for_equal:
-        spaces = f"it ends with a space, which the collation {column.collation} of the key ignores"
-        yield lambda part: bool(pc.any(pc.ends_with(part, " ")).as_py()), spaces
+        ends = f"it ends with a space, which the collation {column.collation} of the key ignores"
     elif column.type == "char":
-        blank = "it ends with a space, and a CHAR does not keep that: make the column a VARCHAR"
-        yield lambda part: bool(pc.any(pc.ends_with(part, " ")).as_py()), blank
+        ends = "it ends with a space, and a CHAR does not keep that: make the column a VARCHAR"
+    if ends is not None:
+        yield lambda part: not pc.any(pc.ends_with(part, " ")).as_py(), ends
+
+
+def _all(fine: pa.BooleanArray) -> bool:
+    """None of no value is wrong."""
+    return pc.all(fine).as_py() is not False
 
 
 def _is_kept(number: str) -> bool:

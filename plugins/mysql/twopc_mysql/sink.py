@@ -8,71 +8,46 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pymysql
 
-from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
-from twopc.datasets import Dataset
-from twopc.errors import (
-    ConfigurationError,
-    RecordRefused,
-    Retriable,
-    RoundAborted,
-    TwoPhaseCommitError,
-)
-from twopc.keyed import KeyedSink
-from twopc.prepared import MARKERS, marker_missing, require_prepared, undone_if_refused
-from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import Round, TransactionId
-from twopc_mysql.columns import Column, check_columns, check_types, check_upsert
+from twopc.columns import check_columns
+from twopc.errors import ConfigurationError, Retriable
+from twopc.prepared import MARKERS, PreparedSink, PreparedTransaction
+from twopc_mysql.columns import Column, check_upsert
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import GONE, commit_failed, number, request_failed, write_failed
 from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, connect, end, release, session
 from twopc_mysql.tables import Table, can_prepare, is_read_only, prepared, settings, xid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import pyarrow as pa
 
-LONGEST_SCOPE = 76
-"""The longest scope of a sink, in bytes. A name has at most 128; the rest is for its five numbers."""
+    from twopc.transactional_ids import TransactionId
 
 HELD_S = 2.0
-"""How long a commit waits for the session that has prepared the transaction, before it reports that. The server notices
-within milliseconds that a session has ended."""
+"""How long a commit waits for the session that has prepared the transaction, before it raises ``Retriable``. The server
+notices within milliseconds that a session has ended."""
 
 LEFT_AFTER_S = 10
 """After how many seconds the server ends the session of a prepared transaction whose task is silent, such as on a
 machine that is gone. Until then, nobody else can end the transaction."""
 
-_DATABASE = "database"
-"""The part of a committable's handle that says where the marker is."""
 
-
-class MysqlTransaction(Transaction):
+class MysqlTransaction(PreparedTransaction[Connection, Column]):
     """A live transaction and its connection.
 
     Attributes:
-        schema: the records' columns; empty before the first write.
-        columns: the table's columns. They keep their types until the transaction ends.
         most_bytes: the longest statement that the server takes.
-        is_partial: whether a write has failed, so that the transaction may have only a part of its records.
     """
 
-    def __init__(self, transaction_id: TransactionId, connection: Connection) -> None:
-        super().__init__(transaction_id)
-        self.connection = connection
-        self.schema = pa.schema([])
-        self.columns: list[Column] = []
-        self.most_bytes = 0
-        self.is_partial = False
+    most_bytes = 0
 
 
-class MysqlSink(KeyedSink[MysqlTransaction]):
+class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
     """Writes records to a table. A record's values go into the columns of the same names.
 
     Args:
@@ -83,18 +58,16 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
 
-    takes_repeated_keys = True
+    _options_type, _table_type = MysqlOptions, Table
+    _connections, _session, _release = "connection", staticmethod(session), staticmethod(release)
+    _error, _write_failed = pymysql.MySQLError, staticmethod(write_failed)
+    _request_failed, _commit_failed = staticmethod(request_failed), staticmethod(commit_failed)
+    _longest_name, _longest_scope = 128, 76
+    _place = "database"
+    _server_option, _rollback = "url", "XA ROLLBACK"
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._options = MysqlOptions.parse(options)
-        self._table = Table(self._options)
-
-    def __repr__(self) -> str:
-        return f"MysqlSink({self._options})"
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        return self._options.upsert_by
+    _options: MysqlOptions
+    _table: Table
 
     # On the participant. ----------------------------------------------------------------------------------------
 
@@ -112,91 +85,36 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
             raise
         return MysqlTransaction(transaction_id, connection)
 
-    def write(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
-        self._require_columns(transaction, batch.schema)
-        with self._changing(transaction, batch.schema.names):
-            self._table.insert(transaction.connection, batch, transaction.columns, transaction.most_bytes)
-
-    def _require_columns(self, transaction: MysqlTransaction, schema: pa.Schema) -> None:
-        """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
-        transaction ends."""
-        if schema == transaction.schema:
-            return
-        with self._writing(transaction.id):
-            self._table.try_insert(transaction.connection, schema.names)  # from here on, ALTER TABLE waits
-            self._read_columns(transaction)
-        check_columns(schema, transaction.columns, str(self._options))
-        transaction.schema = schema
-
-    def _read_columns(self, transaction: MysqlTransaction) -> None:
-        transaction.columns = self._table.columns(transaction.connection)
+    def _keep(self, transaction: MysqlTransaction, written: Sequence[str]) -> None:
+        if written:
+            self._table.try_insert(transaction.connection, written)  # from here on, ALTER TABLE waits
+        else:
+            self._table.try_delete(transaction.connection)
         [(transaction.most_bytes,)] = ask(transaction.connection, "SELECT @@max_allowed_packet")
 
-    def delete(self, transaction: MysqlTransaction, keys: pa.RecordBatch) -> None:
-        self._require_keys(transaction, keys.schema)
-        with self._changing(transaction, keys.schema.names):
-            self._table.delete(transaction.connection, keys, transaction.columns, transaction.most_bytes)
+    def _insert(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> None:
+        self._table.insert(transaction.connection, batch, transaction.columns, transaction.most_bytes)
 
-    def _require_keys(self, transaction: MysqlTransaction, schema: pa.Schema) -> None:
-        if not transaction.columns:
-            with self._writing(transaction.id):
-                self._table.try_delete(transaction.connection)
-                self._read_columns(transaction)
-        check_types(schema, transaction.columns, str(self._options))
+    def _remove(self, transaction: MysqlTransaction, keys: pa.RecordBatch) -> None:
+        self._table.delete(transaction.connection, keys, transaction.columns, transaction.most_bytes)
 
-    def delete_valid(self, transaction: MysqlTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
-        self._require_keys(transaction, keys.schema)
-        return written_by_halves(lambda some: self._do_or_undo(transaction, self.delete, some), keys)
+    def _execute(self, connection: Connection, statement: str) -> None:
+        ask(connection, statement)
 
-    def write_valid(self, transaction: MysqlTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        self._require_columns(transaction, batch.schema)  # a savepoint would give the table's lock back
-        return written_by_halves(lambda records: self._do_or_undo(transaction, self.write, records), batch)
-
-    def _do_or_undo(
-        self,
-        transaction: MysqlTransaction,
-        do: Callable[[MysqlTransaction, pa.RecordBatch], None],
-        batch: pa.RecordBatch,
-    ) -> None:
-        def execute(statement: str) -> None:
-            with self._writing(transaction.id):
-                ask(transaction.connection, statement)
-
-        try:
-            with undone_if_refused(execute):
-                do(transaction, batch)
-        except RecordRefused:
-            transaction.is_partial = False
-            raise
-
-    def pre_commit(self, transaction: MysqlTransaction) -> Committable:
-        connection, name = transaction.connection, transaction.id.exact
-        if transaction.is_partial:  # only the failed statement was rolled back
-            raise RoundAborted(f"transaction {name} to {self._options} lacks the records of a failed write")
-        with self._writing(transaction.id):
-            self._table.mark(connection, transaction.id, self.transactional_ids.scope)
-            ask(connection, "SET SESSION wait_timeout = %s", LEFT_AFTER_S)
-            ask(connection, f"XA END {xid(name)}")
-            ask(connection, f"XA PREPARE {xid(name)}")
+    def _prepare(self, transaction: MysqlTransaction) -> None:
+        connection, name = transaction.connection, xid(transaction.id.exact)
+        self._table.mark(connection, transaction.id, self.transactional_ids.scope)
+        ask(connection, "SET SESSION wait_timeout = %s", LEFT_AFTER_S)
+        ask(connection, f"XA END {name}")
+        ask(connection, f"XA PREPARE {name}")
         end(connection)
-        return Committable(name, {_DATABASE: self._options.database}, transaction.records)
 
-    @contextlib.contextmanager
-    def _changing(self, transaction: MysqlTransaction, columns: Sequence[str]) -> Iterator[None]:
-        """Note that the transaction may lack records if a change of its rows fails."""
-        try:
-            with self._writing(transaction.id, columns):
-                yield
-        except BaseException:
-            transaction.is_partial = True
-            raise
-
-    @contextlib.contextmanager
-    def _writing(self, transaction_id: TransactionId, columns: Sequence[str] = ()) -> Iterator[None]:
-        try:
-            yield
-        except pymysql.MySQLError as error:
-            raise write_failed(error, f"transaction {transaction_id.exact} to {self._options}", columns) from error
+    def discard(self, transaction: MysqlTransaction) -> None:
+        for request in ("XA END", "XA ROLLBACK"):  # so that no lock is held until the server notices the end
+            with contextlib.suppress(pymysql.MySQLError):
+                ask(transaction.connection, f"{request} {xid(transaction.id.exact)}")
+        end(transaction.connection)  # the server rolls back a transaction that is not prepared
+        super().discard(transaction)
 
     # On the coordinator. ----------------------------------------------------------------------------------------
 
@@ -208,15 +126,8 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
                 InnoDB, or the names would be too long.
             Retriable: the server does not answer.
         """
-        scope = self.transactional_ids.scope
-        if len(scope) > LONGEST_SCOPE:
-            raise ConfigurationError(
-                f"transaction names that start with {scope!r} exceed the server's limit of 128 bytes: give the sink a"
-                " shorter name"
-            )
+        super().open()
         with self._requesting(f"opening {self._options}") as connection:
-            self._require_able(connection)
-            self._table.make_markers(connection)
             self._require_transactional(connection, MARKERS)
 
     def _require_able(self, connection: Connection) -> dict[str, str]:
@@ -313,41 +224,19 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
 
     def _try(self, names: Sequence[str], has_markers: bool) -> None:
         """Prepare a transaction without a record and roll it back. Raises the same errors as a task's calls."""
-        transaction = self.begin(self.transactional_ids.allocate(Round(0, 0), partition=0))
-        try:
+        with self._trial() as transaction:
             with self._writing(transaction.id):
                 self._table.try_insert(transaction.connection, names)
             if has_markers:
                 self.pre_commit(transaction)
-        finally:
-            self.discard(transaction)
 
-    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Veto the batch if a transaction is no longer prepared."""
-        if committables:
-            with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
-                found = set(prepared(connection))
-            require_prepared(committables, found, str(self._options))
-        return committables
+    def _commit(self, connection: Connection, name: str, what: str) -> bool:
+        if is_read_only(connection):  # a replica may not have the transaction yet, and reports it as gone
+            raise Retriable(f"{what}, and the server is read-only, as a replica is")
+        return self._ended(connection, "COMMIT", name, what)
 
-    def commit(self, committable: Committable) -> None:
-        name = self.transactional_ids.exact(committable.transaction_id)
-        what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
-        with self._requesting(what, commit_failed) as connection:
-            if is_read_only(connection):  # a replica may not have the transaction yet, and reports it as gone
-                raise Retriable(f"{what}, and the server is read-only, as a replica is")
-            if self._ended(connection, "COMMIT", name, what):
-                return
-            table = self._table_of(committable)
-            if not table.is_committed(connection, name):
-                ids = self.transactional_ids
-                has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
-                raise marker_missing(what, has_older, "'url'", "XA ROLLBACK")
-
-    def _table_of(self, committable: Committable) -> Table:
-        """Return the table that has the transaction's marker: the option may name another one since."""
-        database = committable.handle.get(_DATABASE)
-        return Table(replace(self._options, database=database)) if isinstance(database, str) else self._table
+    def _roll_back(self, connection: Connection, name: str, what: str) -> None:
+        self._ended(connection, "ROLLBACK", name, what)
 
     def _ended(self, connection: Connection, verb: str, name: str, what: str) -> bool:
         """End a prepared transaction. Return False if the server has no such transaction any more.
@@ -370,47 +259,8 @@ class MysqlSink(KeyedSink[MysqlTransaction]):
                 raise Retriable(f"{what}, and another session of the server still holds the transaction")
             time.sleep(0.005)
 
-    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
-        """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and
-        they are not committed again."""
-        with self._requesting(f"removing the markers of batches before {batch_id} for {self._options}") as connection:
-            self._table.prune_markers(connection, self.transactional_ids.scope, batch_id)
-
-    def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
-        dataset = self._options.dataset
-        return None if dataset is None else [dataset]
-
-    def discard(self, transaction: MysqlTransaction) -> None:
-        for request in ("XA END", "XA ROLLBACK"):  # so that no lock is held until the server notices the end
-            with contextlib.suppress(pymysql.MySQLError):
-                ask(transaction.connection, f"{request} {xid(transaction.id.exact)}")
-        end(transaction.connection)  # the server rolls back a transaction that is not prepared
-        super().discard(transaction)
-
-    def abort(self, committable: Committable) -> None:
-        name = self.transactional_ids.exact(committable.transaction_id)
-        what = f"rolling back transaction {name}"
-        with self._requesting(what) as connection:
-            self._ended(connection, "ROLLBACK", name, what)
-
-    def recover(self) -> Iterable[Committable]:
-        with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
-            found = prepared(connection)
-        return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
-
-    def close(self) -> None:
-        release(self._options.connection)
-
-    @contextlib.contextmanager
-    def _requesting(
-        self, what: str, failed: Callable[[pymysql.MySQLError, str], TwoPhaseCommitError] = request_failed
-    ) -> Iterator[Connection]:
-        """Lend a connection, and map its errors. ``what`` names the request."""
-        try:
-            with session(self._options.connection) as connection:
-                yield connection
-        except pymysql.MySQLError as error:
-            raise failed(error, what) from error
+    def _listed(self, connection: Connection) -> list[str]:
+        return prepared(connection)
 
 
 def _binlog(found: Mapping[str, str]) -> str:

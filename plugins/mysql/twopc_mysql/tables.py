@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
 
+from twopc.keyed import UniqueIndex
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
-from twopc_mysql.columns import Column, UniqueKey
+from twopc_mysql.columns import Column
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import rule_broken
 from twopc_mysql.rows import conditions, rows, statements
@@ -81,12 +82,12 @@ class Table:
         found = ask(connection, _COLUMNS, self._database, self._name)
         return [replace(Column(*row), is_key=row[0] in self._upsert_by) for row in found]
 
-    def unique_keys(self, connection: Connection) -> list[UniqueKey]:
+    def unique_keys(self, connection: Connection) -> list[UniqueIndex]:
         """Return the table's unique keys, the primary key first."""
         keys = defaultdict(set)
         for name, column in ask(connection, _KEYS, self._database, self._name):
             keys[name].add(column)
-        return [UniqueKey(name, frozenset(columns)) for name, columns in keys.items()]
+        return [UniqueIndex(name, frozenset(columns)) for name, columns in keys.items()]
 
     def engine(self, connection: Connection, name: str = "") -> str | None:
         """Return the storage engine of the table, or of another one in its database; None if there is no such table."""
@@ -94,7 +95,9 @@ class Table:
 
     # Writing, within a transaction. -----------------------------------------------------------------------------------
 
-    def insert(self, connection: Connection, batch: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> None:
+    def insert(
+        self, connection: Connection, batch: pa.RecordBatch, columns: Mapping[str, Column], most_bytes: int
+    ) -> None:
         """Write a record batch. Of records with the same key, the last one wins.
 
         Raises:
@@ -102,30 +105,27 @@ class Table:
         """
         names = batch.schema.names
         head, tail = self._insert_statement(names)
-        texts = rows(batch, self._taken(columns))
+        texts = rows(batch, columns)
         for statement in statements(head.encode(), texts, tail.encode(), most_bytes):
             connection.query(statement)
             self._require_unchanged(connection, names)
 
-    def delete(self, connection: Connection, keys: pa.RecordBatch, columns: Sequence[Column], most_bytes: int) -> None:
+    def delete(
+        self, connection: Connection, keys: pa.RecordBatch, columns: Mapping[str, Column], most_bytes: int
+    ) -> None:
         """Delete the rows of keys.
 
         Raises:
             RecordRefused: the server does not hold a value, or would change it.
         """
         head = _DELETE.format(table=self._qualified)
-        texts = conditions(keys, self._taken(columns))
+        texts = conditions(keys, columns)
         for statement in statements(head.encode(), texts, b"", most_bytes, by=b" OR ", at_once=KEYS_AT_ONCE):
             connection.query(statement)
 
     def try_delete(self, connection: Connection) -> None:
         """Delete no row. The server checks the rights as for one, and keeps the table's definition from then on."""
         connection.query(_DELETE.format(table=self._qualified) + "FALSE")
-
-    def _taken(self, columns: Sequence[Column]) -> dict[str, Column]:
-        """Return the columns as records have them. No unique key takes two nulls for equal, so a record with one in its
-        key would replace nothing."""
-        return {each.name: replace(each, is_nullable=each.is_nullable and not each.is_key) for each in columns}
 
     @property
     def _qualified(self) -> str:
@@ -153,16 +153,14 @@ class Table:
     # Markers. ---------------------------------------------------------------------------------------------------------
 
     def make_markers(self, connection: Connection) -> None:
-        """Create the marker table if it is missing."""
         if self.engine(connection, MARKERS) is None:
             ask(connection, _MAKE_MARKERS, **self._names)
 
     def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
-        """Write the transaction's own marker."""
         ask(connection, _MARK, transaction_id.exact, scope, transaction_id.round.batch_id, **self._names)
 
     def is_committed(self, connection: Connection, transaction_id: str) -> bool:
-        """Return whether a transaction was committed. Waits while it is neither committed nor rolled back.
+        """Waits while the transaction is neither committed nor rolled back.
 
         A locking read waits for the transaction that wrote the row, so "no row" is certain: the transaction is gone. A
         plain read would also find no row while another process is committing it.
@@ -174,14 +172,11 @@ class Table:
         return bool(ask(connection, statement, transaction_id, **self._names))
 
     def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
-        """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
-        because their transactions may have been committed after the markers were removed."""
         statement = "SELECT 1 FROM {database}.{markers} WHERE scope = %s AND batch_id < %s LIMIT 1"
         return bool(ask(connection, statement, scope, before_batch_id, **self._names))
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
-        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied. Each is
-        deleted by its key: a scan would wait for the rows of prepared transactions."""
+        """Each is deleted by its key: a scan would wait for the rows of prepared transactions."""
         statement = "SELECT transaction_id, batch_id FROM {database}.{markers} WHERE scope = %s ORDER BY transaction_id"
         found = ask(connection, statement, scope, **self._names)
         newest = max((batch_id for _, batch_id in found), default=0)

@@ -6,10 +6,11 @@ An error that is in no table is neither temporary nor harmless: it stops the que
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import psycopg
 
+from twopc.columns import ADVICE
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -95,13 +96,13 @@ def is_temporary(error: psycopg.Error) -> bool:
     """Return whether the statement may succeed later. A connection that could not be made, or was lost, has no
     SQLSTATE."""
     if error.sqlstate is None:
-        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not _is_login(error)
+        return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not is_login(error)
     if _found(TEMPORARY, error.sqlstate) is not None:
         return True
     return error.diag.severity_nonlocalized in _ENDED and _found(CONFIGURATION, error.sqlstate) is None
 
 
-def _is_login(error: psycopg.Error) -> bool:
+def is_login(error: psycopg.Error) -> bool:
     """Return whether the server has refused the login, such as for a wrong password."""
     needs_password = error.pgconn is not None and error.pgconn.needs_password
     return needs_password or _WORDS_FOR_A_LOGIN.search(str(error)) is not None
@@ -111,9 +112,9 @@ def request_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed request of the coordinator that may be repeated. ``what`` names the request."""
     if is_temporary(error) or error.sqlstate == BUSY:
         advice = _ADVICE_FOR_A_BUSY_ONE if error.sqlstate == BUSY else ""
-        return Retriable(f"{what}: PostgreSQL gave no answer: {_first_line(error)}{advice}")
+        return Retriable(f"{what}: PostgreSQL gave no answer: {first_line(error)}{advice}")
     return OperatorRequired(
-        f"{what}: PostgreSQL refuses: {_first_line(error)}. Grant this role the rights that"
+        f"{what}: PostgreSQL refuses: {first_line(error)}. Grant this role the rights that"
         " the sink's README lists, check 'conninfo', and start again. Recovery continues where it stopped."
     )
 
@@ -130,73 +131,30 @@ _REFUSED_COMMITS = ("0A000", "42501", "28", "3D")
 def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed commit. ``what`` describes the decided transaction."""
     sqlstate = error.sqlstate or ""
-    is_refused = _is_login(error) if not sqlstate else {sqlstate, sqlstate[:2]} & {*_REFUSED_COMMITS}
+    is_refused = is_login(error) if not sqlstate else {sqlstate, sqlstate[:2]} & {*_REFUSED_COMMITS}
     if is_temporary(error) or sqlstate == BUSY or is_refused:
         return request_failed(error, what)
     return OutcomeUnknown(
-        f"{what}, and PostgreSQL does not report whether it is committed: {_first_line(error)}. Check the server's"
+        f"{what}, and PostgreSQL does not report whether it is committed: {first_line(error)}. Check the server's"
         " log, and whether pg_prepared_xacts lists the transaction. Then start again, which repeats the commit."
     )
 
 
-def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
-    """Return the error for a failed request to the commit log at ``url``. An insert that failed with ``Retriable`` may
-    have created its entry."""
-    if error.pgconn is not None and error.pgconn.needs_password:
-        return ConfigurationError(
-            f"the server of the commit log at {url} asks for a password, and none was found. Set PGPASSWORD, or use a"
-            " password file or a service file"
-        )
-    sqlstate = error.sqlstate or ""
-    is_refused = {sqlstate, sqlstate[:2]} & _LOG_REFUSALS if sqlstate else _is_login(error)
-    if is_refused and sqlstate != _TAKEN:
-        return ConfigurationError(
-            f"PostgreSQL refuses the commit log at {url}: {_first_line(error)}. This request changed nothing."
-            f" {LOG_ADVICE.get(sqlstate, _OF_ANOTHER_TABLE)}"
-        )
-    return Retriable(
-        f"the store of the commit log at {url} gave no answer: {_first_line(error)}. Is the server up, does it accept"
-        " writes (a standby does not, nor does a role with default_transaction_read_only), are its synchronous standbys"
-        " connected, and are user, database and password right?"
-    )
-
-
-_LOG_REFUSALS = frozenset(("0A", "22", "23", "28", "3D", "3F", "42", "44", BUSY, "P0"))
-"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has done nothing. Any
-other, such as one that a pooler makes up, may follow a commit whose answer was lost: the entry is looked for."""
-
-_TAKEN = "23505"
-"""unique_violation. While the log's index is rebuilt (REINDEX CONCURRENTLY), ON CONFLICT may raise it, too, so it is no
-permanent refusal."""
-
-LOG_ADVICE: dict[str, str] = {
-    "": "Are user, database and password right?",
-    "3F000": "Create the schema, or correct its name in the URL",
-    "42501": "Grant this role the rights that the README of twopc-postgres lists",
-    "42P01": "Something else than twopc has dropped the table: restore it from a backup",
-}
-"""SQLSTATE → advice for a commit log that is refused."""
-
-_OF_ANOTHER_TABLE = (
-    "Is it a table that twopc has created? docs/stores.md has its definition. Otherwise use another schema"
-)
-
-
-def write_failed(error: psycopg.Error, what: str) -> Refused | RoundAborted:
+def write_failed(error: psycopg.Error, what: str, columns: Collection[str] = ()) -> Refused | RoundAborted:  # noqa: ARG001
     """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible."""
     if rule := broken_rule(error):
         place = _PLACE.search(error.diag.context or "")
         return RecordRefused(
-            f"a value breaks the table's rules ({rule}). Correct or filter such records.",
+            f"a value breaks the table's rules ({rule}). {ADVICE}",
             record=int(place["line"]) - 1 if place else None,
             column=error.diag.column_name or (place["column"] if place else None),
         )
-    failed = f"{what} could not be written: {_first_line(error)}."
+    failed = f"{what} could not be written: {first_line(error)}."
     if is_temporary(error) or error.diag.source_function == _PARTITION_LOOKUP:
         return RoundAborted(f"{failed} {WRITE_ADVICE.get(error.sqlstate or '', 'The batch can be run again.')}")
     if advice := _found(CONFIGURATION, error.sqlstate):
         return ConfigurationError(f"{failed} {advice}")
-    if error.sqlstate is None and _is_login(error):
+    if error.sqlstate is None and is_login(error):
         return ConfigurationError(f"{failed} {CONFIGURATION['28']}")
     return Refused(f"{failed} The sink does not know this error ({error.sqlstate}), so the batch is not run again.")
 
@@ -239,6 +197,6 @@ WRITE_ADVICE: dict[str, str] = {
 """SQLSTATE → advice for a failed write that may succeed later. For other errors, PostgreSQL's own message is enough."""
 
 
-def _first_line(error: psycopg.Error) -> str:
+def first_line(error: psycopg.Error) -> str:
     """Return the first line of the server's message. The other lines quote values of records."""
     return error.diag.message_primary or str(error).strip().partition("\n")[0] or type(error).__name__

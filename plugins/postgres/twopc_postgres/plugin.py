@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from twopc.hookspecs import hookimpl
-from twopc_postgres.log_store import PostgresLogStore
+from twopc_postgres.log.store import PostgresLogStore
 from twopc_postgres.sink import PostgresSink
 
 

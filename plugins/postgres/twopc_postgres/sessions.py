@@ -7,14 +7,45 @@ task sets what it relies on for its own transaction, and the coordinator for eac
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import psycopg
 from psycopg import sql
 from psycopg.abc import PQGen
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from twopc.idle_connections import IdleConnections
+
+CONNECTION_DEFAULTS: Mapping[str, str] = {
+    "application_name": "twopc",
+    # In seconds, per address. By default libpq waits for as long as TCP does.
+    "connect_timeout": "10",
+    # In milliseconds, for data in flight. Otherwise a dead host would block a commit for fifteen minutes.
+    "tcp_user_timeout": "30000",
+    # In seconds. Keepalives extend the timeout to the wait for an answer, while nothing else is sent.
+    "keepalives_idle": "10",
+    "keepalives_interval": "10",
+    # If 'conninfo' names several servers, use the one that accepts writes. A failover changes which one that is.
+    "target_session_attrs": "read-write",
+}
+
+
+def completed_conninfo(given: Any) -> str:
+    """Return a connection string with the defaults above. Raises ValueError or TypeError if libpq does not take it, or
+    would mistake a part of a password for another part."""
+    if not isinstance(given, str):
+        raise TypeError
+    try:
+        parts = {name: str(part) for name, part in conninfo_to_dict(given).items()}
+    except psycopg.ProgrammingError:
+        raise ValueError from None  # the error quotes parts of the string, and one may be a secret
+    ports = [port for port in parts.get("port", "").split(",") if port]
+    # libpq finds these in a URL whose password contains '@' or '/', and would repeat parts of it in its errors.
+    if any("@" in parts.get(name, "") for name in ("host", "dbname")) or not all(map(str.isdecimal, ports)):
+        raise ValueError
+    return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts, "client_encoding": "UTF8"})  # Arrow's, and Python's
+
 
 ANSWER_TIMEOUT_S = 30.0
 """How long the coordinator waits for the answer to a statement. The server may be stopped, or may be waiting for an

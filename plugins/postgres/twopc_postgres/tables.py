@@ -10,27 +10,22 @@ reused the number.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from twopc.bad_records import first_bad
-from twopc.checks import CheckResult
+from twopc.columns import require
 from twopc.errors import RecordRefused
+from twopc.keyed import UniqueIndex
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
-from twopc_postgres.columns import ORDINAL, OTHER, PROVEN, PROVEN_IN_KEYS, Column, UniqueIndex, in_utc, refusals, single
+from twopc_postgres.columns import FOLDS, ORDINAL, OTHER, PROVEN, PROVEN_IN_KEYS, Column, in_utc, refusals, single
 from twopc_postgres.options import PostgresOptions
-from twopc_postgres.sessions import SYNCHRONOUS, Connection
-
-_CANCEL_TIMEOUT_S = 5.0
+from twopc_postgres.sessions import Connection
 
 _ORDINAL = sql.Identifier(ORDINAL)
 
@@ -107,14 +102,18 @@ _UNIQUE_INDEXES = """
     SELECT x.relname::text, array_agg(CASE WHEN i.indpred IS NULL THEN a.attname::text END),
            i.indisunique AND NOT i.indisexclusion AND i.indimmediate AND i.indisvalid
                AND i.indpred IS NULL AND i.indexprs IS NULL,
-           bool_and(coalesce(l.collisdeterministic, true))
+           array_agg(a.attname::text) FILTER (
+               WHERE NOT l.collisdeterministic OR o.opcnamespace <> 'pg_catalog'::regnamespace
+           )
     FROM pg_index i
     JOIN pg_class x ON x.oid = i.indexrelid
     JOIN pg_class c ON c.oid = i.indrelid
     JOIN pg_namespace n ON n.oid = c.relnamespace
     CROSS JOIN LATERAL unnest(
-        (i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indcollation::oid[])[0:i.indnkeyatts - 1]
-    ) AS k(attnum, collated_by)
+        (i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indcollation::oid[])[0:i.indnkeyatts - 1],
+        (i.indclass::oid[])[0:i.indnkeyatts - 1]
+    ) AS k(attnum, collated_by, class)
+    JOIN pg_opclass o ON o.oid = k.class
     LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
     LEFT JOIN pg_collation l ON l.oid = k.collated_by
     WHERE n.nspname = {schema} AND c.relname = {name} AND (i.indisunique OR i.indisexclusion)
@@ -167,7 +166,10 @@ class Table:
     def unique_indexes(self, connection: Connection) -> list[UniqueIndex]:
         """Return the indexes that refuse rows beside others."""
         found = self._of_catalog(connection, _UNIQUE_INDEXES)
-        return [UniqueIndex(name, frozenset(names), *rest) for name, names, *rest in found]
+        return [
+            UniqueIndex(name, frozenset(columns), can_replace, dict.fromkeys(folded or (), FOLDS))
+            for name, columns, can_replace, folded in found
+        ]
 
     def may_delete(self, connection: Connection) -> bool:
         """Return whether this role may delete rows of the table."""
@@ -201,21 +203,6 @@ class Table:
         """Let ``merge`` find the records of one batch without a look at all others."""
         connection.ask("CREATE INDEX ON {upsert_table} ({ordinal})", upsert_table=upsert_table, ordinal=_ORDINAL)
 
-    def copy_deletes(
-        self,
-        connection: Connection,
-        keys: pa.RecordBatch,
-        columns: Mapping[str, Column],
-        upsert_table: sql.Identifier,
-        ordinal: int,
-    ) -> None:
-        """Write the keys of rows to delete to the upsert table. They have negative numbers there, down from ``-1``.
-
-        Raises:
-            RecordRefused: PostgreSQL would change a value.
-        """
-        self.copy(connection, keys, columns, upsert_table, -ordinal - keys.num_rows)
-
     def copy(
         self,
         connection: Connection,
@@ -240,7 +227,7 @@ class Table:
     def _values(self, connection: Connection, given: pa.Array, column: Column) -> list[Any]:
         """Return a column's values. Raises RecordRefused for one that PostgreSQL would change."""
         is_key = column.name in self._upsert_by
-        checks = [*refusals(column, is_key)]
+        checks = [*refusals(given.type, column)]
         if column.is_proven or (is_key and column.type in PROVEN_IN_KEYS):
             why = f"the column's type, {column.element}, would not give it back as it is"
             if is_key:
@@ -248,8 +235,7 @@ class Table:
                 why = f"the column is one of 'upsert_by', and its type, {column.element}, needs it {how}"
             checks.append((lambda part: _are_kept(connection, part, column, is_key), why))
         for are_fine, why in checks:
-            if (record := first_bad(given, are_fine)) is not None:
-                raise RecordRefused(f"{why}. Correct or filter such records.", record=record, column=column.name)
+            require(given, are_fine, why, column.name)
         values: list[Any] = given.to_pylist()
         return values
 
@@ -354,7 +340,6 @@ class Table:
     # Markers. ---------------------------------------------------------------------------------------------------
 
     def make_markers(self, connection: Connection) -> None:
-        """Create the marker table if it is missing."""
         [(found,)] = connection.ask(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = {schema} AND tablename = {markers})",
             schema=self._schema,
@@ -367,7 +352,6 @@ class Table:
             connection.ask(make, markers=self._markers)
 
     def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
-        """Write the transaction's own marker."""
         connection.ask(
             "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})",
             markers=self._markers,
@@ -377,20 +361,16 @@ class Table:
         )
 
     def is_committed(self, connection: Connection, transaction_id: str) -> bool:
-        """Return whether a transaction that is no longer prepared was committed."""
         ask = "SELECT EXISTS (SELECT FROM {markers} WHERE transaction_id = {name})"
         [(found,)] = connection.ask(ask, markers=self._markers, name=transaction_id)
         return bool(found)
 
     def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
-        """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
-        because their transactions may have been committed after the markers were removed."""
         ask = "SELECT EXISTS (SELECT FROM {markers} WHERE scope = {scope} AND batch_id < {before})"
         [(found,)] = connection.ask(ask, markers=self._markers, scope=scope, before=before_batch_id)
         return bool(found)
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
-        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
         prune = (
             "DELETE FROM {markers} WHERE scope = {scope} AND batch_id < LEAST({before},"
             " (SELECT max(batch_id) FROM {markers} WHERE scope = {scope}))"
@@ -408,94 +388,6 @@ def _are_kept(connection: Connection, values: pa.Array, column: Column, is_key: 
     ask = _KEPT.format(element, of_value, " AND v !~ ' $'" if is_key and is_padded else "").encode()
     [(are_kept,)] = connection.execute(ask, (single(values).unique().to_pylist(),))
     return bool(are_kept)
-
-
-# The server. -------------------------------------------------------------------------------------------------
-
-
-def prepared(connection: Connection, scope: str) -> dict[str, float]:
-    """Return the names of the transactions prepared in this database that start with ``scope`` → how many seconds ago
-    they were prepared."""
-    found = connection.ask(
-        _PREPARED + " WHERE database = current_database() AND starts_with(gid, {scope})", scope=scope
-    )
-    return {name: float(age_s) for name, age_s in found}
-
-
-def all_prepared(connection: Connection) -> dict[str, float]:
-    """Return the names of all transactions prepared on the server → how many seconds ago they were prepared."""
-    return {name: float(age_s) for name, age_s in connection.ask(_PREPARED)}
-
-
-_PREPARED = "SELECT gid, extract(epoch FROM clock_timestamp() - prepared) FROM pg_catalog.pg_prepared_xacts"
-
-
-def room_for_prepared(connection: Connection) -> int:
-    """Return how many transactions may be prepared at the same time."""
-    [(setting,)] = connection.execute("SELECT current_setting('max_prepared_transactions')::int")
-    return int(setting)
-
-
-def durability(connection: Connection) -> CheckResult:
-    """Check that acknowledged commits survive a power failure."""
-    check = "durability of acknowledged commits"
-    ask = "SELECT {0}('fsync')::bool AND {0}('full_page_writes')::bool".format("pg_catalog.current_setting")
-    [(is_durable,)] = connection.execute(ask)
-    if is_durable:
-        return CheckResult.passed(check)
-    return CheckResult.warning(
-        check, "fsync or full_page_writes is off: a power failure can lose acknowledged commits", "set both on"
-    )
-
-
-def synchronous_standbys(connection: Connection) -> str:
-    """Return the setting ``synchronous_standby_names``; empty if commits wait for no standby."""
-    [(names,)] = connection.execute("SELECT pg_catalog.current_setting('synchronous_standby_names')")
-    return str(names)
-
-
-def may_spare_a_standby(synchronous: str) -> bool:
-    """Return whether commits wait for fewer standbys than ``synchronous_standby_names`` lists. If one of those is
-    promoted, the others can acknowledge what the old server commits."""
-    found = _STANDBY_NAMES.fullmatch(synchronous)
-    acknowledging, names = (int(found["number"]), found["names"]) if found else (1, synchronous)
-    listed = re.findall(r'"(?:[^"]|"")*"|[^\s,]+', names)
-    return "*" in listed or len(listed) > acknowledging
-
-
-_STANDBY_NAMES = re.compile(r"\s*((FIRST|ANY)\s+)?(?P<number>\d+)\s*\((?P<names>.*)\)\s*", re.IGNORECASE | re.DOTALL)
-"""``FIRST 2 (one, two)``, ``ANY 2 (one, two)`` and ``2 (one, two)``. A list alone is ``FIRST 1``, and ``*`` is any."""
-
-
-def standbys(connection: Connection) -> int:
-    """Return the number of connected standbys and other physical receivers of the server's WAL."""
-    [(count,)] = connection.execute(
-        "SELECT count(*) FROM pg_catalog.pg_stat_replication r WHERE r.state IS DISTINCT FROM 'backup' AND NOT EXISTS"
-        " (SELECT FROM pg_catalog.pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical')"
-    )
-    return int(count)
-
-
-def prove_current(connection: Connection) -> None:
-    """Commit an empty transaction, and wait until the synchronous standbys have it on disk.
-
-    The standbys then also have everything that was committed before, so no failover to one of them can undo it.
-
-    The commit also proves that no standby has replaced this server, which would still answer queries about the past. It
-    does so on one condition: the old server is fenced at a failover, or too few standbys stay with it for it to commit.
-    With ``FIRST 1 (one, two)``, the second standby may still acknowledge when the first one is promoted.
-
-    A wait that times out is canceled. Otherwise the server would not notice, and repeated waits would use up its
-    sessions.
-    """
-    try:
-        commit = sql.SQL("SELECT pg_catalog.pg_logical_emit_message(true, 'twopc', '') FROM {}")
-        connection.execute(commit.format(SYNCHRONOUS))
-    except psycopg.OperationalError:
-        if psycopg.capabilities.has_cancel_safe():  # otherwise the cancel request may wait without limit
-            with contextlib.suppress(psycopg.Error):
-                connection.cancel_safe(timeout=_CANCEL_TIMEOUT_S)
-        raise
 
 
 def _listed(names: Collection[str]) -> sql.Composed:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as t
 
 from twopc.bad_records import are_utf8, first_bad
+from twopc.columns import require
 from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_pravega.controller import Segment
 
@@ -77,12 +78,8 @@ def check_records(batch: pa.RecordBatch) -> None:
             record=first_bad(values, lambda part: (pc.max(pc.binary_length(part)).as_py() or 0) <= LARGEST_EVENT),
             column="value",
         )
-    if "key" in batch.schema.names and not are_utf8(batch.column("key")):
-        raise RecordRefused(
-            "the key is not UTF-8. Correct or filter such records.",
-            record=first_bad(batch.column("key"), are_utf8),
-            column="key",
-        )
+    if "key" in batch.schema.names:
+        require(batch.column("key"), are_utf8, "the key is not UTF-8", "key")
 
 
 def blocks(values: pa.Array) -> Iterator[tuple[memoryview, int]]:

@@ -26,14 +26,16 @@ from twopc.errors import (
     Retriable,
     RoundAborted,
     TransactionLost,
+    TwoPhaseCommitError,
 )
+from twopc.failures import mapped
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_pravega.controller import Begun, Controller, Ping, State, Txn, controller_of, release, renewal_due
 from twopc_pravega.events import blocks, check_columns, check_records, routed
 from twopc_pravega.options import PravegaOptions
-from twopc_pravega.outcomes import ERRORS, is_missing, request_failed, write_failed
+from twopc_pravega.outcomes import ERRORS, PravegaError, is_missing, request_failed, write_failed
 from twopc_pravega.register import Register
 from twopc_pravega.segments import Appender, Place, segment_name
 
@@ -163,14 +165,11 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
         transaction.close()
         self.abort(Committable(transaction.id.exact, transaction.txn.to_json()))
 
-    @contextlib.contextmanager
-    def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
-        try:
-            yield
-        except ERRORS as error:
-            if is_missing(error):
-                raise self._no_stream() from error
-            raise write_failed(error, f"transaction {transaction_id.exact} to {self._options}") from error
+    def _writing(self, transaction_id: TransactionId) -> contextlib.AbstractContextManager[None]:
+        return mapped(ERRORS, self._write_failed, f"transaction {transaction_id.exact} to {self._options}")
+
+    def _write_failed(self, error: PravegaError, what: str) -> TwoPhaseCommitError:
+        return self._no_stream() if is_missing(error) else write_failed(error, what)
 
     # On the coordinator. ----------------------------------------------------------------------------------------
 
@@ -221,10 +220,8 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
     def _try(self) -> None:
         """Begin a transaction, which is not entered in a register, and roll it back."""
         with self._requesting(f"beginning a transaction of {self._options}"):
-            try:
+            with mapped(ERRORS, write_failed, f"a transaction of {self._options}"):
                 begun = self._controller.begin(self._options.stream, self._options.lease_ms)
-            except ERRORS as error:
-                raise write_failed(error, f"a transaction of {self._options}") from error
             place = Place(self._controller, self._options.server, begun.txn.stream, begun.segments[0].id)
             try:
                 Appender(place, segment_name(begun.txn.stream, begun.segments[0].id, begun.txn.id), begun.token).close()
@@ -336,10 +333,5 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
     def close(self) -> None:
         release(self._options.server)
 
-    @contextlib.contextmanager
-    def _requesting(self, what: str) -> Iterator[None]:
-        """Map the errors of a request. ``what`` names it."""
-        try:
-            yield
-        except ERRORS as error:
-            raise request_failed(error, what) from error
+    def _requesting(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return mapped(ERRORS, request_failed, what)

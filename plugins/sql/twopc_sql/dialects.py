@@ -29,10 +29,11 @@ class Dialect:
         isolation: the level of isolation; None for the only one that there is.
         unique: makes the columns ``{columns}`` the primary key of ``{table}``.
         at_once: has the database check what it would only check at a commit; empty if it checks everything at once.
-        faults: yields what is wrong with a table and its key, where the database does not report it by itself.
+        faults: yields what is wrong with a table, where the database does not report it by itself.
         unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null
             for an expression, or if the key has a condition), and whether the column takes what is the same text for
             equal alone.
+        any_replaces: whether it replaces the row of whichever unique key has an equal one.
         joins_deletes: whether a DELETE can join the table with another one.
     """
 
@@ -45,8 +46,9 @@ class Dialect:
     isolation: str | None = None
     unique: str = "ALTER TABLE {table} ADD PRIMARY KEY ({columns})"
     at_once: str = ""
-    faults: Callable[[sa.Connection, str | None, str, Sequence[str]], Iterator[str]] = lambda *_: iter(())
+    faults: Callable[[sa.Connection, str | None, str], Iterator[str]] = lambda *_: iter(())
     unique_keys: str = ""
+    any_replaces: bool = False
     joins_deletes: bool = True
 
 
@@ -60,31 +62,26 @@ def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -
     return insert.on_duplicate_key_update({name: insert.inserted[name] for name in others or keys})
 
 
-_KEYS_IN_MYSQL = """
-    SELECT index_name, column_name, sub_part FROM information_schema.statistics
-    WHERE table_schema = coalesce(:schema, database()) AND table_name = :table AND non_unique = 0
-"""
-
-
-def _faults_in_mysql(
-    connection: sa.Connection, schema: str | None, table: str, upsert_by: Sequence[str]
-) -> Iterator[str]:
+def _faults_in_mysql(connection: sa.Connection, schema: str | None, table: str) -> Iterator[str]:
     engine = sa.inspect(connection).get_table_options(table, schema).get("mysql_engine")
     if engine != "InnoDB":
         yield f"its engine is {engine}, which can't roll back: ALTER TABLE … ENGINE = InnoDB"
-    keys: dict[str, set[str | None]] = {}
-    for name, column, length in connection.execute(sa.text(_KEYS_IN_MYSQL), {"schema": schema, "table": table}):
-        keys.setdefault(name, set()).add(None if length else column)  # nor has an expression a column
-    if upsert_by and [*keys.values()] != [{*upsert_by}]:  # ON DUPLICATE KEY replaces a row by any key of the table
-        yield "with 'upsert_by', it must have one primary or unique key, on exactly these columns, whole"
 
 
 _KEYS_IN_POSTGRES = """
-    SELECT x.relname, CASE WHEN i.indpred IS NULL THEN a.attname END, coalesce(l.collisdeterministic, true)
+    SELECT x.relname, CASE WHEN i.indpred IS NULL THEN a.attname END,
+           coalesce(l.collisdeterministic, true) AND o.opcnamespace = 'pg_catalog'::regnamespace
+               AND o.opcintype = ANY (CAST(ARRAY[
+                   'bool', 'int2', 'int4', 'int8', 'numeric', 'float4', 'float8', 'text', 'bpchar', 'bytea', 'date',
+                   'time', 'timetz', 'timestamp', 'timestamptz', 'interval', 'bit', 'varbit', 'macaddr', 'macaddr8',
+                   'anyenum'
+               ] AS regtype[]))
     FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
     CROSS JOIN LATERAL unnest(
-        (i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indcollation::oid[])[0:i.indnkeyatts - 1]
-    ) AS k(attnum, collated_by)
+        (i.indkey::int2[])[0:i.indnkeyatts - 1], (i.indcollation::oid[])[0:i.indnkeyatts - 1],
+        (i.indclass::oid[])[0:i.indnkeyatts - 1]
+    ) AS k(attnum, collated_by, class)
+    JOIN pg_opclass o ON o.oid = k.class
     LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     LEFT JOIN pg_collation l ON l.oid = k.collated_by
     JOIN pg_class c ON c.oid = i.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -92,7 +89,7 @@ _KEYS_IN_POSTGRES = """
         ELSE n.nspname = :schema END AND (i.indisunique OR i.indisexclusion)
 """
 
-_KEYS_AND_COLLATIONS_IN_MYSQL = """
+_KEYS_IN_MYSQL = """
     SELECT s.index_name, CASE WHEN s.sub_part IS NULL THEN s.column_name END,
            c.collation_name IS NULL OR c.collation_name LIKE '%\\_nopad\\_bin' OR c.collation_name LIKE '%\\_0900\\_bin'
     FROM information_schema.statistics s
@@ -109,8 +106,14 @@ _KEYS_IN_SQLITE = """
     SELECT 'PRIMARY KEY', name, 1 FROM pragma_table_info(:table, coalesce(:schema, 'main')) WHERE pk > 0
 """
 
+# Its catalog has collations only in the statement that would create the table.
 _KEYS_IN_DUCKDB = """
-    SELECT found.name, c.column_name, true
+    SELECT found.name, c.column_name, NOT EXISTS (
+        SELECT 1 FROM duckdb_tables() t, (VALUES ('('), (', ')) AS before(mark),
+            (VALUES (c.column_name), ('"' || replace(c.column_name, '"', '""') || '"')) AS spelled(name)
+        WHERE t.table_name = :table AND t.schema_name = coalesce(:schema, current_schema())
+          AND contains(t.sql, before.mark || spelled.name || ' VARCHAR COLLATE ')
+    )
     FROM (
         SELECT constraint_type || constraint_index AS name, unnest(constraint_column_names) AS part
         FROM duckdb_constraints()
@@ -163,7 +166,8 @@ DIALECTS: Mapping[str, Dialect] = {
         ),
         isolation="READ COMMITTED",  # otherwise a DELETE locks the gaps between rows, where other tasks write
         faults=_faults_in_mysql,
-        unique_keys=_KEYS_AND_COLLATIONS_IN_MYSQL,
+        unique_keys=_KEYS_IN_MYSQL,
+        any_replaces=True,
     ),
     "sqlite": Dialect(
         "sqlite+pysqlite",

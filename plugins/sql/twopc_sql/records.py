@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 
-from twopc.bad_records import are_held, first_bad
+from twopc.bad_records import are_held
+from twopc.columns import require
 from twopc.errors import RecordRefused
 
 
@@ -28,26 +29,13 @@ def read_as(field: pa.Field) -> sa.ColumnElement[Any]:
     return sa.cast(column, sa.Double()) if pa.types.is_floating(field.type) else column
 
 
-def values_of(batch: pa.RecordBatch, required: Collection[str]) -> dict[str, list[Any]]:
-    """Return the values of each column, with times in UTC.
-
-    Raises:
-        RecordRefused: Python can't hold a value, or a ``required`` one is null.
-    """
+def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
+    """Return the values of each column, with times in UTC. Raises RecordRefused for one that Python can't hold."""
     values = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if name in required and column.null_count:
-            bad = first_bad(column, lambda some: some.null_count == 0)
-            raise RecordRefused("a column of the key is null. Correct or filter such records.", record=bad, column=name)
         has_zone = pa.types.is_timestamp(column.type) and column.type.tz
         held = column.cast(pa.timestamp(column.type.unit, "UTC")) if has_zone else column
-        if (bad := first_bad(held, are_held)) is not None:
-            raise RecordRefused(
-                "it is text that is not UTF-8, or a time outside of the years 1 to 9999. Correct or filter such"
-                " records.",
-                record=bad,
-                column=name,
-            )
+        require(held, are_held, "it is text that is not UTF-8, or a time outside of the years 1 to 9999", name)
         values[name] = held.to_pylist()
     return values
 

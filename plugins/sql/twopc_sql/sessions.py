@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from twopc.columns import ADVICE
 from twopc.errors import (
     OperatorRequired,
     RecordRefused,
@@ -150,11 +151,11 @@ def staging_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
     sqlstate = getattr(error.orig, "sqlstate", None) or ""
     is_value = first in _VALUES_OF_MYSQL or _VALUES_OF_PYMYSQL in str(first) or sqlstate.startswith(_VALUES_OF_POSTGRES)
     if is_value or isinstance(error, sa.exc.DataError | sa.exc.IntegrityError):
-        return RecordRefused(f"the database does not take a value ({_kind(error)}). Correct or filter such records.")
+        return RecordRefused(f"the database does not take a value ({_kind(error)}). {ADVICE}")
     if isinstance(error, sa.exc.ProgrammingError | sa.exc.NotSupportedError | sa.exc.InterfaceError):
         return SchemaMismatch(
-            f"{what}: the database does not take records of these types ({_kind(error)}). Cast the columns to the types"
-            " of the table's."
+            f"{what}: the database does not take records of these types ({_kind(error)}). Cast the columns to the"
+            " table's types."
         )
     return write_failed(error, what)
 

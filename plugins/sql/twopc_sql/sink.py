@@ -21,6 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
+from twopc.columns import check_names
 from twopc.datasets import Dataset
 from twopc.errors import (
     ConfigurationError,
@@ -34,7 +35,8 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.keyed import KeyedSink, may_refuse_an_exchange
+from twopc.failures import mapped
+from twopc.keyed import KeyedSink, check_key
 from twopc.retry import until_answered
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -64,16 +66,16 @@ class SqlTransaction(Transaction):
     Attributes:
         columns: the names of its records' columns, sorted; empty before the first.
         staged: the name of the staging table that has them.
-        ordinal: the number of the next record.
-        deletes: the number of the next key of a row to delete.
+        deletes: the name of the staging table that has the keys of rows to delete; empty before the first.
+        ordinal: the number of the next record or key.
     """
 
     def __init__(self, transaction_id: TransactionId) -> None:
         super().__init__(transaction_id)
         self.columns: list[str] = []
         self.staged = ""
+        self.deletes = ""
         self.ordinal = 0
-        self.deletes = 0
 
 
 class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
@@ -114,24 +116,21 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             transaction.columns = columns
         elif transaction.columns != columns:
             raise SchemaMismatch(f"a task's records have the columns {transaction.columns}, and then {columns}")
-        with self._writing(transaction.id, OPEN) as connection:
-            self._tables.change(connection, transaction.id.exact, staged=transaction.staged)
-            self._stage(connection, transaction, transaction.staged, transaction.ordinal, batch)
-        transaction.ordinal += batch.num_rows
+        self._stage(transaction, batch, staged=transaction.staged)
 
     def delete(self, transaction: SqlTransaction, keys: pa.RecordBatch) -> None:
-        staged = self._staging_of(transaction.id, self._options.upsert_by, deletes=True)
-        with self._writing(transaction.id, OPEN) as connection:
-            self._stage(connection, transaction, staged, transaction.deletes, keys)
-        transaction.deletes += keys.num_rows
+        if not transaction.deletes:
+            transaction.deletes = self._staging_of(transaction.id, self._options.upsert_by, deletes=True)
+        self._stage(transaction, keys, deletes=transaction.deletes)
 
-    def _stage(
-        self, connection: sa.Connection, transaction: SqlTransaction, staged: str, first: int, batch: pa.RecordBatch
-    ) -> None:
-        try:
-            self._tables.stage(connection, staged, transaction.id.exact, first, batch)
-        except DBAPIError as error:
-            raise staging_failed(error, f"writing to {self._options}") from error
+    def _stage(self, transaction: SqlTransaction, batch: pa.RecordBatch, **staged: str) -> None:
+        """Write records or keys to a staging table, which the transaction's row names from then on."""
+        [table], name = staged.values(), transaction.id.exact
+        with self._writing(transaction.id, OPEN) as connection:
+            self._tables.change(connection, name, **staged)
+            with mapped(DBAPIError, staging_failed, f"writing to {self._options}"):
+                self._tables.stage(connection, table, name, transaction.ordinal, batch)
+        transaction.ordinal += batch.num_rows
 
     def delete_valid(self, transaction: SqlTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
         return written_by_halves(lambda some: self.delete(transaction, some), keys)
@@ -159,28 +158,20 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
     def _writing(self, transaction_id: TransactionId, state: str | None = None) -> Iterator[sa.Connection]:
         """Lend a database transaction. With ``state``, the transaction's row must have it, and is locked."""
         name = transaction_id.exact
-        with self._failing(transaction_id), self._connected(name) as connection, connection.begin():
+        failing = mapped(DBAPIError, write_failed, f"transaction {name} to {self._options}")
+        with failing, self._connected(name) as connection, connection.begin():
             if state is not None:
                 row = self._tables.locked(connection, [name]).get(name)
                 if row is None or row.state != state:
                     raise RoundAborted(f"transaction {name} to {self._options} was rolled back while it was written")
             yield connection
 
-    @contextlib.contextmanager
-    def _failing(self, transaction_id: TransactionId) -> Iterator[None]:
-        try:
-            yield
-        except DBAPIError as error:
-            raise write_failed(error, f"transaction {transaction_id.exact} to {self._options}") from error
-
     def _connected(self, name: str) -> sa.Connection:
         """Return a connection. Waits as long as for a lock: DuckDB's file is open in one process at a time."""
 
         def connect() -> sa.Connection:
-            try:
+            with mapped(DBAPIError, request_failed, f"connecting to write {name}"):
                 return self._engine.connect()
-            except DBAPIError as error:
-                raise request_failed(error, f"connecting to write {name}") from error
 
         try:
             return until_answered(f"connect to write {name}", connect, patience_s=self._options.lock_timeout_s)
@@ -206,17 +197,9 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             self._tables.make(self._engine)
 
     def validate(self, schema: pa.Schema) -> None:
-        columns = self._columns()
-        if {*schema.names} & {*RESERVED} or len({*schema.names}) < len(schema):
-            raise SchemaMismatch(f"Column names must be unique, and {', '.join(RESERVED)} are reserved: rename them")
-        for name in schema.names:
-            if name not in columns:
-                raise SchemaMismatch(
-                    f"{self._options} has no column {name!r}. It has: {', '.join(columns)}. Drop or rename it."
-                )
-        for name in self._options.upsert_by:
-            if name not in schema.names:
-                raise SchemaMismatch(f"the records have no column {name!r}, which 'upsert_by' names")
+        check_names(schema.names, self._columns(), str(self._options))
+        if reserved := {*schema.names} & {*RESERVED}:
+            raise SchemaMismatch(f"the column name {reserved.pop()!r} is reserved: rename the column")
         self._try(schema.names)
 
     def _columns(self) -> list[str]:
@@ -227,38 +210,25 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
     def _try(self, columns: Sequence[str]) -> None:
         """Make sure that the database accepts the statement of a commit."""
-        table = self._options.schema, self._options.table, self._options.upsert_by
         with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
-            faults = [*self._options.dialect.faults(connection, *table)]
+            faults = [*self._options.dialect.faults(connection, self._options.schema, self._options.table)]
+            self._check_key(connection, columns)
             try:
                 self._tables.try_without_rows(connection, columns)
             except DBAPIError as error:
                 if not is_refusal(error):
                     raise
                 faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
-                connection.rollback()  # PostgreSQL answers nothing more in a failed transaction
-            if self._options.upsert_by:
-                faults += self._faults_of_keys(self._tables.unique_keys(connection), columns)
-        if faults:
-            raise ConfigurationError(
-                f"{self._options} can't be written to: {'; '.join(faults)}. Grant INSERT, and UPDATE for 'upsert_by',"
-                " which needs a primary key or a unique index on exactly its columns."
-            )
-
-    def _faults_of_keys(self, unique: Mapping[str, Mapping[str | None, bool]], columns: Sequence[str]) -> Iterator[str]:
-        by = {*self._options.upsert_by}
-        if any({*key} == by and not all(key.values()) for key in unique.values()):
-            yield (
-                "a column of 'upsert_by' takes different texts for equal, such as 'a' and 'A', or 'a' with a space at"
-                " its end: give it a binary collation, in MySQL utf8mb4_0900_bin, in MariaDB utf8mb4_nopad_bin"
-            )
-        for name, key in unique.items():
-            if may_refuse_an_exchange(key, by, columns):
-                yield (
-                    f"it has another unique key, {name}, than that of 'upsert_by', and a source may exchange its values"
-                    " between two rows, which no order of the two changes allows: drop it, make it an index that is"
-                    " not unique, or do not select its columns"
+            if faults:
+                raise ConfigurationError(
+                    f"{self._options} can't be written to: {'; '.join(faults)}. Grant INSERT, and UPDATE for"
+                    " 'upsert_by'."
                 )
+
+    def _check_key(self, connection: sa.Connection, columns: Sequence[str]) -> None:
+        if key := self._options.upsert_by:
+            indexes, table = self._tables.unique_indexes(connection), str(self._options)
+            check_key(key, columns, indexes, table, any_replaces=self._options.dialect.any_replaces)
 
     def validate_deletes(self) -> None:
         with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
@@ -396,11 +366,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         with self._mapping(what), self._engine.begin() as connection:
             yield connection
 
-    @contextlib.contextmanager
     def _mapping(
         self, what: str, failed: Callable[[DBAPIError, str], TwoPhaseCommitError] = request_failed
-    ) -> Iterator[None]:
-        try:
-            yield
-        except DBAPIError as error:
-            raise failed(error, what) from error
+    ) -> contextlib.AbstractContextManager[None]:
+        return mapped(DBAPIError, failed, what)

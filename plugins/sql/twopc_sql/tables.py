@@ -10,6 +10,7 @@ A row is locked by an UPDATE that changes nothing: each database has it, but not
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -18,7 +19,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
+from twopc.columns import ADVICE, require_keys
 from twopc.errors import OperatorRequired, RecordRefused
+from twopc.keyed import UniqueIndex
 from twopc_sql.options import SqlOptions
 from twopc_sql.records import read_as, require_unchanged, values_of, written_as
 
@@ -29,6 +32,11 @@ LONGEST_SCOPE = 200
 """The longest scope of a sink, so that a name has room for its five numbers."""
 
 OPEN, PREPARED = "open", "prepared"
+
+_FOLDS = (
+    "it takes different texts for equal, such as 'a' and 'A', or 'a' with a space at its end: give it a binary"
+    " collation, in MySQL utf8mb4_0900_bin, in MariaDB utf8mb4_nopad_bin, or make it a column of text"
+)
 
 _AT_ONCE = 500
 """How many names a statement has at most. Databases bound the parameters of one."""
@@ -48,8 +56,9 @@ class Tables:
         self._options = options
         schema, self._metadata = options.schema, sa.MetaData()
         name, scope = sa.Column("name", NAME, primary_key=True), sa.Column("scope", NAME, nullable=False)
-        others = sa.Column("staged", sa.String(64)), sa.Column("state", sa.String(8), nullable=False)
-        self._transactions = sa.Table("twopc_transactions", self._metadata, name, scope, *others, schema=schema)
+        staged = sa.Column("staged", sa.String(64)), sa.Column("deletes", sa.String(64))
+        state = sa.Column("state", sa.String(8), nullable=False)
+        self._transactions = sa.Table("twopc_transactions", self._metadata, name, scope, *staged, state, schema=schema)
         mark = sa.Column("scope", NAME, primary_key=True), sa.Column("batch_id", sa.BigInteger, nullable=False)
         self._batches = sa.Table("twopc_batches", self._metadata, *mark, schema=schema)
 
@@ -120,14 +129,14 @@ class Tables:
         return [*connection.scalars(sa.select(self._transactions.c.name).where(self._transactions.c.scope == scope))]
 
     def forget(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-        """Remove the rows of transactions, and their records that are staged."""
-        for staged, names in _by_staging(rows).items():
-            for some in _some(names):
-                connection.execute(self._transactions.delete().where(self._transactions.c.name.in_(some)))
-                for each in filter(None, (staged, self._staged_deletes(connection))):
-                    if sa.inspect(connection).has_table(each, self._options.schema):
-                        table = self._staging(each)
-                        connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
+        """Remove the rows of transactions, and what they have staged."""
+        for some in _some([row.name for row in rows]):
+            connection.execute(self._transactions.delete().where(self._transactions.c.name.in_(some)))
+        for staged, names in (*_by(rows, "staged"), *_by(rows, "deletes")):
+            if sa.inspect(connection).has_table(staged, self._options.schema):
+                table = self._staging(staged)
+                for some in _some(names):
+                    connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
 
     # Marks. -----------------------------------------------------------------------------------------------------
 
@@ -162,11 +171,6 @@ class Tables:
             connection.exec_driver_sql(unique)
         return name
 
-    def _staged_deletes(self, connection: sa.Connection) -> str | None:
-        """The name of the staging table for the keys of rows to delete; None if the sink only appends."""
-        key = self._options.upsert_by
-        return self._staging_name(connection, key, deletes=True) if key else None
-
     def _staging_name(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
         """A name for these columns of the table, in any order, and for the types that they have now."""
         types = dict(self._types(connection, self._options.table))
@@ -180,7 +184,8 @@ class Tables:
         Raises:
             RecordRefused: Python or the database would change a value.
         """
-        written, last, key = values_of(batch, self._options.upsert_by), first + batch.num_rows, _key(name)
+        require_keys(batch, self._options.upsert_by)
+        written, last, key = values_of(batch), first + batch.num_rows, _key(name)
         table = self._staging(staged, map(written_as, batch.schema))
         rows = zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
         ours = table.c[_KEY].in_([key]) & table.c[_ORDINAL].between(first, last - 1)
@@ -190,7 +195,7 @@ class Tables:
             found = connection.execute(kept).all()
         except (OverflowError, TypeError, ValueError) as error:  # a driver can't pass a value, or read it back
             raise RecordRefused(
-                f"the database does not take a value ({type(error).__name__}). Cast, correct or filter such records."
+                f"the database does not take a value ({type(error).__name__}). {ADVICE} Or cast the column."
             ) from None
         require_unchanged(written, found)
 
@@ -206,36 +211,29 @@ class Tables:
         Raises:
             OperatorRequired: the table's columns have other types now, which could change a value.
         """
-        moved = self._delete(connection, [row.name for row in rows]) if self._options.upsert_by else 0
-        for staged, names in _by_staging(rows).items():
-            if staged is None:  # the transaction has deletes alone
-                continue
-            columns = [name for name in self.columns(connection, staged) if name not in OURS]
-            if staged != self._staging_name(connection, columns):
-                raise OperatorRequired(
-                    f"{self._options} is gone, or its columns were changed, since records were written for it, to"
-                    f" {staged}: undo that and start again"
-                )
-            table = self._staging(staged, map(sa.column, columns))
-            newest_first = table.c[_KEY].desc(), table.c[_ORDINAL].desc()
-            for some in _some(names):
-                ours = table.c[_KEY].in_(map(_key, some))
-                count = connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
-                copy = self._copy(table, columns, ours, newest_first)
-                result = connection.execute(copy, execution_options={"preserve_rowcount": True})
-                moved += count if self._options.upsert_by or result.rowcount < 0 else min(count, result.rowcount)
+        moved = sum(self._delete(connection, *each) for each in _by(rows, "deletes"))
+        moved += sum(self._insert(connection, *each) for each in _by(rows, "staged"))
         if self._options.dialect.at_once:
             connection.exec_driver_sql(self._options.dialect.at_once)
         return moved
 
-    def _delete(self, connection: sa.Connection, names: Sequence[str]) -> int:
+    def _insert(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> int:
+        """Copy the records of transactions that have one staging table."""
+        columns, moved = self._staged_columns(connection, staged), 0
+        table = self._staging(staged, map(sa.column, columns))
+        newest_first = table.c[_KEY].desc(), table.c[_ORDINAL].desc()
+        for some in _some(names):
+            ours = table.c[_KEY].in_(map(_key, some))
+            count = connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
+            copy = self._copy(table, columns, ours, newest_first)
+            result = connection.execute(copy, execution_options={"preserve_rowcount": True})
+            moved += count if self._options.upsert_by or result.rowcount < 0 else min(count, result.rowcount)
+        return moved
+
+    def _delete(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> int:
         """Delete the rows whose keys transactions have staged. Return the number of keys, without those that are still
         there."""
-        staged = self._staged_deletes(connection)
-        assert staged is not None
-        if not sa.inspect(connection).has_table(staged, self._options.schema):
-            return 0
-        key, deleted = self._options.upsert_by, 0
+        key, deleted = self._staged_columns(connection, staged, deletes=True), 0
         table, keys = self._table(self._options.table, key), self._staging(staged, map(sa.column, key))
         same = sa.and_(*(table.c[name] == keys.c[name] for name in key))
         for some in _some(names):
@@ -250,15 +248,26 @@ class Tables:
             deleted -= connection.scalar(count.select_from(table, keys).where(same, ours)) or 0
         return deleted
 
-    def unique_keys(self, connection: sa.Connection) -> dict[str, dict[str | None, bool]]:
-        """Return the unique keys of the table: the name of each, and of each column whether it takes the same text for
-        equal alone."""
-        found: dict[str, dict[str | None, bool]] = {}
+    def _staged_columns(self, connection: sa.Connection, staged: str, deletes: bool = False) -> list[str]:
+        """Return the columns that a staging table has of the table. Raises OperatorRequired if the table's are others
+        now."""
+        columns = [name for name in self.columns(connection, staged) if name not in OURS]
+        if staged != self._staging_name(connection, columns, deletes):
+            raise OperatorRequired(
+                f"{self._options} is gone, or its columns were changed, since records were written for it, to {staged}:"
+                " undo that and start again"
+            )
+        return columns
+
+    def unique_indexes(self, connection: sa.Connection) -> list[UniqueIndex]:
+        """Return the indexes of the table that refuse rows beside others."""
+        columns, inexact = defaultdict[str, set[str | None]](set), defaultdict[str, dict[str, str]](dict)
         table = {"schema": self._options.schema, "table": self._options.table}
         for name, column, is_exact in connection.execute(sa.text(self._options.dialect.unique_keys), table):
-            of_key = found.setdefault(name, {})
-            of_key[column] = bool(is_exact) and of_key.get(column, True)
-        return found
+            columns[name].add(column)
+            if column and not is_exact:
+                inexact[name][column] = _FOLDS
+        return [UniqueIndex(name, frozenset(of), inexact=inexact[name]) for name, of in columns.items()]
 
     def try_delete(self, connection: sa.Connection) -> None:
         """Have the database check a DELETE of no row."""
@@ -284,11 +293,13 @@ class Tables:
         return self._options.dialect.replace(insert.from_select(columns, latest), upsert_by, others)
 
 
-def _by_staging(rows: Sequence[sa.Row[Any]]) -> dict[Any, list[str]]:
-    by_staging: dict[Any, list[str]] = {}
+def _by(rows: Sequence[sa.Row[Any]], staged: str) -> list[tuple[str, list[str]]]:
+    """Return each staging table that a column of the rows names, with the names of its transactions."""
+    found: dict[str, list[str]] = {}
     for row in rows:
-        by_staging.setdefault(row.staged, []).append(row.name)
-    return by_staging
+        if (table := getattr(row, staged)) is not None:
+            found.setdefault(table, []).append(row.name)
+    return [*found.items()]
 
 
 def _key(name: str) -> str:

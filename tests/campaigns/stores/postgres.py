@@ -9,7 +9,7 @@ import psutil
 
 from tests.campaigns.every_step.steps import Steps, on_disk
 from tests.support.postgres_server import PostgresServer
-from twopc_postgres.log_table import LogTable
+from twopc_postgres.log.table import LogTable
 from twopc_postgres.sessions import Connection
 
 if TYPE_CHECKING:

@@ -18,13 +18,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.typed_records import unchecked_text
+from twopc import open_files
 from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_files import layout
 from twopc_files.delimited import Csv
 from twopc_files.file_names import FileHandle
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
-from twopc_files.layout import HELD_BYTES, Files, Layout, split
+from twopc_files.layout import Files, Layout, split
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
 from twopc_files.stores.store import PendingFile
@@ -273,7 +274,7 @@ def test_records_that_are_held_count_for_the_size_of_a_file(staging: Staging) ->
 def test_the_least_recently_written_file_makes_room_and_later_records_get_a_new_one(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "HELD_BYTES", 1)  # nothing can wait
+    monkeypatch.setattr(open_files, "HELD_BYTES", 1)  # nothing can wait
     files = Files(JsonLines(), Layout(("p",), max_open_files=2), staging.create)
     for n, p in enumerate("abaca"):
         files.write(batch(p=[p], n=[n]))
@@ -289,14 +290,14 @@ def test_the_least_recently_written_file_makes_room_and_later_records_get_a_new_
 def test_records_of_more_folders_than_may_be_open_wait_so_that_files_are_few(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "HELD_BYTES", 500_000)
+    monkeypatch.setattr(open_files, "HELD_BYTES", 500_000)
     files = Files(JsonLines(), Layout(("p",), max_open_files=3), staging.create)
     rows = [(n % 20, n) for n in range(100_000)]
     for start in range(0, len(rows), 1000):
         part = rows[start : start + 1000]
         files.write(batch(p=[p for p, _ in part], n=[n for _, n in part]))
         assert staging.states().count("open") <= 3
-        assert sum(waiting.size_bytes for waiting in files._waiting.values()) <= 500_000
+        assert files._open._waiting_bytes.total() <= 500_000
     files.finish()
     assert len(staging.files) < 200
     found = [
@@ -308,7 +309,7 @@ def test_records_of_more_folders_than_may_be_open_wait_so_that_files_are_few(
 
 
 def test_a_folder_that_gets_room_may_fill_its_file_at_once(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "HELD_BYTES", 1)
+    monkeypatch.setattr(open_files, "HELD_BYTES", 1)
     files = Files(JsonLines(), Layout(("p",), max_records_per_file=2, max_open_files=1), staging.create)
     files.write(batch(p=["a", "b", "b", "c", "c", "d"], n=[1, 2, 3, 4, 5, 6]))
     files.finish()
@@ -328,11 +329,11 @@ def test_records_that_wait_come_before_later_ones_of_their_folder(staging: Stagi
 def test_many_open_files_hold_no_more_together_than_a_few(
     kind: Format, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layout, "HELD_BYTES", 100_000)
+    monkeypatch.setattr(open_files, "HELD_BYTES", 100_000)
     files = Files(kind, Layout(("p",)), staging.create)
     for _ in range(50):
         files.write(batch(p=[n % 8 for n in range(1000)], n=list(range(1000))))
-        assert sum(file.writer.held_bytes for file in files._open.values()) <= 100_000
+        assert sum(file.held_bytes for file in files._open._open.values()) <= 100_000
     files.finish()
     read = {Parquet: pq.read_table, Orc: paorc.read_table}[type(kind)]
     assert sum(read(str(file.path)).num_rows for file in staging.files) == 50_000
@@ -343,7 +344,7 @@ def test_what_is_held_of_a_rare_value_does_not_keep_its_whole_batches_in_memory(
     before = pa.total_allocated_bytes()
     for _ in range(30):
         files.write(batch(p=["rare", *["often"] * 100_000], s=["x" * 10] * 100_001))
-        files._open["p=often"].writer.flush()
+        files._open._open["p=often"].flush()
     assert pa.total_allocated_bytes() - before < 5_000_000
     files.discard()
 
@@ -351,7 +352,9 @@ def test_what_is_held_of_a_rare_value_does_not_keep_its_whole_batches_in_memory(
 # Failures. ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("buffer_bytes", "at_once"), [(0, 6), (HELD_BYTES // 3, 3), (HELD_BYTES * 2, 1)])
+@pytest.mark.parametrize(
+    ("buffer_bytes", "at_once"), [(0, 6), (open_files.HELD_BYTES // 3, 3), (open_files.HELD_BYTES * 2, 1)]
+)
 def test_no_more_files_are_open_than_their_stores_buffers_have_room(
     buffer_bytes: int, at_once: int, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pymysql
 import pytest
 
+from tests.sinks.prepared_contract import PreparedPlace
 from tests.support.mariadb_server import MariaDbServer
-from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
-from twopc import Committable, Round
-from twopc_mysql import MysqlSink
+from twopc import Committable
+from twopc_mysql import MysqlSink, sessions
 from twopc_mysql.tables import xid
 
 END_TIMEOUT_S = 30
@@ -23,21 +23,28 @@ END_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
-class Place(SinkPlace[MysqlSink]):
-    """A database of one test, with the table that its sinks write to.
+class Place(PreparedPlace[MysqlSink]):
+    """A database of one test."""
 
-    Attributes:
-        prefix: what the names of the test's transactions start with: tests share a server.
-    """
-
+    backend = "mysql"
     server: MariaDbServer
     database: str
     prefix: str
 
-    def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What another session sees. ``{}`` stands for the table, ``{markers}`` for that of the markers."""
-        statement = statement.replace("{}", f"{self.database}.orders")
-        statement = statement.replace("{markers}", f"{self.database}.twopc_committed")
+    @property
+    def sink_class(self) -> type[MysqlSink]:
+        return MysqlSink
+
+    @property
+    def table(self) -> str:
+        return f"{self.database}.orders"
+
+    def reach(self, user: str = "root", password: str = "", **others: Any) -> str:
+        if others:
+            return f"mysql://{user}@{others['host']}:{others['port']}/{self.database}"
+        return self.server.url(self.database, user, password or None)
+
+    def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with self.server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00'")
             cursor.execute(statement, values or None)
@@ -47,28 +54,11 @@ class Place(SinkPlace[MysqlSink]):
         self.ask("DROP TABLE IF EXISTS {}")
         self.ask(f"CREATE TABLE {{}} ({columns}) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin ENGINE=InnoDB")
 
-    def values(self) -> list[str]:
-        """The ``value`` of every row that a reader sees, sorted."""
-        return [value for (value,) in self.ask("SELECT value FROM {} ORDER BY value")]
-
-    def unbound(self, **options: Any) -> MysqlSink:
-        """A new sink. Empty options are left out."""
-        given = {name: value for name, value in options.items() if value != ""}
-        sink = MysqlSink({"url": self.server.url(self.database), "table": "orders", **given})
-        sink.prefix = self.prefix
-        return sink
-
-    def pre_commit(self, records: Written, round: Round = ROUND, partition: int = 0, **options: Any) -> Committable:
-        """What a participant that is gone has pre-committed, read back from a log."""
-        return from_log(self.vote(records, round, partition, self.sink(**options)))
-
     def prepared(self) -> list[str]:
-        """The names of all transactions of this test that are prepared."""
         names = [name.decode() for _, _, _, name in self.ask("XA RECOVER")]
         return sorted(name for name in names if name.startswith(f"{self.prefix}."))
 
     def by_hand(self, verb: str, committable: Committable) -> None:
-        """End a transaction, as an operator may."""
         self.end(verb, xid(committable.transaction_id))
 
     def end(self, verb: str, name: str) -> None:
@@ -81,6 +71,26 @@ class Place(SinkPlace[MysqlSink]):
             except pymysql.MySQLError:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
+
+    def other(self) -> contextlib.AbstractContextManager[Place]:
+        return contextlib.contextmanager(places)(self.server)
+
+    @contextlib.contextmanager
+    def user(self, *, makes_tables: bool = False) -> Iterator[tuple[str, Callable[[str], object]]]:
+        user, password = self.database, uuid.uuid4().hex
+        self.ask(f"CREATE USER {user}@localhost IDENTIFIED BY '{password}'")
+        location = self.reach(user, password)
+        try:
+            yield location, lambda right: self.ask(f"GRANT {right} TO {user}@localhost")
+        finally:
+            self.unbound(url=location).close()
+            self.ask(f"DROP USER {user}@localhost")
+
+    def end_session(self, connection: Any) -> None:
+        self.ask(f"KILL {connection.thread_id()}")
+
+    def idle(self, sink: MysqlSink) -> Sequence[Any]:
+        return sessions._idle.to(sink._options.connection)
 
     def leave(self) -> None:
         """Give the server back as it was, also without the connections that this test's sinks have kept.
@@ -105,12 +115,16 @@ def new_place(server: MariaDbServer) -> Place:
     return place
 
 
-@pytest.fixture
-def place(mariadb_server: MariaDbServer) -> Iterator[Place]:
-    """A table of one column, ``value``."""
-    place = new_place(mariadb_server)
+def places(server: MariaDbServer) -> Iterator[Place]:
+    """One that leaves the server as it was."""
+    place = new_place(server)
     yield place
     place.leave()
+
+
+@pytest.fixture
+def place(mariadb_server: MariaDbServer) -> Iterator[Place]:
+    yield from places(mariadb_server)
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +137,4 @@ def server_to_kill() -> Iterator[MariaDbServer]:
 @pytest.fixture
 def own_place(server_to_kill: MariaDbServer) -> Iterator[Place]:
     """On a server that no other test uses meanwhile."""
-    place = new_place(server_to_kill)
-    yield place
-    place.leave()
+    yield from places(server_to_kill)

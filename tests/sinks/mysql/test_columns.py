@@ -10,9 +10,10 @@ import pyarrow as pa
 import pymysql
 import pytest
 
+from tests.sinks.prepared_contract import ColumnsContract
 from tests.support.typed_records import unchecked_text
 from twopc import Round
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_mysql import rows
 
 if TYPE_CHECKING:
@@ -50,6 +51,50 @@ KEPT: dict[str, tuple[str, pa.DataType, list[Any]]] = {
     "millis": ("DATETIME(3)", pa.timestamp("ms"), [LOCAL.replace(microsecond=123000), dt.datetime(1, 1, 1), None]),  # noqa: DTZ001
     "odd `%s` {name}": ("VARCHAR(3)", pa.string(), ["a", "b", None]),
 }
+
+
+MISFITS = {
+    "INT": [pa.int64(), pa.decimal128(5, 2), pa.string()],
+    "INT UNSIGNED": [pa.int64()],
+    "BIGINT": [pa.decimal128(20, 0), pa.uint64()],
+    "FLOAT UNSIGNED": [pa.float32()],
+    "FLOAT": [pa.float64()],
+    "FLOAT(7,2)": [pa.float32()],
+    "DOUBLE(10,2)": [pa.float32()],
+    "DECIMAL(20,5)": [pa.float64()],
+    "DECIMAL(10,2)": [pa.decimal128(12, 3), pa.decimal128(11, 2)],
+    "VARCHAR(50)": [pa.int32()],
+    "BLOB": [pa.string()],
+    "TEXT": [pa.binary()],
+    "SET('a', 'b')": [pa.string()],
+    "TIMESTAMP(6)": [pa.timestamp("us")],
+    "DATETIME": [pa.timestamp("us")],
+    "DATETIME(3)": [pa.timestamp("us", "UTC")],
+    "DATETIME(6)": [pa.timestamp("ns")],
+    "DATE": [pa.timestamp("us")],
+    "JSON": [pa.list_(pa.int32()), pa.struct([("a", pa.int32())]), pa.map_(pa.string(), pa.string())],
+}
+
+
+GENERATED = [
+    "amount INT AS (n + 1) STORED, n INT",
+    "amount INT AS (n + 1) VIRTUAL, n INT",
+    "amount INT, day DATE DEFAULT '0000-00-00'",
+]
+
+
+ALTERED = [
+    ("DATETIME(6)", pa.timestamp("us"), "DATETIME"),
+    ("DECIMAL(12,3)", pa.decimal128(12, 3), "DECIMAL(12,1)"),
+    ("BIGINT", pa.int64(), "INT"),
+]
+
+
+class TestColumns(ColumnsContract):
+    misfits = MISFITS
+    generated = GENERATED
+    altered = ALTERED
+    alter = "ALTER TABLE {} MODIFY value"
 
 
 def test_every_value_comes_back_as_it_was(place: Place) -> None:
@@ -114,56 +159,6 @@ def test_a_record_that_is_longer_than_the_servers_packets_is_refused_with_its_pl
     with pytest.raises(RecordRefused, match="max_allowed_packet") as refused:
         place.pre_commit(["a", "x" * (17 << 20)])
     assert refused.value.record == 1
-
-
-@pytest.mark.parametrize(
-    ("column", "type"),
-    [
-        ("INT", pa.int64()),
-        ("INT UNSIGNED", pa.int64()),
-        ("BIGINT", pa.decimal128(20, 0)),
-        ("INT", pa.decimal128(5, 2)),
-        ("FLOAT UNSIGNED", pa.float32()),
-        ("BIGINT", pa.uint64()),
-        ("FLOAT", pa.float64()),
-        ("DECIMAL(20,5)", pa.float64()),
-        ("DECIMAL(10,2)", pa.decimal128(12, 3)),
-        ("DECIMAL(10,2)", pa.decimal128(11, 2)),
-        ("INT", pa.string()),
-        ("VARCHAR(50)", pa.int32()),
-        ("BLOB", pa.string()),
-        ("TEXT", pa.binary()),
-        ("SET('a', 'b')", pa.string()),
-        ("TIMESTAMP(6)", pa.timestamp("us")),
-        ("DATETIME", pa.timestamp("us")),
-        ("DATETIME(3)", pa.timestamp("us", "UTC")),
-        ("DATETIME(6)", pa.timestamp("ns")),
-        ("DATE", pa.timestamp("us")),
-        ("JSON", pa.list_(pa.int32())),
-        ("JSON", pa.struct([("a", pa.int32())])),
-        ("JSON", pa.map_(pa.string(), pa.string())),
-    ],
-)
-def test_a_type_that_does_not_fit_is_refused_and_the_column_named(column: str, type: pa.DataType, place: Place) -> None:
-    place.create(f"amount {column}")
-    with pytest.raises(SchemaMismatch, match="column 'amount' has the Arrow type"):
-        place.sink().validate(pa.schema([("amount", type)]))
-
-
-@pytest.mark.parametrize(
-    ("columns", "named"),
-    [
-        ("value TEXT", "has no column 'amount'"),
-        ("amount INT AS (n + 1) STORED, n INT", "'amount' .* is generated"),
-        ("amount INT AS (n + 1) VIRTUAL, n INT", "'amount' .* is generated"),
-        ("amount INT, day DATE NOT NULL", "'day' .* is NOT NULL without a default"),
-        ("amount INT, day DATE DEFAULT '0000-00-00'", "'day' .* a date that the server refuses"),
-    ],
-)
-def test_a_column_that_the_records_or_the_table_lack_is_named(columns: str, named: str, place: Place) -> None:
-    place.create(columns)
-    with pytest.raises(SchemaMismatch, match=named):
-        place.sink().validate(pa.schema([("amount", pa.int32())]))
 
 
 def test_what_the_server_fills_in_may_be_left_out(place: Place) -> None:
@@ -249,16 +244,6 @@ def test_a_trigger_refuses_a_record(place: Place) -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_a_key_that_exists_fails_the_batch_without_the_value(place: Place) -> None:
-    place.create("value VARCHAR(9) PRIMARY KEY")
-    place.ask("INSERT INTO {} VALUES ('secret')")
-    with pytest.raises(RoundAborted, match=r"1062, a duplicate key.*'upsert_by', records replace rows") as aborted:
-        place.pre_commit(["a", "secret"])
-    assert "secret" not in str(aborted.value)
-    assert place.prepared() == []
-    assert place.values() == ["secret"]
-
-
 @pytest.mark.parametrize("upsert_by", ["", "value"], ids=["insert", "upsert"])
 def test_a_partition_that_is_missing_can_be_created_and_the_batch_run_again(upsert_by: str, place: Place) -> None:
     place.ask("DROP TABLE {}")
@@ -287,30 +272,6 @@ def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
     for name in ("nowhere", "seen"):
         with pytest.raises(ConfigurationError, match=r"does not exist or is a view\. Create the table"):
             place.sink(table=name).validate(pa.schema({"value": pa.string()}))
-
-
-@pytest.mark.parametrize("kind", ["FLOAT(7,2)", "DOUBLE(10,2)"])
-def test_a_number_that_a_column_would_round_is_refused(kind: str, place: Place) -> None:
-    place.create(f"value {kind}")
-    with pytest.raises(SchemaMismatch, match="not every value of that type fits"):
-        place.sink().validate(pa.schema({"value": pa.float32()}))
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize(
-    ("column", "changed"), [("DATETIME(6)", "DATETIME"), ("DECIMAL(12,3)", "DECIMAL(12,1)"), ("BIGINT", "INT")]
-)
-def test_a_type_that_was_changed_since_it_was_validated_is_refused_by_the_task(
-    column: str, changed: str, place: Place
-) -> None:
-    type_ = {"DATETIME(6)": pa.timestamp("us"), "DECIMAL(12,3)": pa.decimal128(12, 3), "BIGINT": pa.int64()}[column]
-    place.create(f"value {column}")
-    sink = place.sink()
-    sink.validate(pa.schema({"value": type_}))
-    place.ask(f"ALTER TABLE {{}} MODIFY value {changed}")
-    with pytest.raises(SchemaMismatch, match="column 'value' has the Arrow type"):
-        place.vote(pa.record_batch({"value": pa.array([1], type_)}), sink=sink)
-    assert place.prepared() == []
 
 
 @pytest.mark.long

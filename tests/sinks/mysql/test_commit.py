@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -13,10 +13,9 @@ import pytest
 from tests.sinks.mysql.conftest import new_place
 from tests.sinks.prepared_contract import PreparedContract
 from tests.support.mariadb_server import MariaDbServer
-from twopc import Committable, Participant, Round
+from twopc import Committable, Round
 from twopc.errors import (
     ConfigurationError,
-    RecordRefused,
     Retriable,
     RoundAborted,
     TransactionLost,
@@ -38,28 +37,8 @@ def prepare(place: Place, xid: str, value: str) -> None:
             cursor.execute(f"XA {verb} {xid}")
 
 
-def begun(place: Place, values: list[str], partition: int = 0, **options: Any) -> MysqlTransaction:
-    """A transaction of a task that is alive, with records."""
-    of_task = place.sink(**options)
-    transaction = of_task.begin(of_task.transactional_ids.allocate(Round(1, 0), partition))
-    of_task.write(transaction, pa.record_batch({"value": values}))
-    return transaction
-
-
 class TestPrepared(PreparedContract):
     pass
-
-
-def test_a_committed_transaction_is_found_when_table_names_another_database_since(place: Place) -> None:
-    """That database has markers, too, so the transaction would count as lost."""
-    other = new_place(place.server)
-    table = f"{other.database}.orders"
-    before, committable = place.pre_commit(["a"], Round(1, 0), table=table), place.pre_commit(["b"], Round(1, 1))
-    sink = place.sink(table=table)
-    for each in (before, committable, committable):
-        sink.commit(each)
-    assert place.values() == ["b"]
-    other.leave()
 
 
 def test_markers_are_removed_while_other_transactions_are_prepared(
@@ -86,38 +65,12 @@ def test_a_transaction_of_another_program_with_the_same_name_is_not_ours(place: 
     place.end("ROLLBACK", theirs)
 
 
-@pytest.mark.parametrize("upsert_by", ["", "value"])
-def test_the_rights_of_the_readme_suffice(upsert_by: str, place: Place) -> None:
-    user, password = place.database, uuid.uuid4().hex
-    place.sink()  # creates the marker table
-    place.create("value VARCHAR(50) PRIMARY KEY")
-    place.ask(f"CREATE USER {user}@localhost IDENTIFIED BY '{password}'")
-    place.ask(f"GRANT INSERT{', SELECT, UPDATE' if upsert_by else ''} ON {{}} TO {user}@localhost")
-    place.ask(f"GRANT SELECT, INSERT, DELETE ON {{markers}} TO {user}@localhost")
-    own = place.server.url(place.database, user, password)
-    try:
-        sink = place.sink(url=own)
-        committable = place.pre_commit(["a"], url=own, upsert_by=upsert_by)
-        left = place.pre_commit(["b"], partition=1, url=own, upsert_by=upsert_by)
-        place.sink(url=own, upsert_by=upsert_by).validate(pa.schema([("value", pa.string())]))
-        assert {found.transaction_id for found in sink.recover()} == {committable.transaction_id, left.transaction_id}
-        sink.abort(left)
-        for _ in range(2):
-            sink.commit(committable)
-        sink.complete(0, [committable])
-        sink.close()
-        assert place.values() == ["a"]
-    finally:
-        place.ask(f"DROP USER {user}@localhost")
-
-
 # Two sessions and one transaction. --------------------------------------------------------------------------------
 
 
 def held(place: Place, values: list[str]) -> tuple[MysqlTransaction, Committable]:
     """A transaction that is prepared and that its session still holds, as of a task that stands still."""
-    of_task = place.sink()
-    transaction = begun(place, values)
+    of_task, transaction = place.begun({"value": values})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sink, "end", lambda connection: None)
         return transaction, of_task.pre_commit(transaction)
@@ -188,35 +141,13 @@ def test_a_commit_that_another_process_has_under_way_is_waited_for_and_not_calle
 # What must not be prepared. ---------------------------------------------------------------------------------------
 
 
-def test_a_task_whose_connection_is_lost_votes_no_and_leaves_nothing(place: Place) -> None:
-    participant = Participant({"orders": place.sink()}, Round(1, 0), partition=0)
-    participant.write("orders", pa.record_batch({"value": ["a"]}))
-    live = participant._transactions["orders"]
-    place.ask(f"KILL {live.connection.thread_id()}")  # type: ignore[attr-defined]
-    with pytest.raises(RoundAborted), participant:
-        participant.pre_commit()
-    assert place.prepared() == []
-    assert place.values() == []
-
-
-def test_a_transaction_in_which_a_write_has_failed_can_not_be_prepared(place: Place) -> None:
-    transaction = begun(place, ["a"])
-    of_task = place.sink()
-    with pytest.raises(RecordRefused, match="too long"):
-        of_task.write(transaction, pa.record_batch({"value": ["b" * 300]}))
-    with pytest.raises(RoundAborted, match="lacks the records of a failed write"):
-        of_task.pre_commit(transaction)
-    of_task.discard(transaction)
-    assert place.prepared() == []
-    assert place.values() == []
-
-
 def test_a_deadlock_ends_its_transaction_and_nothing_of_it_is_prepared_or_visible(place: Place) -> None:
     """The server takes statements after a deadlock as if nothing had happened."""
     place.create("value VARCHAR(50) PRIMARY KEY")
     place.ask(f"CREATE TABLE {place.database}.another (n INT)")
-    first, second = (begun(place, [value], n, upsert_by="value") for n, value in enumerate("ab"))
-    of_task = place.sink(upsert_by="value")
+    (of_task, first), (_, second) = (
+        place.begun({"value": [value]}, partition=n, upsert_by="value") for n, value in enumerate("ab")
+    )
     failed: list[RoundAborted] = []
 
     def write(transaction: MysqlTransaction, value: str) -> None:
@@ -247,13 +178,6 @@ def test_a_deadlock_ends_its_transaction_and_nothing_of_it_is_prepared_or_visibl
 # The server ends, and comes back. ---------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_not_there_is_asked_again(place: Place) -> None:
-    sink = place.unbound(url="mysql://root@127.0.0.1:1/sales")
-    sink.bind("orders", "log")
-    with pytest.raises(Retriable, match=r"is decided: the server gave no answer: 2003, Can't connect"):
-        sink.commit(Committable(f"{place.prefix}.log.orders.1.0.0.0.0", {}, 1))
-
-
 def test_a_replica_that_only_reads_is_asked_again(own_place: Place) -> None:
     """Until the failover is complete."""
     committable = own_place.pre_commit(["a"])
@@ -271,14 +195,6 @@ def test_a_replica_that_only_reads_is_asked_again(own_place: Place) -> None:
     sink.close()
     own_place.ask(f"DROP USER {user}@localhost")
     assert own_place.values() == ["a"]
-
-
-def test_no_connection_is_kept_after_a_sink_is_closed(place: Place) -> None:
-    sink = place.sink()
-    idle = sessions._idle.to(sink._options.connection)
-    assert idle
-    sink.close()
-    assert not idle
 
 
 # Before anything is written. --------------------------------------------------------------------------------------

@@ -2,68 +2,49 @@
 
 from __future__ import annotations
 
-import logging
-import pickle
 import ssl
-import traceback
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pymysql
 import pytest
 
-import twopc
 from tests.sinks.mysql.conftest import new_place
+from tests.sinks.options_contract import OptionsContract
 from tests.support.mariadb_server import MariaDbServer
-from twopc import Committable
-from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
-from twopc_mysql import MysqlSink, sessions
+from twopc.errors import Retriable
+from twopc_mysql import sessions
 from twopc_mysql.options import MysqlOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tests.sinks.mysql.conftest import Place
 
 GOOD = {"url": "mysql://writer:hunter2@db.example/sales", "table": "orders"}
 
 
+WRONG = [
+    {"url": None},
+    {"url": "host=db hunter2"},
+    {"url": "postgresql://writer:hunter2@db.example/sales"},
+    {"url": "mysql+aiomysql://writer:hunter2@db.example/sales"},
+    {"url": "mysql://writer:hun@ter2@db.example/sales"},
+    {"url": "mysql://writer:hunter2/x@db.example/sales"},
+    {"url": "mysql://writer:hunter2?x@db.example/sales"},
+    {"url": "mysql://writer:hunter2#x@db.example/sales"},
+    {"url": "mysql://writer:hunter2@db.example/sales?charset=latin1"},
+    {"url": "mysql://writer:hunter2@db.example/sales?ssl_verify_cert=ter2"},
+    {"url": "mysql://writer:hunter2@db.example/sales?connect_timeout=0"},
+    {"url": "mysql://writer:hunter2@db.example/", "table": "orders"},
+    {"lock_timeout_s": "soon"},
+]
+
+
+class TestOptions(OptionsContract):
+    good = GOOD
+    wrong = WRONG
+
+
 def parsed(**options: Any) -> MysqlOptions:
     return MysqlOptions.parse({**GOOD, **options})
-
-
-def test_the_backend_is_found_by_its_name() -> None:
-    assert isinstance(twopc.create_sink("mysql", GOOD), MysqlSink)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"url": None}, "needs the option 'url'"),
-        ({"url": "host=db hunter2"}, "'url' of the mysql sink must be a URL such as"),
-        ({"url": "postgresql://writer:hunter2@db.example/sales"}, "'url' of the mysql sink must be a URL such as"),
-        ({"url": "mysql+aiomysql://writer:hunter2@db.example/sales"}, "'url' of the mysql sink must be a URL such as"),
-        ({"url": "mysql://writer:hun@ter2@db.example/sales"}, "percent"),
-        ({"url": "mysql://writer:hunter2/x@db.example/sales"}, "percent"),
-        ({"url": "mysql://writer:hunter2?x@db.example/sales"}, "percent"),
-        ({"url": "mysql://writer:hunter2#x@db.example/sales"}, "percent"),
-        ({"url": "mysql://writer:hunter2@db.example/sales?charset=latin1"}, "Its parameters: unix_socket"),
-        ({"url": "mysql://writer:hunter2@db.example/sales?ssl_verify_cert=ter2"}, "Its parameters: unix_socket"),
-        ({"url": "mysql://writer:hunter2@db.example/sales?connect_timeout=0"}, "Its parameters: unix_socket"),
-        ({"url": "mysql://writer:hunter2@db.example/"}, "needs a database: name it in 'url' or in 'table'"),
-        ({"table": ""}, "needs the option 'table'"),
-        ({"table": "a.b.c"}, "'table' of the mysql sink must be a name such as"),
-        ({"upsert_by": "id,,day"}, "'upsert_by' of the mysql sink must be names of columns"),
-        ({"upsert_by": ""}, "'upsert_by' of the mysql sink must be names of columns"),
-        ({"lock_timeout_s": "soon"}, "'lock_timeout_s' of the mysql sink must be seconds from 1 to 86400"),
-        ({"lock_timeout_s": "nan"}, "'lock_timeout_s' of the mysql sink must be seconds"),
-        ({"upsert": "id"}, "no option 'upsert'. Did you mean 'upsert_by'"),
-    ],
-)
-def test_a_wrong_option_is_named_and_no_password_shown(wrong: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigurationError, match=named) as refused:
-        MysqlSink({**GOOD, **wrong})
-    assert "ter2" not in "".join(traceback.format_exception(refused.value))
 
 
 def test_a_url_has_the_arguments_of_pymysql() -> None:
@@ -86,36 +67,6 @@ def test_a_url_has_the_arguments_of_pymysql() -> None:
 def test_a_table_is_of_the_database_of_the_url_or_of_its_own(table: str, qualified: tuple[str, str]) -> None:
     options = parsed(table=table)
     assert (options.database, options.table) == qualified
-
-
-def test_the_password_is_in_no_repr_error_log_or_committable(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    secret = place.server.password
-    committable = place.pre_commit(["a"])
-    told = [repr(place.sink()), repr(place.sink()._options), repr(committable), str(committable.to_json())]
-    calls: list[Callable[[MysqlSink], object]] = [
-        lambda sink: sink.open(),
-        lambda sink: sink.validate(pa.schema([])),
-        lambda sink: sink.commit(committable),
-        lambda sink: sink.abort(committable),
-        lambda sink: list(sink.recover()),
-        lambda sink: sink.begin(sink.transactional_ids.allocate(twopc.Round(1, 1), 0)),
-    ]
-    for call in calls:
-        refused = place.unbound(url=place.server.url(place.database, password=f"{secret}-wrong"))
-        refused.bind("orders", "log")
-        with pytest.raises(TwoPhaseCommitError, match="1045, Access denied for user") as error:
-            call(refused)
-        told.append("".join(traceback.format_exception(error.value)))
-    assert len(told) == 4 + len(calls)
-    assert not [text for text in [*told, caplog.text] if secret in text]
-
-
-def test_a_sink_that_has_travelled_reaches_the_same_server(place: Place) -> None:
-    twin = pickle.loads(pickle.dumps(place.sink()))  # noqa: S301  # our own bytes
-    assert list(twin.recover()) == []
-    twin.commit(Committable.from_json(place.pre_commit(["a"]).to_json()))
-    assert place.values() == ["a"]
 
 
 def test_a_password_in_an_option_file_is_used(place: Place, tmp_path: Any) -> None:

@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
+from tests.sinks.prepared_contract import PreparedPlace
 from tests.support.postgres_server import PostgresServer
-from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
-from twopc import Committable, Round
-from twopc_postgres import PostgresSink
+from twopc import Committable
+from twopc_postgres import PostgresSink, sessions
 
 
 @dataclass(frozen=True)
-class Place(SinkPlace[PostgresSink]):
-    """A schema of one test, with the table that its sinks write to.
+class Place(PreparedPlace[PostgresSink]):
+    """A schema of one test."""
 
-    Attributes:
-        prefix: what the names of the test's transactions start with: tests share a server.
-    """
-
+    backend = "postgres"
     server: PostgresServer
     schema: str
     prefix: str
 
     @property
+    def sink_class(self) -> type[PostgresSink]:
+        return PostgresSink
+
+    @property
     def table(self) -> str:
         return f"{self.schema}.orders"
 
-    def ask(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """What another session sees. ``{}`` stands for the table, ``{markers}`` for that of the markers."""
-        statement = statement.replace("{}", self.table).replace("{markers}", f"{self.schema}.twopc_committed")
+    def reach(self, user: str = "", password: str = "", **others: Any) -> str:
+        given = {"user": user, "password": password}
+        changed = {name: value for name, value in given.items() if value}
+        return make_conninfo(self.server.conninfo, **changed, **others)
+
+    def run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.server.conninfo, autocommit=True) as connection:
             cursor = connection.execute(statement, values)
             return cursor.fetchall() if cursor.description else []
@@ -44,29 +49,33 @@ class Place(SinkPlace[PostgresSink]):
     def create(self, columns: str) -> None:
         self.ask(f"DROP TABLE IF EXISTS {{}}; CREATE TABLE {{}} ({columns})")
 
-    def values(self) -> list[str]:
-        """The ``value`` of every row that a reader sees, sorted."""
-        return [value for (value,) in self.ask("SELECT value FROM {} ORDER BY value")]
-
-    def unbound(self, **options: Any) -> PostgresSink:
-        """A new sink. Empty options are left out."""
-        given = {name: value for name, value in options.items() if value != ""}
-        sink = PostgresSink({"conninfo": self.server.conninfo, "table": self.table, **given})
-        sink.prefix = self.prefix
-        return sink
-
-    def pre_commit(self, records: Written, round: Round = ROUND, partition: int = 0, **options: Any) -> Committable:
-        """What a participant that is gone has pre-committed, read back from a log."""
-        return from_log(self.vote(records, round, partition, self.sink(**options)))
-
     def prepared(self) -> list[str]:
-        """The names of all transactions of this test that are prepared."""
         found = self.ask("SELECT gid FROM pg_prepared_xacts WHERE starts_with(gid, %s) ORDER BY gid", self.prefix + ".")
         return [gid for (gid,) in found]
 
     def by_hand(self, verb: str, committable: Committable) -> None:
-        """End a transaction, as an operator may."""
         self.ask(sql.SQL(f"{verb} PREPARED {{}}").format(committable.transaction_id).as_string())
+
+    def other(self) -> AbstractContextManager[Place]:
+        return new_place(self.server)
+
+    @contextmanager
+    def user(self, *, makes_tables: bool = False) -> Iterator[tuple[str, Callable[[str], object]]]:
+        role, password = f"{self.schema}_role", uuid.uuid4().hex
+        self.ask(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
+        self.ask(f"GRANT USAGE{', CREATE' if makes_tables else ''} ON SCHEMA {self.schema} TO {role}")
+        location = self.reach(role, password)
+        try:
+            yield location, lambda right: self.ask(f"GRANT {right} TO {role}")
+        finally:
+            self.unbound(conninfo=location).close()
+            self.ask(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+    def end_session(self, connection: Any) -> None:
+        self.ask("SELECT pg_terminate_backend(%s)", connection.info.backend_pid)
+
+    def idle(self, sink: PostgresSink) -> Sequence[Any]:
+        return sessions._idle.to(sink._options.conninfo)
 
     def leave(self) -> None:
         """Give the server back as it was, also without the connections that this test's sinks have kept."""

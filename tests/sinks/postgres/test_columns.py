@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
+from tests.sinks.prepared_contract import ColumnsContract
 from twopc import Round
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 
 if TYPE_CHECKING:
     from tests.sinks.postgres.conftest import Place
@@ -38,6 +39,41 @@ KEPT: dict[str, tuple[str, pa.DataType, list[Any]]] = {
 }
 
 
+MISFITS = {
+    "integer": [pa.int64(), pa.string()],
+    "bigint": [pa.uint64()],
+    "real": [pa.float64()],
+    "numeric": [pa.float64()],
+    "numeric(10, 2)": [pa.decimal128(12, 3), pa.decimal128(11, 2)],
+    "text": [pa.int32()],
+    "bytea": [pa.string()],
+    "timestamp": [pa.timestamp("us", "UTC"), pa.timestamp("ns")],
+    "timestamptz": [pa.timestamp("us")],
+    "int[]": [pa.int32(), pa.list_(pa.int64())],
+    "jsonb": [pa.struct([("a", pa.int32())]), pa.map_(pa.string(), pa.string())],
+}
+
+
+GENERATED = [
+    "amount int GENERATED ALWAYS AS IDENTITY",
+    "amount int GENERATED ALWAYS AS (n + 1) STORED, n int",
+]
+
+
+ALTERED = [
+    ("timestamp", pa.timestamp("us"), "timestamp(0)"),
+    ("numeric(12,3)", pa.decimal128(12, 3), "numeric(12,1)"),
+    ("bigint", pa.int64(), "int"),
+    ("text", pa.string(), "name"),
+]
+
+
+class TestColumns(ColumnsContract):
+    misfits = MISFITS
+    generated = GENERATED
+    altered = ALTERED
+
+
 def test_every_value_comes_back_as_it_was(place: Place) -> None:
     place.create(", ".join(f"{name} {type}" for name, (type, _, _) in KEPT.items()))
     place.ask("ALTER TABLE {} ADD COLUMN n serial")
@@ -56,48 +92,6 @@ def test_json_text_becomes_json_and_a_domain_is_the_type_below_it(place: Place) 
     place.sink().validate(pa.record_batch(records).schema)
     place.sink().commit(place.pre_commit(records))
     assert place.ask("SELECT document -> 'a' -> 1, n FROM {}") == [(2, 1)]
-
-
-@pytest.mark.parametrize(
-    ("column", "type"),
-    [
-        ("integer", pa.int64()),
-        ("bigint", pa.uint64()),
-        ("real", pa.float64()),
-        ("numeric", pa.float64()),
-        ("numeric(10, 2)", pa.decimal128(12, 3)),
-        ("numeric(10, 2)", pa.decimal128(11, 2)),
-        ("integer", pa.string()),
-        ("text", pa.int32()),
-        ("bytea", pa.string()),
-        ("timestamp", pa.timestamp("us", "UTC")),
-        ("timestamptz", pa.timestamp("us")),
-        ("timestamp", pa.timestamp("ns")),
-        ("int[]", pa.int32()),
-        ("int[]", pa.list_(pa.int64())),
-        ("jsonb", pa.struct([("a", pa.int32())])),
-        ("jsonb", pa.map_(pa.string(), pa.string())),
-    ],
-)
-def test_a_type_that_does_not_fit_is_refused_and_the_column_named(column: str, type: pa.DataType, place: Place) -> None:
-    place.create(f"amount {column}")
-    with pytest.raises(SchemaMismatch, match="column 'amount' has the Arrow type"):
-        place.sink().validate(pa.schema([("amount", type)]))
-
-
-@pytest.mark.parametrize(
-    ("columns", "named"),
-    [
-        ("value text", "has no column 'amount'"),
-        ("amount int GENERATED ALWAYS AS IDENTITY", "'amount' .* is generated"),
-        ("amount int GENERATED ALWAYS AS (n + 1) STORED, n int", "'amount' .* is generated"),
-        ("amount int, day date NOT NULL", "'day' .* is NOT NULL without a default"),
-    ],
-)
-def test_a_column_that_the_records_or_the_table_lack_is_named(columns: str, named: str, place: Place) -> None:
-    place.create(columns)
-    with pytest.raises(SchemaMismatch, match=named):
-        place.sink().validate(pa.schema([("amount", pa.int32())]))
 
 
 @pytest.mark.parametrize(
@@ -164,12 +158,6 @@ def test_a_table_that_a_crash_empties_is_refused_before_anything_is_written(part
         place.sink().validate(pa.schema({"value": pa.string()}))
 
 
-def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
-    place.ask("DROP TABLE {}")
-    with pytest.raises(ConfigurationError, match=r"does not exist\. Create it"):
-        place.sink().validate(pa.schema([("value", pa.string())]))
-
-
 def test_the_records_that_break_a_rule_are_found_by_halves_and_left_out(place: Place) -> None:
     place.create("value text NOT NULL CHECK (value <> 'secret'), amount numeric(3)")
     values = [None if number == 17 else "secret" if number % 20 == 0 else f"{number}" for number in range(100)]
@@ -177,22 +165,6 @@ def test_the_records_that_break_a_rule_are_found_by_halves_and_left_out(place: P
     assert refused == [0, 17, 20, 40, 60, 80]
     place.sink().commit(vote)
     assert place.values() == sorted(f"{number}" for number in range(100) if number not in refused)
-
-
-def test_of_records_with_one_key_the_last_good_one_wins_beside_bad_ones(place: Place) -> None:
-    place.create("id int PRIMARY KEY, value text")
-    ids = pa.array([1, 1, 2, 1, 2], pa.int32())
-    vote, refused = place.vote_without_bad({"id": ids, "value": ["a", "b", "c\0", "d", "e"]}, upsert_by="id")
-    assert refused == [2]
-    place.sink().commit(vote)
-    assert place.ask("SELECT id, value FROM {} ORDER BY id") == [(1, "d"), (2, "e")]
-
-
-def test_a_server_that_fails_otherwise_fails_the_task_though_bad_records_are_left_out(place: Place) -> None:
-    place.create("value text PRIMARY KEY")
-    with pytest.raises(RoundAborted, match="A row with this key exists"):
-        place.vote_without_bad({"value": ["a", "b", "a"]})
-    assert place.prepared() == []
 
 
 @pytest.mark.variants
@@ -211,7 +183,7 @@ def test_a_value_that_python_does_not_hold_is_refused_and_can_be_left_out(
     if of_table == "text":
         column = pa.Array.from_buffers(pa.string(), len(column), column.buffers())
     records = {"value": ["a", "b", "c"], "x": column}
-    with pytest.raises(RecordRefused, match="record 1, column 'x': it is text that is not UTF-8, or a time that"):
+    with pytest.raises(RecordRefused, match=r"record 1, column 'x': it is (text that is not UTF-8|a time outside)"):
         place.vote(pa.record_batch(records))
     vote, refused = place.vote_without_bad(records)
     assert refused == [1]

@@ -31,37 +31,6 @@ def add_trigger(place: Place, body: str, when: str = "BEFORE INSERT") -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("column", "type", "changed"),
-    [
-        ("timestamp", pa.timestamp("us"), "timestamp(0)"),
-        ("numeric(12,3)", pa.decimal128(12, 3), "numeric(12,1)"),
-        ("bigint", pa.int64(), "int"),
-        ("text", pa.string(), "name"),
-    ],
-)
-@pytest.mark.parametrize("upsert_by", ["", "id"])
-def test_a_type_that_was_changed_since_it_was_validated_is_refused_by_the_task(
-    upsert_by: str, column: str, type: pa.DataType, changed: str, place: Place
-) -> None:
-    place.create(f"id int PRIMARY KEY, value {column}")
-    batch = pa.record_batch({"id": pa.array([1], pa.int32()), "value": pa.array([None], type)})
-    sink = place.sink(upsert_by=upsert_by)
-    sink.validate(batch.schema)
-    place.ask(f"ALTER TABLE {{}} ALTER value TYPE {changed}")
-    with pytest.raises(SchemaMismatch, match="column 'value' has the Arrow type"):
-        place.vote(batch, sink=sink)
-    assert place.prepared() == []
-
-
-def test_a_type_stays_as_it_is_until_its_records_are_committed(place: Place) -> None:
-    vote = place.pre_commit(["a"])
-    with pytest.raises(psycopg.errors.LockNotAvailable):
-        place.ask("SET lock_timeout = 50; ALTER TABLE {} ALTER value TYPE name")
-    place.sink().commit(vote)
-    assert place.values() == ["a"]
-
-
 def test_a_type_stays_as_it_is_although_a_bad_record_was_left_out(place: Place) -> None:
     """What a transaction has locked after a savepoint is given back with it."""
     sink = place.sink()
@@ -163,17 +132,6 @@ def test_a_policy_is_refused_where_copy_does_not_work_and_the_other_way_works(as
     sink.commit(vote)
     sink.close()
     assert (refused, place.values()) == ([1], ["a", "c"])
-
-
-def test_a_null_in_the_key_of_an_upsert_is_refused_with_its_place(place: Place) -> None:
-    place.create("value text, day int, UNIQUE (value, day)")
-    days = pa.array([1, None, 2], pa.int32())
-    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value") as refused:
-        place.pre_commit({"value": ["a", "b", "c"], "day": days}, upsert_by="value,day")
-    assert (refused.value.record, refused.value.column) == (1, "day")
-    vote, left_out = place.vote_without_bad({"value": ["a", "b", "c"], "day": days}, upsert_by="value,day")
-    place.sink().commit(vote)
-    assert (left_out, place.values()) == ([1], ["a", "c"])
 
 
 @pytest.mark.variants

@@ -20,7 +20,7 @@ from tests.support.postgres_server import PostgresServer
 from twopc import Committable, Round
 from twopc.errors import Retriable, RoundAborted
 from twopc.testing.query import answered
-from twopc_postgres import sessions, tables
+from twopc_postgres import server, sessions
 
 TEST_TIMEOUT_S = 60.0
 
@@ -95,7 +95,7 @@ def waits_are_cancelled(place: Place) -> Iterator[None]:
 def waits_for_standbys(place: Place) -> bool:
     """Whether a commit waits."""
     with waits_are_cancelled(place), sessions.connect(place.server.conninfo, autocommit=True) as connection:
-        tables.prove_current(connection)
+        server.prove_current(connection)
         return bool(connection.unreplicated)
 
 

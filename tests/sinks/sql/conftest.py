@@ -20,8 +20,20 @@ from twopc_sql import SqlSink
 class Place(SinkPlace[SqlSink]):
     """A table of one test, in a database of its own."""
 
+    backend = "sql"
+    sink_class = SqlSink
     url: sa.URL
     table: str = "orders"
+
+    @property
+    def password(self) -> str:
+        return self.url.password or ""
+
+    def reach(self, password: str) -> sa.URL:
+        return self.url.set(password=password)
+
+    def as_reached(self, url: sa.URL) -> dict[str, sa.URL]:
+        return {"url": url}
 
     @property
     def database(self) -> str:

@@ -134,6 +134,7 @@ def test_a_row_that_came_after_the_decision_holds_the_commit_up_until_it_is_remo
     assert place.values() == ["a"]
 
 
+@pytest.mark.advice("set 'table' back")
 def test_a_batch_that_was_decided_for_another_table_waits_for_the_option_to_be_set_back(place: Place) -> None:
     vote = place.vote(["a"])
     place.ask("CREATE TABLE others (value {text})")
@@ -238,7 +239,7 @@ def test_nothing_that_the_sink_sets_stays_in_its_session(place: Place) -> None:
 
 def test_a_column_with_a_name_of_the_sinks_own_is_refused_at_the_start(place: Place) -> None:
     place.create("value {key} PRIMARY KEY, twopc_newest INT")
-    with pytest.raises(SchemaMismatch, match="twopc_newest are reserved"):
+    with pytest.raises(SchemaMismatch, match="'twopc_newest' is reserved"):
         place.sink(upsert_by="value").validate(pa.schema({"value": pa.string(), "twopc_newest": pa.int32()}))
 
 
@@ -252,6 +253,36 @@ def test_a_table_whose_types_were_changed_since_its_records_were_written_gets_no
     place.create("value {float}")
     place.sink().commit_batch(0, [vote])
     assert place.ask("SELECT value FROM {}") == [(0.5,)]
+
+
+def test_a_key_whose_type_was_changed_since_rows_of_it_were_deleted_waits_for_the_change_to_be_undone(
+    place: Place,
+) -> None:
+    place.create("value BIGINT PRIMARY KEY")
+    sink = place.sink(upsert_by="value")
+    with Participant({"orders": sink}, FIRST, partition=0) as participant:
+        participant.delete("orders", pa.record_batch({"value": [1]}))
+        [vote] = participant.pre_commit().values()
+    place.create("value {key} PRIMARY KEY")
+    with pytest.raises(OperatorRequired, match="its columns were changed") as waiting:
+        place.sink(upsert_by="value").commit_batch(0, [vote])
+    assert not isinstance(waiting.value, TransactionLost)
+    place.create("value BIGINT PRIMARY KEY")
+    place.ask("INSERT INTO {} VALUES (1), (2)")
+    place.sink(upsert_by="value").commit_batch(0, [vote])
+    assert place.values() == [2]  # type: ignore[comparison-overlap]  # numbers, here
+
+
+def test_what_is_rolled_back_leaves_no_key_of_the_types_of_before(place: Place) -> None:
+    place.create("value BIGINT PRIMARY KEY")
+    sink = place.sink(upsert_by="value")
+    with Participant({"orders": sink}, FIRST, partition=0) as participant:
+        participant.delete("orders", pa.record_batch({"value": [1]}))
+        [vote] = participant.pre_commit().values()
+    [(deletes,)] = place.ask("SELECT deletes FROM twopc_transactions")
+    place.create("value {key} PRIMARY KEY")
+    place.sink().abort(vote)
+    assert place.ask(f"SELECT count(*) FROM {deletes}") == [(0,)]  # noqa: S608  # from the database
 
 
 def test_records_of_the_types_of_before_are_not_in_the_way_of_new_ones(place: Place) -> None:

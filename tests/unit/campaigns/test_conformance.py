@@ -20,9 +20,8 @@ from tests.campaigns.simulation.world import Fault, Planned, World
 from tests.sinks.kafka.hanging import write_unnoticed
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka import KafkaSink
-from twopc_kafka.answers import EndTxnAnswer, ProducerIdentity, to_end
+from twopc_kafka.answers import EndTxnAnswer, OpenInPartition, ProducerIdentity, to_end
 from twopc_kafka.client.control import Control
-from twopc_kafka.client.leaders import OpenInPartition
 from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.librdkafka import Writer

@@ -1,4 +1,4 @@
-"""How a command runs: it builds one document, as far as it gets; ``show`` prints it and ends the process."""
+"""The run of a command: it builds one document, as far as it gets; ``show`` prints it and ends the process."""
 
 from __future__ import annotations
 

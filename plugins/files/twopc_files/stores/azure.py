@@ -20,25 +20,23 @@ import contextlib
 import errno
 import hashlib
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
-from twopc.azure import translated
-from twopc.checks import CheckResult
-from twopc.places import file_system
+from twopc.stores.azure import translate
+from twopc.stores.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
-from twopc_files.stores.store import FileOfParts, Sight
+from twopc_files.stores.store import FileOfParts, Sight, Store
 
 MARK = "twopc_transaction"
 """The key of the blob's metadata that holds the exact transactional id. Azure takes only names without hyphens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Azure:
+class Azure(Store):
     """A folder of a container.
 
     Attributes:
@@ -46,16 +44,8 @@ class Azure:
         storage_options: the arguments of adlfs, including credentials.
     """
 
-    url: str
+    url: str = field()  # and not the property
     storage_options: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def asks_at_once(self) -> int:
-        return 16
-
-    @property
-    def longest_name(self) -> int | None:
-        return None  # a whole name has a limit
 
     def located(self) -> tuple[Any, str]:
         options = {**self.storage_options, "use_listings_cache": False}
@@ -65,24 +55,15 @@ class Azure:
             raise OSError(errno.EACCES, f"its client can't be made ({type(error).__name__}: {error})") from None
 
     def meaning(self, error: Exception) -> OSError:
-        return error if isinstance(error, OSError) and error.errno is not None else translated(error)
+        return error if isinstance(error, OSError) and error.errno is not None else translate(error)
 
     def require_answer(self) -> None:
         self.pending()
-
-    def for_a_trial(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()  # a container has no folders
-
-    def check(self) -> Iterable[CheckResult]:
-        return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> AzureFile:
         file = FileHandle(transaction_id, pending_name(transaction_id, number), target)
         self.call(_marker(file), "upload_blob", b"", overwrite=True)
         return AzureFile(self, file)
-
-    def owns(self, file: FileHandle) -> bool:
-        return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
         return f"{self.url}/{_marker(file)}, blocks of {self.url}/{file.target}"
@@ -99,12 +80,6 @@ class Azure:
             is_foreign=target is not None and target.metadata.get(MARK) != file.transaction_id,
             parts=tuple({"id": block.id} for block in blocks),
         )
-
-    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # the list of blocks is put atomically
-        return 0.0
-
-    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # Azure checks rights when they are used
-        return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
         blocks = [BlobBlock(part["id"]) for part in seen.parts]

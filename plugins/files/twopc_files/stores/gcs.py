@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from twopc.checks import CheckResult
-from twopc.gcs import gcs_client
+from twopc.stores.gcs import gcs_client
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.remote import RemoteFile
-from twopc_files.stores.store import MARK, Sight
+from twopc_files.stores.store import MARK, Sight, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Gcs:
+class Gcs(Store):
     """A folder of a bucket.
 
     Attributes:
@@ -41,14 +39,6 @@ class Gcs:
     def url(self) -> str:
         return f"gs://{self.bucket}/{self.folder}".rstrip("/")
 
-    @property
-    def asks_at_once(self) -> int:
-        return 16
-
-    @property
-    def longest_name(self) -> int | None:
-        return None  # a whole name has a limit
-
     def located(self) -> tuple[Any, str]:
         try:
             fs = gcs_client({**self.storage_options, "use_listings_cache": False})  # fsspec keeps one per process
@@ -62,20 +52,11 @@ class Gcs:
     def require_answer(self) -> None:
         self._page(self._name(""), maxResults=1)
 
-    def for_a_trial(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()  # a bucket has no folders
-
-    def check(self) -> Iterable[CheckResult]:
-        return ()
-
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
         fs, folder = self.located()
         name = pending_name(transaction_id, number)
         opened = fs.open(f"{folder}/{PENDING_FOLDER}/{name}", "wb", metadata={MARK: transaction_id})
         return RemoteFile(self, FileHandle(transaction_id, name, target), opened)
-
-    def owns(self, file: FileHandle) -> bool:
-        return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
         return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
@@ -88,12 +69,6 @@ class Gcs:
         return Sight(
             _size(pending), _size(target), is_foreign=target is not None and _mark(target) != file.transaction_id
         )
-
-    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a rewritten object stays until the new one exists
-        return 0.0
-
-    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # GCS checks rights when they are used
-        return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
         with contextlib.suppress(FileExistsError):  # the look below shows whose it is
@@ -157,7 +132,7 @@ class Gcs:
             raise OSError(errno.ENODEV, f"there is no bucket {self.bucket!r}") from error
 
     def _call(self, *request: str, **parameters: object) -> dict[str, Any]:
-        """Send a request of the JSON API. Its errors are those of ``twopc.gcs``."""
+        """Send a request of the JSON API. Its errors are those of ``twopc.stores.gcs``."""
         answer: dict[str, Any] = self.located()[0].call(*request, json_out=True, **parameters)
         return answer
 

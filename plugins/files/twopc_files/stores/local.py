@@ -15,20 +15,19 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.durable_files import NotSynced, folder_for_a_trial, make_folder, sync_folder
+from twopc.stores.disk import folder_for_a_trial, make_folder, sync_folder
+from twopc.stores.errors import NotSynced
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
-from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
+from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from twopc.checks import CheckResult
-
 
 @dataclass(frozen=True, slots=True)
-class Local:
+class Local(Store):
     """A folder on a disk that every process of the query has at the same path."""
 
     folder: Path
@@ -57,18 +56,12 @@ class Local:
     def for_a_trial(self) -> AbstractContextManager[None]:
         return folder_for_a_trial(self._pending)
 
-    def check(self) -> Iterable[CheckResult]:
-        return ()
-
     def create(self, transaction_id: str, number: int, target: str) -> LocalFile:
         name = pending_name(transaction_id, number)
         make_folder(self._pending)
         # x: an exact id is never used twice, so an existing file of this name still belongs to its writer.
         file = open(self._pending / name, "xb")  # noqa: PTH123, SIM115  # closed by pre-commit or abort
         return LocalFile(self, FileHandle(transaction_id, name, target), file)
-
-    def owns(self, file: FileHandle) -> bool:
-        return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
         return f"{self._pending / file.pending} to {self.folder / file.target}"
@@ -83,9 +76,6 @@ class Local:
             )
         is_foreign = pending is not None and target is not None and not os.path.samestat(pending, target)
         return Sight(_size(pending), _size(target), is_foreign)
-
-    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a rename takes no time
-        return 0.0
 
     def obstacle(self, file: FileHandle) -> str | None:
         folder = next((folder for folder in self._folders(file) if folder.is_dir()), self.folder)

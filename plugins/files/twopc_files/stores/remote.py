@@ -14,18 +14,14 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from twopc.checks import CheckResult
-from twopc.durable_files import folder_at_store
-from twopc.places import file_system
+from twopc.stores.places import file_system
+from twopc.stores.remote import folder_at_store
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
-from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight
-
-if TYPE_CHECKING:
-    from twopc_files.stores.store import Store
+from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 
 ResultT = TypeVar("ResultT")
 
@@ -36,7 +32,7 @@ _BUFFER_BYTES = 2 * AbstractBufferedFile.DEFAULT_BLOCK_SIZE
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class Remote(Store):
     """A folder at any URL that fsspec opens.
 
     Attributes:
@@ -45,13 +41,9 @@ class Remote:
         renames: whether to publish by a rename, which must be atomic; otherwise by a copy.
     """
 
-    url: str
+    url: str = field()  # and not the property
     storage_options: Mapping[str, Any] = field(repr=False)
     renames: bool
-
-    @property
-    def asks_at_once(self) -> int:
-        return 16
 
     @property
     def longest_name(self) -> int | None:
@@ -80,18 +72,12 @@ class Remote:
                 if not _ask(self._fs.ls, made, detail=False):
                     _ask(self._fs.rmdir, made)
 
-    def check(self) -> Iterable[CheckResult]:
-        return ()
-
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
         name = pending_name(transaction_id, number)
         path = self._pending_path(name)
         if self.renames:
             _ask(self._fs.makedirs, self._path(PENDING_FOLDER), exist_ok=True)
         return RemoteFile(self, FileHandle(transaction_id, name, target), _ask(self._fs.open, path, "wb"))
-
-    def owns(self, file: FileHandle) -> bool:
-        return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
         return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
@@ -107,9 +93,6 @@ class Remote:
         is_foreign = pending is not None and target is not None and not self._is_copy(file, pending, target)
         return Sight(pending, target, is_foreign)
 
-    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002  # a copied file stays, a rename is atomic
-        return 0.0
-
     def _is_copy(self, file: FileHandle, pending: int, target: int) -> bool:
         """Whether the target is a copy of the pending file. Both exist after a crash between copy and removal, or if a
         foreign file has the target's name."""
@@ -118,9 +101,6 @@ class Remote:
         paths = self._pending_path(file.pending), self._path(file.target)
         copied, found = (_ask(self._fs.cat_file, path) for path in paths)
         return bool(copied == found)
-
-    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # such stores check rights when they are used
-        return None
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
         pending, target = self._pending_path(file.pending), self._path(file.target)

@@ -12,16 +12,15 @@ import errno
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fsspec
 
 from twopc.checks import CheckResult
-from twopc.s3 import translated
+from twopc.stores.s3 import translate
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
-from twopc_files.stores.store import MARK, FileOfParts, Sight
+from twopc_files.stores.store import MARK, FileOfParts, Sight, Store
 
 FEWEST_DAYS = 7
 """A decided batch must outlive the longest outage of its query. A week covers a long weekend."""
@@ -45,7 +44,7 @@ _OF_A_PART = ("PartNumber", "ETag", *(f"Checksum{name}" for name in _CHECKSUMS))
 
 
 @dataclass(frozen=True, slots=True)
-class S3:
+class S3(Store):
     """A folder of a bucket.
 
     Attributes:
@@ -62,26 +61,15 @@ class S3:
     def url(self) -> str:
         return f"s3://{self.bucket}/{self.folder}".rstrip("/")
 
-    @property
-    def asks_at_once(self) -> int:
-        return 16
-
-    @property
-    def longest_name(self) -> int | None:
-        return None  # a whole key has a limit
-
     def located(self) -> tuple[Any, str]:
         fs = fsspec.filesystem("s3", **self.storage_options)  # fsspec keeps one client per process
         return fs, self.url.removeprefix("s3://")
 
     def meaning(self, error: Exception) -> OSError:
-        return translated(error)
+        return translate(error)
 
     def require_answer(self) -> None:
         self.call("list_multipart_uploads", Prefix=self._key(""), MaxUploads=1)
-
-    def for_a_trial(self) -> AbstractContextManager[None]:
-        return contextlib.nullcontext()  # a bucket has no folders
 
     def check(self) -> Iterator[CheckResult]:
         yield self._lists_open_uploads()
@@ -186,9 +174,6 @@ class S3:
     def may_hide_s(self, file: FileHandle) -> float:
         return HIDDEN_S + (file.size_bytes or 0) / ASSEMBLED_BYTES_PER_S
 
-    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002  # S3 checks rights when they are used
-        return None
-
     def publish(self, file: FileHandle, seen: Sight) -> None:
         self.call(
             "complete_multipart_upload",
@@ -239,7 +224,7 @@ class S3:
         try:
             answer: dict[str, Any] = fs.call_s3(method, Bucket=self.bucket, **arguments)
         except Exception as error:
-            raise translated(error) from error
+            raise translate(error) from error
         return answer
 
     def _parts(self, file: FileHandle) -> list[dict[str, Any]]:

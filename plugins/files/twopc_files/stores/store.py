@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 from abc import abstractmethod
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from twopc.checks import CheckResult
-from twopc_files.file_names import FileHandle
+from twopc_files.file_names import FileHandle, owner_of_pending
 
 LONGEST_NAME = 255
 """The bytes of a name on file systems such as ext4, XFS, Btrfs and HDFS."""
@@ -138,7 +139,8 @@ class Store(Protocol):
     credentials.
 
     A store acts and reports; ``outcomes.py`` decides. Every method except ``owns`` and ``where`` may raise OSError. Its
-    ``errno`` has the same meaning for all stores, which is defined in ``outcomes.py``.
+    ``errno`` has the same meaning for all stores, which is defined in ``outcomes.py``. What this class implements is
+    right for an object store whose pending files have names.
     """
 
     @property
@@ -148,10 +150,12 @@ class Store(Protocol):
     @property
     def asks_at_once(self) -> int:
         """How many requests to send to the store in parallel."""
+        return 16
 
     @property
     def longest_name(self) -> int | None:
         """How many bytes the name of a folder may have; None without a limit for single names."""
+        return None  # a whole key may have one
 
     def located(self) -> tuple[Any, str]:
         """Return fsspec's file system, and the folder of committed files as one of its paths."""
@@ -165,9 +169,11 @@ class Store(Protocol):
     def for_a_trial(self) -> AbstractContextManager[None]:
         """Return a context in which the folder and the folder of pending files exist. Afterwards, those that were
         missing before are removed if they are empty."""
+        return contextlib.nullcontext()
 
     def check(self) -> Iterable[CheckResult]:
         """Make the checks that are specific to this kind of store."""
+        return ()
 
     def create(self, transaction_id: str, number: int, target: str) -> PendingFile:
         """Create the empty pending file with number ``number`` of its transaction, to be published as ``target``."""
@@ -175,6 +181,7 @@ class Store(Protocol):
     def owns(self, file: FileHandle) -> bool:
         """Whether ``file.pending`` can belong to this store and this transaction. A wrong one would commit or remove
         the file of another transaction."""
+        return owner_of_pending(file.pending) == file.transaction_id
 
     def where(self, file: FileHandle) -> str:
         """Return the places of the pending file and of the target, as text for messages."""
@@ -186,12 +193,14 @@ class Store(Protocol):
         only a part of it, for no longer than ``may_hide_s``.
         """
 
-    def may_hide_s(self, file: FileHandle) -> float:
+    def may_hide_s(self, file: FileHandle) -> float:  # noqa: ARG002
         """Return for how many seconds the store may show neither the target nor the whole pending file while it
         publishes the file."""
+        return 0.0  # a rename or a rewrite is atomic
 
-    def obstacle(self, file: FileHandle) -> str | None:
+    def obstacle(self, file: FileHandle) -> str | None:  # noqa: ARG002
         """Return what else would keep this process from publishing the file, and what to do about it; or None."""
+        return None  # most stores check rights when they are used
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
         """Turn the pending file into the target, atomically for every reader. Called only after ``look`` has seen the

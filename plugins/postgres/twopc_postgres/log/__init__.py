@@ -1,0 +1,1 @@
+"""Commit logs in PostgreSQL."""

@@ -1,0 +1,51 @@
+"""What PostgreSQL's errors mean for a commit log, by SQLSTATE, as tables. This module sends no request."""
+
+from __future__ import annotations
+
+import psycopg
+
+from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
+from twopc_postgres.outcomes import BUSY, first_line, is_login
+
+
+def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
+    """Return the error for a failed request to the commit log at ``url``. An insert that failed with ``Retriable`` may
+    have created its entry."""
+    if error.pgconn is not None and error.pgconn.needs_password:
+        return ConfigurationError(
+            f"the server of the commit log at {url} asks for a password, and none was found. Set PGPASSWORD, or use a"
+            " password file or a service file"
+        )
+    sqlstate = error.sqlstate or ""
+    is_refused = {sqlstate, sqlstate[:2]} & _LOG_REFUSALS if sqlstate else is_login(error)
+    if is_refused and sqlstate != _TAKEN:
+        return ConfigurationError(
+            f"PostgreSQL refuses the commit log at {url}: {first_line(error)}. This request changed nothing."
+            f" {LOG_ADVICE.get(sqlstate, _OF_ANOTHER_TABLE)}"
+        )
+    return Retriable(
+        f"the store of the commit log at {url} gave no answer: {first_line(error)}. Is the server up, does it accept"
+        " writes (a standby does not, nor does a role with default_transaction_read_only), are its synchronous standbys"
+        " connected, and are user, database and password right?"
+    )
+
+
+_LOG_REFUSALS = frozenset(("0A", "22", "23", "28", "3D", "3F", "42", "44", BUSY, "P0"))
+"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has done nothing. Any
+other, such as one that a pooler makes up, may follow a commit whose answer was lost: the entry is looked for."""
+
+_TAKEN = "23505"
+"""unique_violation. While the log's index is rebuilt (REINDEX CONCURRENTLY), ON CONFLICT may raise it, too, so it is no
+permanent refusal."""
+
+LOG_ADVICE: dict[str, str] = {
+    "": "Are user, database and password right?",
+    "3F000": "Create the schema, or correct its name in the URL",
+    "42501": "Grant this role the rights that the README of twopc-postgres lists",
+    "42P01": "Something else than twopc has dropped the table: restore it from a backup",
+}
+"""SQLSTATE → advice for a commit log that is refused."""
+
+_OF_ANOTHER_TABLE = (
+    "Is it a table that twopc has created? docs/stores.md has its definition. Otherwise use another schema"
+)

@@ -1,0 +1,255 @@
+"""The files that one task writes at a time, where records are split over more places than it can keep files open.
+
+Records of a further place wait in memory. Only when too many wait is a file finished to make room, so records that come
+in any order need few more files than sorted ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+HELD_BYTES = 48 * 1024 * 1024
+"""How many bytes of records the open files may hold together. As many again may wait for a file, and the open files may
+take as many whatever their records are. A single file is bounded by its format."""
+
+KEPT_BYTES = 128 * 1024 * 1024
+"""How many bytes of records that were written the encoders of the open files may keep together."""
+
+COLUMN_BYTES = 700
+"""The memory of a record batch's column without its values, measured with pyarrow 26."""
+
+
+def memory_bytes(batch: pa.RecordBatch) -> int:
+    """Return the memory that ``batch`` takes: its values, and the objects around each column, which dominate in short
+    batches."""
+    return int(batch.nbytes + COLUMN_BYTES * batch.num_columns)
+
+
+class OpenFile(Protocol):
+    """A file that is being written.
+
+    Attributes:
+        held_bytes: the size in Arrow of the records that have not reached the file, in bytes.
+        kept_bytes: the size in Arrow of the records that the encoder keeps although they have, in bytes.
+        fixed_bytes: the memory of encoder and buffers, independent of the records, in bytes.
+        room: how many more records the file takes; None for any number. Not 0 before the first.
+        is_full: whether the file is to be finished.
+    """
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    @property
+    def kept_bytes(self) -> int: ...
+
+    @property
+    def fixed_bytes(self) -> int: ...
+
+    @property
+    def room(self) -> int | None: ...
+
+    @property
+    def is_full(self) -> bool: ...
+
+    def write(self, records: pa.RecordBatch) -> None:
+        """Write, or hold, records."""
+
+    def flush(self) -> None:
+        """Write held records to the file, if its format can do that in the middle of a file."""
+
+    def finish(self) -> None:
+        """Write everything, and close the file. If this fails, ``discard`` follows."""
+
+    def discard(self) -> None:
+        """Close the file, which is no longer wanted. Raises nothing."""
+
+
+PlaceT = TypeVar("PlaceT")
+FileT = TypeVar("FileT", bound=OpenFile)
+
+
+class OpenFiles(Generic[PlaceT, FileT]):
+    """Writes each record to a file of its place. Not for several threads.
+
+    Args:
+        create: creates a file for each of these places, none of which has an open one. It is called for as many at a
+            time as possible, so that the files can be announced by one request.
+        most_files: how many files are open at a time.
+    """
+
+    def __init__(self, create: Callable[[Sequence[PlaceT]], Iterable[FileT]], most_files: int = 32) -> None:
+        self._create = create
+        self._most_files = most_files
+        self._largest_fixed_bytes: int | None = None
+        # Place → its open file, the least recently written first.
+        self._open: dict[PlaceT, FileT] = {}
+        # Place without an open file → its records.
+        self._waiting: dict[PlaceT, list[pa.RecordBatch]] = {}
+        self._waiting_bytes: Counter[PlaceT] = Counter()
+
+    def write(self, parts: Iterable[tuple[PlaceT, pa.RecordBatch]]) -> None:
+        """Write records to files of their places. Raises what ``create`` and the files raise."""
+        given = list(parts)
+        self._open_each([place for place, _ in given if place not in self._open])
+        for place, records in given:
+            if place in self._open or self._room():
+                self._write(place, records)
+            else:
+                self._wait(place, records)
+            self._hold_less()
+
+    def finish(self) -> None:
+        """Write the waiting records, then finish every file. Raises what ``create`` and the files raise."""
+        self._finish_each()
+        while self._waiting:
+            self._open_each([*self._waiting])
+            for place in [*self._open]:
+                self._write_waiting(place)
+            self._finish_each()
+
+    def discard(self) -> None:
+        """Discard the waiting records and the open files. Raises nothing."""
+        self._waiting.clear()
+        self._waiting_bytes.clear()
+        for file in self._open.values():
+            file.discard()
+        self._open.clear()
+
+    def _room(self) -> int:
+        """Return how many more files may be open, by the largest one so far."""
+        free = self._most_files - len(self._open)
+        if self._largest_fixed_bytes is None:
+            return min(free, 1)
+        if self._largest_fixed_bytes:
+            left_bytes = HELD_BYTES - sum(file.fixed_bytes for file in self._open.values())
+            free = min(free, math.ceil(left_bytes / self._largest_fixed_bytes))
+        return max(free, 0)
+
+    def _open_each(self, places: Sequence[PlaceT]) -> None:
+        """Open a file for as many places as may have one."""
+        while places and (room := self._room()):
+            some, places = places[:room], places[room:]
+            for place, file in zip(some, self._create(some), strict=True):
+                self._open[place] = file
+                self._largest_fixed_bytes = max(self._largest_fixed_bytes or 0, file.fixed_bytes)
+
+    def _wait(self, place: PlaceT, records: pa.RecordBatch) -> None:
+        """Hold ``records``, as no further file may be open. If too many records wait, finish a file, and give its room
+        to the place with the most waiting records."""
+        self._waiting.setdefault(place, []).append(records)
+        self._waiting_bytes[place] += memory_bytes(records)
+        if sum(self._waiting_bytes.values()) > HELD_BYTES:
+            self._finish(next(iter(self._open)))
+            # That place has at least as many as ``place``, so no more wait afterwards than before this call.
+            [(place, _)] = self._waiting_bytes.most_common(1)
+            self._write_waiting(place)
+
+    def _write_waiting(self, place: PlaceT) -> None:
+        del self._waiting_bytes[place]
+        for records in self._waiting.pop(place, ()):
+            self._write(place, records)
+
+    def _write(self, place: PlaceT, records: pa.RecordBatch) -> None:
+        """Write ``records``, after the waiting ones, to the open file of ``place`` or to new files."""
+        self._write_waiting(place)
+        rest = records
+        while rest.num_rows:
+            file = self._open.pop(place, None) or next(iter(self._create([place])))
+            self._open[place] = file  # the most recently written one
+            room = rest.num_rows if file.room is None else file.room
+            taken, rest = rest.slice(0, room), rest.slice(room)
+            file.write(taken)
+            if file.is_full:
+                self._finish(place)
+
+    def _hold_less(self) -> None:
+        """Uphold that memory is bounded, however many files are open: flush or finish the files that take most."""
+        while len(self._open) > 1 and sum(file.held_bytes for file in self._open.values()) > HELD_BYTES:
+            place, file = max(self._open.items(), key=lambda item: item[1].held_bytes)
+            file.flush()
+            if file.held_bytes:
+                self._finish(place)
+        while len(self._open) > 1 and sum(file.kept_bytes for file in self._open.values()) > KEPT_BYTES:
+            self._finish(max(self._open, key=lambda place: self._open[place].kept_bytes))
+
+    def _finish(self, place: PlaceT) -> None:
+        # The file counts as open until it is closed, so that it is discarded if this fails.
+        self._open[place].finish()
+        del self._open[place]
+
+    def _finish_each(self) -> None:
+        for place in [*self._open]:
+            self._finish(place)
+
+
+class RowGroups:
+    """Collects the records of one file into row groups, and writes each as soon as it is full. Spark's batches of
+    10 000 rows are too small for a row group each: columns would hardly compress, and readers would spend their time on
+    metadata.
+
+    Args:
+        write: writes a row group.
+        most_bytes: the size of a full one, in bytes of Arrow.
+
+    Attributes:
+        held_bytes: as of ``OpenFile``.
+        kept_bytes: as of ``OpenFile``: Arrow's Parquet writer keeps the pages of the last row group, plain and
+            compressed, until the next one begins or the file is closed.
+    """
+
+    def __init__(self, write: Callable[[pa.Table], object], most_bytes: int) -> None:
+        self._write, self._most_bytes = write, most_bytes
+        self._held: list[pa.RecordBatch] = []
+        self.held_bytes = self.kept_bytes = 0
+
+    def write(self, records: pa.RecordBatch) -> None:
+        """Hold records until their row group is full."""
+        self._held.append(records)
+        self.held_bytes += memory_bytes(records)
+        if self.held_bytes >= self._most_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the held records as a row group."""
+        if self._held:
+            import pyarrow as pa
+
+            self._write(pa.Table.from_batches(self._held))
+            self.kept_bytes, self.held_bytes = self.held_bytes, 0
+            self._held.clear()
+
+    def discard(self) -> None:
+        """Release the held records."""
+        self._held.clear()
+        self.held_bytes = 0
+
+
+def grouped(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
+    """Yield, for each tuple of values that records have in some columns, the positions of these records in their order.
+    Two nulls are equal, and so are two NaNs.
+
+    Args:
+        columns: at least one.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    tuples = None
+    for column in columns:
+        encoded = column.dictionary_encode("encode")
+        values = encoded.indices.cast(pa.int64())
+        if tuples is not None:
+            values = pc.add(pc.multiply(tuples, len(encoded.dictionary)), values)
+            values = values.dictionary_encode().indices.cast(pa.int64())  # so that it never exceeds the records' number
+        tuples = values
+    order = pc.sort_indices(tuples)  # stable
+    start = 0
+    for end in pc.run_end_encode(tuples.take(order)).run_ends.to_pylist():
+        yield order.slice(start, end - start)
+        start = end
