@@ -16,7 +16,7 @@ from tests.support.memory_log import MemoryLog
 from tests.unit import test_recovery as recovery
 from tests.unit.test_coordinator import World, raises, run, sink
 from tests.unit.test_half_of_the_state import Query, remove
-from tests.unit.test_leases import POOL, lease
+from tests.unit.test_leases import POOL
 from twopc import Committable, Coordinator, Participant, Round, Vote, create_sink, leases
 from twopc.errors import (
     ConfigurationError,
@@ -30,6 +30,7 @@ from twopc.errors import (
     RoundAborted,
     SchemaMismatch,
 )
+from twopc.leases import lease
 from twopc.log.entries import FORMAT
 from twopc.testing import MemorySink
 
@@ -89,7 +90,7 @@ def test_the_next_start_uses_the_ids_that_ran_out(monkeypatch: pytest.MonkeyPatc
     lease(POOL, (1, 0)).answered()
     with pytest.raises(PoolExhausted, match="transactional ids of"):
         lease(POOL, (1, 0))
-    assert lease(POOL, (2, 0))
+    assert lease(POOL, (2, 0)).name
 
 
 def write(options: Mapping[str, Any], columns: Columns) -> None:
