@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Iterator
@@ -95,6 +96,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # The contract ships without this project's marks.
         if item.name.partition("[")[0] == KILLS_IN_THE_CONTRACT:
             item.add_marker(pytest.mark.crash)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the thousands of tests and the modules that they import out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
