@@ -29,6 +29,7 @@ READ = {
     "docs/spark.md": 2250,
     "docs/stores.md": 1500,
     "docs/versions.md": 600,
+    "docs/without-spark.md": 500,
 }
 """Page → the most words, where somebody starts with twopc, uses it, runs it or wants to understand it."""
 

@@ -154,6 +154,16 @@ def test_the_batch_is_shuffled_by_the_key_only_where_it_is_not(tables: Tables, t
         assert exchanges(tables, batch.repartition(tasks, "id"), tasks) == 1  # its own
 
 
+def test_outputs_with_the_same_changes_share_a_shuffle_and_each_gets_them(tables: Tables) -> None:
+    copies = [tables.add(name, where="id < 9") for name in ("copy", "second-copy")]
+    other = tables.add("other", where="id < 9", latest_by="-at")
+    tables.apply([("u", 1, "a", 1), ("u", 1, "b", 2), ("u", 2, "c", 1), ("d", 2, None, 2), ("u", 9, "x", 1)])
+    assert [state(each) for each in (*copies, other)] == [[(1, "b")], [(1, "b")], [(1, "a"), (2, "c")]]
+    assert tables.unrouted == [1]
+    batch = tables.spark.range(9).selectExpr("'u' AS op", "id", "'a' AS name", "1 AS at").repartition(4)
+    assert exchanges(tables, batch, 4) == 1 + 2
+
+
 def exchanges(tables: Tables, batch: DataFrame, tasks: int) -> int:
     projection = Projection(tables.outputs)
     frame, found = projection.apply(batch)

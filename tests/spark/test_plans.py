@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 import pytest
@@ -12,7 +12,7 @@ from twopc.errors import ConfigurationError
 from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
 from twopc.spark import Output, tuning
 from twopc.spark.engine import BatchInput
-from twopc.spark.tuning import Plan, Plans
+from twopc.spark.tuning import LimitedByRows, Plan, Plans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,6 +38,12 @@ def test_a_batch_of_more_transactions_than_a_decision_has_room_for_is_refused_wi
 
 def test_a_decision_has_room_for_three_hundred_bytes_a_transaction() -> None:
     assert LONGEST_DECISION // MOST_TRANSACTIONS >= 300
+
+
+def test_a_frame_of_spark_connect_is_written_as_it_is() -> None:
+    """It has no context, and nothing is known of its plan."""
+    frame: Any = object()
+    assert LimitedByRows().run(lambda given: given is frame, frame, Plan(), in_structs=False)
 
 
 @pytest.mark.spark

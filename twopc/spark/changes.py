@@ -50,10 +50,12 @@ class Keyed:
     Attributes:
         key: the columns of the key.
         latest_by: what the records of a key are ordered by, as SQL; None if a key must not come twice in a batch.
+        rows: what its records and deletes are made of. Outputs that are equal in all of this share their changes.
     """
 
     key: tuple[str, ...]
     latest_by: str | None
+    rows: tuple[object, ...] = ()
 
     def refuse(self, sink: str, counts: Mapping[Change, int], task: int) -> None:
         """Raise RecordRefused if a task has found records that it can't put in order."""
@@ -141,15 +143,18 @@ class ByKey:
             in_structs: whether an output's record remains a struct; else its columns take the place of it.
         """
         tasks = tasks_of(frame) if tasks is None else tasks
+        first = dict[Keyed, str]()
         for name, keyed in outputs.items():
-            frame = self._together(frame, name, keyed, tasks)
+            if first.setdefault(keyed, name) == name:
+                frame = self._together(frame, name, keyed, tasks)
         of_outputs = {
             column: name for name, keyed in outputs.items() for column in (name, *_beside(frame, name, keyed))
         }
         kept = [quoted(column) for column in frame.columns if column not in of_outputs]
         for name, keyed in outputs.items():
-            values = [*_values(frame, name, keyed)]
-            change = quoted(CHANGE + name)
+            values = [*_values(frame, first[keyed], keyed)]
+            change = quoted(CHANGE + first[keyed])
+            kept += [f"{change} AS {quoted(CHANGE + name)}"] if first[keyed] != name else []
             record = f"IF({change} IN ({Change.WRITE:d}, {Change.DELETE:d}), struct({', '.join(values)}), NULL)"
             kept += [f"{record} AS {quoted(name)}"] if in_structs else values
         return frame.selectExpr(*kept)

@@ -146,6 +146,13 @@ def _as_text(given: Expression) -> str:
     return given if isinstance(given, str) else repr(given).removeprefix("Column<'").removesuffix("'>")
 
 
+def _keyed(output: Output) -> Keyed:
+    given = (*output.columns, output.where, output.delete_where, output.latest_by)
+    # Two Columns may differ and have one text, such as those of two functions in Python.
+    rows = tuple(each if each is None or isinstance(each, str) else id(each) for each in given)
+    return Keyed(output.key, None if output.latest_by is None else _as_text(output.latest_by), rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """One sink's part of a record batch.
@@ -289,11 +296,7 @@ class Projection:
             chosen=frozenset(name for name, output in outputs.items() if output.where is not None),
             hashed=frozenset(hashed),
             with_source=with_source,
-            keyed={
-                name: Keyed(output.key, None if output.latest_by is None else _as_text(output.latest_by))
-                for name, output in outputs.items()
-                if output.key
-            },
+            keyed={name: _keyed(output) for name, output in outputs.items() if output.key},
         )
 
     def apply(self, batch: DataFrame) -> tuple[DataFrame, Rows]:

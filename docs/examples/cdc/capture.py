@@ -77,5 +77,5 @@ class Capture(ServerProcess):
 
     def has_passed(self, place: str) -> bool:
         """Whether everything before a place in the source's log is in Kafka."""
-        passed = "SELECT confirmed_flush_lsn > %s::pg_lsn FROM pg_replication_slots"
+        passed = "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
         return self._source.rows(passed, place) == [(True,)]

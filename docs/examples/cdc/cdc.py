@@ -134,7 +134,7 @@ def parsed_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="A change stream to three copies, exactly once, through kills.")
     parser.add_argument("--accounts", type=int, default=500, help="accounts at the beginning (default: 500)")
-    parser.add_argument("--transactions", type=int, default=4000, help="transactions of the writers (default: 4000)")
+    parser.add_argument("--transactions", type=int, default=2000, help="transactions of the writers (default: 2000)")
     parser.add_argument("--writers", type=int, default=4, help="how many write at the same time (default: 4)")
     parser.add_argument("--seed", type=int, default=None, help="repeat the random kill of another run")
     parser.add_argument("--folder", default="build/demo-cdc", help="where to work; emptied first")

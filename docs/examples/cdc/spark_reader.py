@@ -23,6 +23,7 @@ def main() -> None:
     settings = {
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "1",
     }
     spark = session(settings=settings, jars=os.pathsep.join(map(str, jars)))
     for name, (kind, place) in json.loads(sys.argv[1]).items():
