@@ -12,7 +12,7 @@ READ = {
     "README.md": 600,
     "docs/index.md": 230,
     "docs/change-a-query.md": 1000,
-    "docs/change-streams.md": 900,
+    "docs/change-streams.md": 950,
     "docs/choose-a-backend.md": 600,
     "docs/getting-started.md": 1250,
     "docs/glossary.md": 600,
@@ -38,8 +38,8 @@ LOOKED_UP = {
     "docs/errors.md": 4950,
     "plugins/delta/README.md": 1600,
     "plugins/files/README.md": 2100,
-    "plugins/iceberg/README.md": 1750,
-    "plugins/kafka/README.md": 2300,
+    "plugins/iceberg/README.md": 2100,
+    "plugins/kafka/README.md": 2500,
     "plugins/mysql/README.md": 1450,
     "plugins/postgres/README.md": 1550,
     "plugins/pravega/README.md": 750,
@@ -50,7 +50,7 @@ OTHERS = {"CHANGELOG.md": 200, "SECURITY.md": 50, "docs/write-your-own-sink.md":
 
 MOST_WORDS = READ | LOOKED_UP | OTHERS
 
-MOST_READ, MOST_LOOKED_UP = 20_000, 20_500
+MOST_READ, MOST_LOOKED_UP = 20_400, 21_000
 
 WORDS_BEFORE_CODE = 150
 
