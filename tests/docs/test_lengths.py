@@ -28,6 +28,7 @@ MOST_WORDS = {
     "docs/spark.md": 2250,
     "docs/stores.md": 1600,
     "docs/versions.md": 600,
+    "docs/without-spark.md": 500,
 }
 
 WORDS_BEFORE_CODE = 150

@@ -430,7 +430,7 @@ def test_a_file_that_is_moved_aside_while_both_are_opened_is_reported_once(
 def test_a_file_that_is_moved_aside_while_it_is_looked_for_is_read_once(
     path: Path, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = EventReader._opened
+    opened = EventReader._open
 
     def opened_and_moved(reader: EventReader, file: Path) -> Any:
         found = opened(reader, file)
@@ -441,7 +441,7 @@ def test_a_file_that_is_moved_aside_while_it_is_looked_for_is_read_once(
     write(path, batch(0))
     reader = EventReader(path)
     with monkeypatch.context() as patched:
-        patched.setattr(EventReader, "_opened", opened_and_moved)
+        patched.setattr(EventReader, "_open", opened_and_moved)
         assert numbers(reader) == [0]
     write(path, batch(1), at=AT + timedelta(seconds=1))
     assert numbers(reader) == [1]

@@ -71,7 +71,7 @@ def test_a_query_whose_own_code_fails_at_every_start_ends_with_the_code_for_an_o
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "0.json").write_text('{"value": "a"}\n')
 
-    @udf("string")  # type: ignore[untyped-decorator]
+    @udf("string")
     def planned(value: str) -> str:
         raise ValueError(f"no plan for {value!r}")
 

@@ -12,9 +12,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from twopc.errors import ConfigurationError
-from twopc.options import Kind, wrong_value
+from twopc.options import Kind, Option, wrong_value
 from twopc_kafka import key_stores
-from twopc_kafka.client.tokens import OAUTHBEARER, check_tokens, is_token_option, tokens_of
+from twopc_kafka.client.tokens import (
+    OAUTHBEARER,
+    PROVIDER,
+    check_tokens,
+    is_token_option,
+    tokens_of,
+    without_token_options,
+)
 from twopc_kafka.client.tokens import OPTIONS as TOKEN_OPTIONS
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -88,10 +95,15 @@ def _addresses(given: Any) -> str:
     return ",".join(dict.fromkeys(addresses))
 
 
-ADDRESSES = Kind(
-    "addresses",
-    "addresses such as broker1:9092,broker2:9092 or [::1]:9092, with a port of 1 to 65535",
-    _addresses,
+SERVERS = Option(
+    "bootstrap.servers",
+    Kind(
+        "addresses",
+        "addresses such as broker1:9092,broker2:9092 or [::1]:9092, with a port of 1 to 65535",
+        _addresses,
+    ),
+    "",
+    needed=True,
 )
 
 
@@ -100,7 +112,7 @@ def checked(owner: str, servers: str, properties: Mapping[str, Any]) -> dict[str
 
     Args:
         owner: the sink, for errors.
-        servers: a value that ``ADDRESSES`` has read.
+        servers: a value that ``SERVERS`` has read.
         properties: librdkafka's options, without their other names.
 
     Returns:
@@ -125,14 +137,16 @@ def checked(owner: str, servers: str, properties: Mapping[str, Any]) -> dict[str
                 option=name,
             )
     mechanism = str(properties.get("sasl.mechanism", "")).upper()
-    check_tokens(mechanism, {**properties, "bootstrap.servers": re.sub(r"\w+://", "", servers)})
+    given = {**properties, "bootstrap.servers": re.sub(r"\w+://", "", servers)}
+    if mechanism:
+        given["sasl.mechanism"] = mechanism
+    check_tokens(mechanism, given)
     if "SASL" in layers:
-        _require_login(owner, mechanism, properties)
-    for name, value in properties.items():
+        _require_login(owner, mechanism, given)
+    for name, value in given.items():
         if name.endswith(".location") and value and not os.access(str(value), os.R_OK):
             raise wrong_value(owner, name, "a file that this process may read")
-    by_mechanism = {"sasl.mechanism": mechanism} if mechanism else {}
-    return {**key_stores.as_pem(properties), **by_mechanism, "bootstrap.servers": re.sub(r"\w+://", "", servers)}
+    return key_stores.as_pem(given)
 
 
 def control(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,6 +159,28 @@ def control(properties: Mapping[str, Any]) -> dict[str, Any]:
     if any(name in properties for name in key_stores.PEM):
         translated["ssl_context"] = key_stores.context_of(properties)
     return translated
+
+
+def for_librdkafka(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return checked ``properties`` as librdkafka's. Fetches a token if a provider gives them.
+
+    Raises:
+        Retriable: there is no token now. librdkafka would only log why.
+        OperatorRequired: the provider refuses this client.
+    """
+    given = without_token_options(properties)
+    if PROVIDER in properties:
+        tokens = tokens_of(properties)
+        tokens.valid_token()
+        given["oauth_cb"] = tokens.for_librdkafka
+    return given
+
+
+def unusable_here(owner: str, message: str) -> ConfigurationError:
+    """Return the error for checked options that librdkafka can't use on this host. librdkafka quotes values, which may
+    be secrets, so they are left out, and librdkafka's own error must not be the cause."""
+    without_values = re.sub(r'"[^"]*"', '"..."', message.strip())
+    return ConfigurationError(f"librdkafka can't use the options of {owner} on this host: {without_values}")
 
 
 def is_known(name: str) -> bool:

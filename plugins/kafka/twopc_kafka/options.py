@@ -66,12 +66,7 @@ def _ms(least: int, most: int = MOST, why: str = "") -> Kind:
 
 
 OPTIONS = (
-    Option(
-        "bootstrap.servers",
-        connection_options.ADDRESSES,
-        "",
-        needed=True,
-    ),
+    connection_options.SERVERS,
     Option(
         "topic",
         Kind(
@@ -416,10 +411,3 @@ def _refuse_what_the_arrow_writer_cannot_honor(merged: Mapping[str, Any], delive
                 option=name,
             )
     settings(merged)
-
-
-def unusable_here(message: str) -> ConfigurationError:
-    """Return the error for checked options that librdkafka can't use on this host. librdkafka quotes values, which may
-    be secrets, so they are left out, and librdkafka's own error must not be the cause."""
-    without_values = re.sub(r'"[^"]*"', '"..."', message.strip())
-    return ConfigurationError(f"librdkafka can't use the options of {OWNER} on this host: {without_values}")

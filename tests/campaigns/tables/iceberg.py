@@ -21,8 +21,7 @@ from tests.campaigns.tables.calls import on_files, on_requests, on_sql
 from tests.campaigns.tables.table import reader
 from twopc_iceberg import IcebergSink
 from twopc_iceberg.catalogs import TransactionalCatalog
-from twopc_iceberg.marks import BATCH
-from twopc_iceberg.notes import FOLDER
+from twopc_iceberg.notes import BATCH, FOLDER
 
 if TYPE_CHECKING:
     from tests.campaigns.every_step.blows import Strike

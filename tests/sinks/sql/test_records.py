@@ -198,7 +198,7 @@ FOLDED = """
     CREATE FUNCTION compared(folded, folded) RETURNS int LANGUAGE sql IMMUTABLE
         AS 'SELECT bttextcmp(lower($1::text), lower($2::text))';
     CREATE FUNCTION same(folded, folded) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT compared($1, $2) = 0';
-    CREATE OPERATOR = (LEFTARG = folded, RIGHTARG = folded, FUNCTION = same, HASHES, MERGES);
+    CREATE OPERATOR = (LEFTARG = folded, RIGHTARG = folded, FUNCTION = same);
     CREATE OPERATOR CLASS of_folded DEFAULT FOR TYPE folded USING btree AS OPERATOR 3 =, FUNCTION 1 compared;
     CREATE DOMAIN a_name AS folded
 """

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import ManifestContent, ManifestWriter, ManifestWriterV2, write_manifest
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table.update import AddPartitionSpecUpdate, AssertTableUUID
@@ -33,7 +32,6 @@ from pyiceberg.types import (
     ListType,
     LongType,
     MapType,
-    NestedField,
     StringType,
     StructType,
     TimestampType,
@@ -53,9 +51,6 @@ KEY_TYPES = (
 )
 """The types of which every reader takes the same values for equal. Iceberg bars floating-point numbers. Iceberg for
 Java misorders ``uuid``, and so passes over delete files; Spark has no ``time``."""
-
-EQUALITY_IDS, ELEMENT = 135, 136
-"""Ids of fields of a manifest."""
 
 
 def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
@@ -167,36 +162,3 @@ def require_spec(table: Table) -> bool:
     same = AssertTableUUID(uuid=table.metadata.table_uuid)
     table.catalog.commit_table(table, (same,), (AddPartitionSpecUpdate(spec=spec),))
     return True
-
-
-def manifest_writer(content: ManifestContent, **arguments: Any) -> ManifestWriter:
-    """Return pyiceberg's writer of manifests, or one for manifests of delete files, which pyiceberg lacks."""
-    if content is ManifestContent.DATA:
-        return write_manifest(**arguments)
-    assert arguments.pop("format_version") == 2
-    return _DeletesWriter(**arguments)
-
-
-class _DeletesWriter(ManifestWriterV2):
-    """Writes manifests of delete files."""
-
-    def content(self) -> ManifestContent:
-        return ManifestContent.DELETES
-
-    @property
-    def _meta(self) -> dict[str, str]:
-        return {**super()._meta, "content": "deletes"}
-
-    def _with_partition(self, format_version: Any) -> Schema:
-        """Return the schema of entries. The specification has ids of columns as ``int``, and pyiceberg as ``long``."""
-        schema = super()._with_partition(format_version)
-        return Schema(*[_with_int_ids(field) for field in schema.fields])
-
-
-def _with_int_ids(field: NestedField) -> NestedField:
-    if isinstance(field.field_type, StructType):
-        parts = StructType(*map(_with_int_ids, field.field_type.fields))
-        return field.model_copy(update={"field_type": parts})
-    if field.field_id == EQUALITY_IDS:
-        return field.model_copy(update={"field_type": ListType(ELEMENT, IntegerType(), element_required=True)})
-    return field
