@@ -151,6 +151,7 @@ def prepared(request: pytest.FixtureRequest, broker_with_topic: KafkaBroker, wai
     return {use: Prepared(partial(make_sink, use), batch, wait) for use in ("measure", "judge")}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("state", "commit", "version", "answer"), CASES)
 def test_the_broker_answers_as_the_table_says(
     prepared: dict[str, Prepared], state: str, commit: bool, version: int, answer: str
