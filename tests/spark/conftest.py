@@ -171,7 +171,7 @@ class Pipeline:
 
     def entries(self, kind: str) -> Rows:
         """Return the commit log's entries of one kind, oldest first."""
-        entries = [json.loads(file.read_text()) for file in sorted(self.log.glob("*.json"))]
+        entries = [json.loads(file.read_text()) for file in sorted(self.log.glob("[0-9]*.json"))]
         return [entry for entry in entries if entry["kind"] == kind]
 
     def decided_batches(self) -> list[int]:
