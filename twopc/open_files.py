@@ -248,6 +248,7 @@ def grouped(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
             values = pc.add(pc.multiply(tuples, len(encoded.dictionary)), values)
             values = values.dictionary_encode().indices.cast(pa.int64())  # so that it never exceeds the records' number
         tuples = values
+    assert tuples is not None
     order = pc.sort_indices(tuples)  # stable
     start = 0
     for end in pc.run_end_encode(tuples.take(order)).run_ends.to_pylist():

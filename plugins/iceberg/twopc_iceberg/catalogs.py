@@ -237,7 +237,7 @@ class _Shared(IcebergBaseModel):
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Any:  # noqa: ARG002
         return super().model_copy(update=update)
 
-    def model_dump_json(
+    def model_dump_json(  # type: ignore[override]  # as pyiceberg has it
         self, exclude_none: bool = True, exclude: Any | None = None, by_alias: bool = True, **kwargs: Any
     ) -> str:
         # pyiceberg 0.12 refuses version 3.
@@ -269,7 +269,7 @@ class _NewSequenceNumber(ValidatableTableRequirement):
     type: str = "twopc-new-sequence-number"
     snapshot: Snapshot
 
-    def validate(self, base_metadata: TableMetadata | None) -> None:
+    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]  # as pyiceberg has it
         if not isinstance(base_metadata, TableMetadataV3) or self.snapshot.parent_snapshot_id is None:
             return
         if (self.snapshot.sequence_number or 0) <= base_metadata.last_sequence_number:

@@ -96,7 +96,7 @@ class Prepared:
         """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
         found = {each.name: handle[each.name] for each in fields(cls) if each.name not in _LATER}
         found.update({name: handle.get(name) for name in _LATER})
-        kinds = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}
+        kinds: dict[str, Any] = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}
         kinds |= {"equality_ids": list | None, "by_position": bool | None}
         if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
             raise TypeError("a committable of the iceberg sink has another handle")

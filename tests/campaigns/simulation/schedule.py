@@ -27,7 +27,7 @@ from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, participant, performer
+from twopc import commits, participant, performer, transactional_ids
 from twopc.errors import RepeatedFailure, Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -47,7 +47,7 @@ from twopc_kafka import sink as kafka_sink
 
 ResultT = TypeVar("ResultT")
 
-REAL_SLOTS = leases.BATCH_SLOTS
+REAL_SLOTS = transactional_ids.BATCH_SLOTS
 
 WITH_TABLES = ("t", "kt", "ft", "kft", "tt", "ktt")
 """The sinks of every fifth seed."""
@@ -238,7 +238,7 @@ def simulated() -> Iterator[None]:
         (leases, "_boot", _MACHINES.boot),
         (leases, "_searched", Forgotten()),
         (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
-        (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
+        (leases, "BATCH_SLOTS", REAL_SLOTS),
         (log_store, "mount_of", lambda _: None),
         (disk, "os", _OS),
         (folder, "uuid", uuids),
@@ -311,7 +311,8 @@ def _scenario_of(seed: int, rng: random.Random) -> Scenario:
 
 def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     _IDS.count = 0
-    leases.BATCH_SLOTS = REAL_SLOTS  # for the backlog: no coordinator leaves two batches whose names would collide
+    # For the backlog: no coordinator leaves two batches whose names would collide.
+    vars(leases)["BATCH_SLOTS"] = REAL_SLOTS
     steps.ENTRIES_KEPT = scenario.entries_kept
     world = World(faults, records_trace=traced)
     _CLOCK.world = world
@@ -333,7 +334,7 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     )
     if scenario.backlog or scenario.orphans:
         _leave_something_behind(scenario, spark)
-    leases.BATCH_SLOTS = scenario.slots
+    vars(leases)["BATCH_SLOTS"] = scenario.slots
     if scenario.late_begin:
         _leave_begins_under_way(scenario, spark, broker)
 

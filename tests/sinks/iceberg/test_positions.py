@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,7 @@ from tests.sinks.iceberg.test_upserts import (
 from tests.support.between import Between, once
 from tests.support.keyed_table import records, sealed, vote
 from tests.support.typed_records import typed
-from twopc import Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_iceberg import positions
 from twopc_iceberg.manifests import ManifestWriter, data_file, entries
@@ -335,6 +336,7 @@ def test_columns_of_the_key_that_were_renamed_and_widened_are_found_by_their_ids
         NestedField(3, "day", StringType()),
     )
     by_files.create(schema)
+    batch: Sequence[Committable] = ()
     for batch_id, (ids, name) in enumerate([([1, 2], "old"), ([1], "new")]):
         rows = pa.record_batch({"id": pa.array(ids, pa.int32()), "name": [name] * len(ids), "day": [""] * len(ids)})
         sink = upserts(by_files)
@@ -418,7 +420,7 @@ def test_files_whose_bounds_or_partition_have_no_key_are_not_read(spec: Partitio
         run(by_files, batch_id, [(batch_id * 100 + number, f"{number}", "mon") for number in (0, 9)])
     search, opened = positions._Search.rows_of, list[str]()
 
-    def counted(self: Any, file: positions.LiveFile) -> Any:
+    def counted(self: Any, file: Any) -> Any:
         opened.append(file.path)
         return search(self, file)
 
