@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from twopc.phases import Phase
 
 DESCRIBED_BY = "python -m pydoc twopc."
-"""What shows a class's docstring wherever twopc is installed; docs/errors.md has more."""
+"""What shows a docstring wherever twopc is installed. A message names no page of the documentation, which pip does not
+install; docs/errors.md has more."""
 
 _DESTINATION = ("topic", "partition", "column")
 
@@ -218,6 +219,9 @@ class LogMismatch(Refused):
 
     Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
     ``twopc checkpoint repair``.
+
+    When Spark repartitions a query's state, it adds a batch that no sink sees. If nothing was in doubt before, begin a
+    new log then, with the batch that the query is at as ``first_batch_id``.
     """
 
 

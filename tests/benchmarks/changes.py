@@ -95,7 +95,7 @@ def _create(name: str, folder: Path, rows: int) -> dict[str, str]:
     return {"path": f"{folder}/delta", "upsert_by": "id"}
 
 
-def _rows(rng: np.random.Generator, ids: np.ndarray) -> pa.Table:
+def _rows(rng: np.random.Generator, ids: Any) -> pa.Table:
     names = pa.array([f"name {number}" for number in range(1000)]).take(pa.array(ids % 1000))
     return pa.table({"id": ids, "name": names, "v": rng.random(len(ids))}, schema=SCHEMA)
 

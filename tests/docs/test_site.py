@@ -158,7 +158,7 @@ def public_names() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
+@pytest.mark.parametrize("name", ["api.md", "configuration.md", "cli.md", "metrics.md"])
 def test_the_tables_of_a_reference_page_are_those_of_the_code(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
     assert site_script("reference").filled(page) == page, "run: python docs/site/reference.py"

@@ -251,7 +251,7 @@ def test_a_key_that_was_deleted_is_refused_with_googles_message(gcs_bucket: GcsB
     deleted = json.dumps({"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
     gcs_bucket.proxy.disturb_all("POST", Answer(400, deleted.encode()), "/token")
     store = twopc.open_store(gcs_bucket.url("log"), token=account, endpoint_url=gcs_bucket.proxy.url)
-    with pytest.raises(ConfigurationError, match=r"Invalid JWT Signature.*docs/stores.md") as refused:
+    with pytest.raises(ConfigurationError, match=r"Invalid JWT Signature.*twopc.open_store") as refused:
         store.slots()
     assert account["private_key"].splitlines()[1] not in shown(refused.value)
 

@@ -58,28 +58,44 @@ class ReadingsCollector(Collector):
         return families.values()
 
 
-METRICS = (
-    ("twopc_log_up", "Whether the newest reading of the log has succeeded.", ["log"]),
+METRICS_OF_LOGS = (
+    ("twopc_log_up", "1 if the newest reading of the log has succeeded, else 0.", ["log"]),
     ("twopc_log_read_timestamp_seconds", "When the newest successful reading began.", ["log"]),
     ("twopc_log_entries", "Entries that the log keeps; 0: no query has begun a log there.", ["log"]),
-    ("twopc_log_bytes", "Size of these entries.", ["log", "owner"]),
+    ("twopc_log_bytes", "Size of the entries that the log keeps.", ["log", "owner"]),
     ("twopc_log_batch_id", "The newest decided batch; absent before the first.", ["log", "owner"]),
     ("twopc_log_incarnation", "The incarnation that wrote the newest entry.", ["log", "owner"]),
-    ("twopc_log_last_entry_timestamp_seconds", "When it was written, by the writer's clock.", ["log", "owner"]),
-    ("twopc_log_clean_stop", "Whether the newest coordinator has stopped cleanly.", ["log", "owner"]),
+    (
+        "twopc_log_last_entry_timestamp_seconds",
+        "Time of the newest entry, by the driver's clock.",
+        ["log", "owner"],
+    ),
+    ("twopc_log_clean_stop", "1 if the newest coordinator has stopped cleanly, else 0.", ["log", "owner"]),
     ("twopc_log_unanswered_seconds", "How long a call has had no answer, from a minute on; else 0.", ["log", "owner"]),
     ("twopc_oldest_in_doubt_seconds", "How long the oldest batch in doubt has been so; 0 if none.", ["log", "owner"]),
     ("twopc_usual_in_doubt_seconds", "How long a batch usually is in doubt in the log.", ["log", "owner"]),
-    ("twopc_in_doubt_transactions", "Decided, and not known to be committed.", ["log", "owner", "sink"]),
-    ("twopc_abandoned_transactions", "Decided, and given up by operators.", ["log", "owner", "sink"]),
-    # With a sinks file.
-    ("twopc_sink_up", "Whether the newest reading of the sink has succeeded.", ["log", "sink"]),
+    (
+        "twopc_in_doubt_transactions",
+        "Decided transactions, not known to be committed.",
+        ["log", "owner", "sink"],
+    ),
+    ("twopc_abandoned_transactions", "Decided transactions that operators gave up.", ["log", "owner", "sink"]),
+)
+
+METRICS_OF_SINKS = (
+    ("twopc_sink_up", "1 if the newest reading of the sink has succeeded, else 0.", ["log", "sink"]),
     ("twopc_sink_read_timestamp_seconds", "When the newest successful reading began.", ["log", "sink"]),
-    ("twopc_open_transactions", "Open in the target system.", ["log", "owner", "sink"]),
-    ("twopc_oldest_transaction_seconds", "Age of the oldest of them; 0 if none.", ["log", "owner", "sink"]),
-    ("twopc_transaction_timeout_seconds", "At which age it is rolled back, if ever.", ["log", "owner", "sink"]),
+    ("twopc_open_transactions", "Transactions that are open in the target system.", ["log", "owner", "sink"]),
+    ("twopc_oldest_transaction_seconds", "Age of the oldest open transaction; 0 if none.", ["log", "owner", "sink"]),
+    (
+        "twopc_transaction_timeout_seconds",
+        "The age at which it is rolled back, if ever.",
+        ["log", "owner", "sink"],
+    ),
     ("twopc_held_back_seconds", "How long readers are held back at one place; 0 if not.", ["log", "owner", "sink"]),
 )
+
+METRICS = (*METRICS_OF_LOGS, *METRICS_OF_SINKS)
 
 
 def _encodable(label: str) -> str:

@@ -359,7 +359,7 @@ def parse(data: bytes, where: str) -> Entry:
     """
     try:
         if len(data) > LONGEST_ENTRY:
-            raise ValueError(f"{len(data)} bytes, and no entry has more than {LONGEST_ENTRY}")
+            raise ValueError(f"no entry has more than {LONGEST_ENTRY} bytes")
         value = json.loads(data)
         if (found := _count(value["format"])) > FORMAT:
             raise CorruptLog(

@@ -76,21 +76,23 @@ def _histogram(prometheus: str, opentelemetry: str, meaning: str, *labels: str) 
     return Instrument(Kind.HISTOGRAM, prometheus, opentelemetry, "s", meaning, ("owner", *labels))
 
 
-BATCHES = _counter("batches_total", "{batch}", "Batches that finished.", "already_decided")
-BATCH_S = _histogram("batch_duration_seconds", "batch.duration", "Time of a finished batch.")
+BATCHES = _counter(
+    "batches_total", "{batch}", "Finished batches; if already decided, not written again.", "already_decided"
+)
+BATCH_S = _histogram("batch_duration_seconds", "batch.duration", "Time of a finished batch, the sum of its phases.")
 PHASE_S = _histogram("phase_duration_seconds", "phase.duration", "Time of a finished batch in each phase.", "phase")
 RECORDS = _counter("records_total", "{record}", "Records of finished batches.", "sink")
 BYTES = _counter(
-    "record_bytes_total", "By", "Their bytes as Arrow holds them in memory.", "sink", opentelemetry="record.size"
+    "record_bytes_total", "By", "Bytes of these records as Arrow holds them.", "sink", opentelemetry="record.size"
 )
 TRANSACTIONS = _counter("transactions_total", "{transaction}", "Transactions of finished batches.", "sink")
 UNROUTED = _counter("unrouted_records_total", "{record}", "Records of finished batches that went to no sink.")
 BAD = _counter("bad_records_total", "{record}", "Records that sinks refused, and another one got.")
 BATCH_ID = _gauge("batch_id", "batch.id", "1", "The newest finished batch.")
 FINISHED_S = _gauge("batch_finished_timestamp_seconds", "batch.finish_time", "s", "When it finished, as Unix time.")
-FAILED = _counter("failed_batches_total", "{batch}", "Runs of batches that failed.", "error")
+FAILED = _counter("failed_batches_total", "{batch}", "Failed runs of batches, by the class of the error.", "error")
 RETRIES = _counter("retries_total", "{call}", "Calls that a target system could not answer.")
-COMMIT_RETRIES = _counter("commit_retries_total", "{call}", "Those of them that commit or complete a decided batch.")
+COMMIT_RETRIES = _counter("commit_retries_total", "{call}", "Repeated calls that commit or complete a decided batch.")
 UNANSWERED_S = _gauge(
     "unanswered_seconds",
     "unanswered.duration",
@@ -100,8 +102,8 @@ UNANSWERED_S = _gauge(
 RECOVERED = _counter(
     "recovered_transactions_total", "{transaction}", "Those of earlier incarnations, committed or rolled back.", "sink"
 )
-ABORTED = _counter("aborted_transactions_total", "{transaction}", "Undecided transactions rolled back.", "sink")
-REPLAYED = _counter("replayed_transactions_total", "{transaction}", "Written again after they were lost.", "sink")
+ABORTED = _counter("aborted_transactions_total", "{transaction}", "Undecided transactions, rolled back.", "sink")
+REPLAYED = _counter("replayed_transactions_total", "{transaction}", "Lost transactions, written again.", "sink")
 
 INSTRUMENTS = (
     *(BATCHES, BATCH_S, PHASE_S, RECORDS, BYTES, TRANSACTIONS, UNROUTED, BAD, BATCH_ID, FINISHED_S, FAILED, RETRIES),

@@ -55,9 +55,10 @@ class LocalFolder(Folder):
         except FileNotFoundError:
             return []
 
-    def read(self, name: str) -> bytes:
-        with _permanent_refusals():
-            return (self.path / name).read_bytes()
+    def read(self, name: str, most: int = -1) -> bytes:
+        """Return the whole file, or its first ``most`` bytes. Raises FileNotFoundError."""
+        with _permanent_refusals(), (self.path / name).open("rb") as file:
+            return file.read(most)
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         with _permanent_refusals():

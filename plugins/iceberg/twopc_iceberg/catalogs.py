@@ -237,8 +237,11 @@ class _Shared(IcebergBaseModel):
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Any:  # noqa: ARG002
         return super().model_copy(update=update)
 
-    def model_dump_json(self, **arguments: Any) -> str:
-        return IcebergBaseModel.model_dump_json(self, **arguments)  # pyiceberg 0.12 refuses version 3
+    def model_dump_json(
+        self, exclude_none: bool = True, exclude: Any | None = None, by_alias: bool = True, **kwargs: Any
+    ) -> str:
+        # pyiceberg 0.12 refuses version 3.
+        return IcebergBaseModel.model_dump_json(self, exclude_none, exclude, by_alias, **kwargs)
 
 
 class _SharedV2(_Shared, TableMetadataV2):
@@ -296,7 +299,7 @@ class KeptSqlCatalog(SqlCatalog):
     ) -> CommitTableResponse:
         added = [each.snapshot for each in updates if isinstance(each, AddSnapshotUpdate)]
         own = (_NewSequenceNumber(snapshot=each) for each in added)
-        response = super().commit_table(table, (*requirements, *own), updates)
+        response = super().commit_table(table, (*requirements, *own), updates)  # type: ignore[arg-type]  # it is compared here
         self._kept = response.metadata_location, response.metadata
         return response
 

@@ -148,7 +148,7 @@ class DeletesOfSnapshot:
         for entry in (entry for each in found.values() for entry in each):
             if entry.data_file.content is DataFileContent.POSITION_DELETES:
                 path = _only_path(entry.data_file)
-                others.append(entry) if path is None else by_path[path].append(entry)
+                (others if path is None else by_path[path]).append(entry)
         return cls(io, found, by_path, others)
 
     def before(self, file: LiveFile) -> BitMap64:

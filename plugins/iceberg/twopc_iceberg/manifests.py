@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyiceberg.avro.file import AvroFile, AvroOutputFile
 from pyiceberg.manifest import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from twopc_iceberg.files import DurableFileIO
 
-NUMBERS_ROWS = 3
+NUMBERS_ROWS: Final = 3
 """The format version from which on each row has an id, and deletion vectors take the place of position delete files."""
 
 EQUALITY_IDS, ELEMENT = 135, 136
@@ -96,7 +96,8 @@ def entries(io: DurableFileIO, manifest: ManifestFile) -> list[ManifestEntry]:
     next_row_id = _first_row_id(manifest)
     for entry in found:
         is_new = entry.status is ManifestEntryStatus.ADDED or manifest.sequence_number == 0
-        entry.snapshot_id = manifest.added_snapshot_id if entry.snapshot_id is None else entry.snapshot_id
+        if entry.snapshot_id is None and manifest.added_snapshot_id is not None:
+            entry.snapshot_id = manifest.added_snapshot_id
         if is_new and entry.sequence_number is None:
             entry.sequence_number = manifest.sequence_number
         if is_new and entry.file_sequence_number is None:

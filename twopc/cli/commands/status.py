@@ -15,7 +15,7 @@ from rich.text import Text
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
-from twopc.cli.output import Document, Report, batch_number, facts, kind_of, standard_output, table
+from twopc.cli.output import Document, Report, batch_number, facts, kind_of, readable, standard_output, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import TwoPhaseCommitError
 from twopc.exit_codes import ExitCode
@@ -143,10 +143,10 @@ def _watch(report: Report, look: Callable[[], None]) -> None:
         Live(console=standard_output(), transient=True, auto_refresh=False) as live,
     ):
         while True:
-            live.update(Group(_view(report.document), wrong, "Ctrl-C ends this."), refresh=True)
+            live.update(Group(_view(readable(report.document)), wrong, "Ctrl-C ends this."), refresh=True)
             time.sleep(WATCH_S)
             try:
                 look()
                 wrong = ""
             except (TwoPhaseCommitError, OSError) as error:
-                wrong = Text(f"Not up to date: {kind_of(error)}: {error}", style="bold")
+                wrong = Text(readable(f"Not up to date: {kind_of(error)}: {error}"), style="bold")
