@@ -142,6 +142,8 @@ class TablePlaces:
         if self.name == "upserts":
             location = f"file://{work}/warehouse/orders"
             found["iceberg"] = IcebergTable("db.orders", sqlite, location, work, upsert_by=KEY)
+            location = f"file://{work}/warehouse/items"
+            found["positions"] = IcebergTable("db.items", sqlite, location, work, upsert_by=KEY, deletes="position")
             found["delta"] = DeltaLakeTable(str(work / "delta"), upsert_by=KEY)
         if self.name == "iceberg-s3":
             assert s3 is not None
