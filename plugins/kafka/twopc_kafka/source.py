@@ -191,6 +191,8 @@ class KafkaSource:
         """Return whether a message is a report of brokers that are away. Raise any other error."""
         if (error := message.error()) is None:
             return False
+        if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            return True  # librdkafka looks for the coordinator of the group all the same, and needs no right to read
         if error.code() in _PASSING or error.retriable():
             logger.warning("reading from Kafka: %s", error.str())
             return True

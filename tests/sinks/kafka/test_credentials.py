@@ -271,7 +271,6 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     wrong = "wrong-hunter2"
     [secret] = [name for name in as_granted if name.endswith(("_password", "_secret"))]
     hidden = [as_granted[secret], wrong]
-    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
     monkeypatch.setattr(control, "_controls", OfProcess())  # this test sees the connection being made
     topic = make_topic(on=second_broker.broker)
     librdkafka = {"writer": "librdkafka", "debug": "all"}
@@ -280,6 +279,7 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     wait.until("the grant has arrived", lambda: _is_valid(right))
     committable = pre_committed(right)
     wait.repeated(lambda: right.commit(committable))
+    monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
     refused = make_sink(topic, **as_granted | {secret: wrong}, message_timeout_ms=1000, **librdkafka)
     errors = []
     with pytest.raises((Retriable, OperatorRequired)) as unreachable:
