@@ -89,26 +89,26 @@ class _NotKeptError(Exception):
     pass
 
 
-class PreparedTable(Protocol[ConnectionT]):
+class PreparedTable(Protocol):
     """All SQL of such a sink. The methods raise the errors of the database's client."""
 
-    def columns(self, connection: ConnectionT) -> Sequence[TableColumn]:
+    def columns(self, connection: Any) -> Sequence[TableColumn]:
         """Return the table's columns; none if there is no table."""
 
-    def make_markers(self, connection: ConnectionT) -> None:
+    def make_markers(self, connection: Any) -> None:
         """Create the marker table if it is missing."""
 
-    def mark(self, connection: ConnectionT, transaction_id: TransactionId, scope: str) -> None:
+    def mark(self, connection: Any, transaction_id: TransactionId, scope: str) -> None:
         """Write the transaction's own marker."""
 
-    def is_committed(self, connection: ConnectionT, transaction_id: str) -> bool:
+    def is_committed(self, connection: Any, transaction_id: str) -> bool:
         """Return whether a transaction that is no longer prepared was committed."""
 
-    def has_markers(self, connection: ConnectionT, scope: str, before_batch_id: int) -> bool:
+    def has_markers(self, connection: Any, scope: str, before_batch_id: int) -> bool:
         """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
         because their transactions may have been committed after the markers were removed."""
 
-    def prune_markers(self, connection: ConnectionT, scope: str, before_batch_id: int) -> None:
+    def prune_markers(self, connection: Any, scope: str, before_batch_id: int) -> None:
         """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
 
 
@@ -156,10 +156,10 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     takes_repeated_keys = True
     _options_type: ClassVar[Any]
-    _table_type: ClassVar[Callable[[Any], PreparedTable[Any]]]
+    _table_type: ClassVar[Any]
     _connections: ClassVar[str]
-    _session: ClassVar[Callable[[Any], AbstractContextManager[Any]]]
-    _release: ClassVar[Callable[[Any], None]]
+    _session: ClassVar[Any]
+    _release: ClassVar[Any]
     _error: ClassVar[type[Exception]]
     _write_failed: ClassVar[Callable[..., Exception]]
     _request_failed: ClassVar[Callable[..., Exception]]
@@ -179,7 +179,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @property
     def key(self) -> tuple[str, ...]:
-        return self._options.upsert_by
+        key: tuple[str, ...] = self._options.upsert_by
+        return key
 
     # What each database has. ------------------------------------------------------------------------------------------
 
@@ -352,11 +353,12 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
                     has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
                     raise marker_missing(what, has_older, f"'{self._server_option}'", self._rollback)
 
-    def _table_of(self, committable: Committable) -> PreparedTable[ConnectionT]:
+    def _table_of(self, committable: Committable) -> PreparedTable:
         """Return the table that has the transaction's marker: the option may name another one since."""
         place = committable.handle.get(self._place)
-        is_known = isinstance(place, str)
-        return self._table_type(replace(self._options, **{self._place: place})) if is_known else self._table
+        options = replace(self._options, **{self._place: place}) if isinstance(place, str) else self._options
+        table: PreparedTable = self._table_type(options)
+        return table
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and

@@ -209,7 +209,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
 
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"reading the definition of {self._options}") as connection:
-            self._require_prepared(connection)
+            self._require_able(connection)
             yield CheckResult.passed("max_prepared_transactions", str(server.room_for_prepared(connection)))
             columns, unique, triggers = self._definition(connection)
             names = [column.name for column in columns if not column.is_generated]

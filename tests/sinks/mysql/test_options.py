@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 GOOD = {"url": "mysql://writer:hunter2@db.example/sales", "table": "orders"}
 
 
-WRONG = [
+WRONG: list[dict[str, Any]] = [
     {"url": None},
     {"url": "host=db hunter2"},
     {"url": "postgresql://writer:hunter2@db.example/sales"},

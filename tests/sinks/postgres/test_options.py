@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.sinks.options_contract import OptionsContract
 
 GOOD = {"conninfo": "postgresql://writer:hunter2@db.example/sales", "table": "orders"}
 
 
-WRONG = [
+WRONG: list[dict[str, Any]] = [
     {"conninfo": None},
     {"conninfo": "host=db hunter2"},
     {"conninfo": "postgresql://writer:hun@ter2@db.example/sales"},

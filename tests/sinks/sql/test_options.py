@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import twopc
@@ -9,7 +11,7 @@ from tests.sinks.options_contract import OptionsContract
 
 GOOD = {"url": "postgresql+psycopg://writer:hunter2@db.example/sales", "table": "sales.orders"}
 
-WRONG = [
+WRONG: list[dict[str, Any]] = [
     {"url": None},
     {"url": "hunter2"},
     {"url": "oracle+oracledb://writer:hunter2@db/sales"},
