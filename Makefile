@@ -85,10 +85,11 @@ test-all: $(CAMPAIGNS) ## run every test; PART=1/4 runs a quarter
 	TWOPC_KILLS= $(PYTEST) $(if $(PART),--part $(PART)) $(ARGS)
 
 .PHONY: lint
-lint: $(LINT) ## check style, formatting and types
+lint: $(LINT) ## check style, formatting, types, and which way imports point
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy $(wildcard twopc plugins/*/twopc_* tests docs/examples docs/site)
+	$(BIN)/lint-imports
 
 .PHONY: format
 format: $(LINT) ## format the code and repair what ruff can repair
@@ -107,6 +108,10 @@ demo: $(DEMO) ## Kafka to Kafka and Parquet, exactly once, through kills; ARGS="
 .PHONY: demo-lake
 demo-lake: $(CAMPAIGNS) ## Kafka to Kafka, Iceberg and Delta, exactly once, through kills; then DuckDB joins the three
 	$(WITH_JAVA) $(BIN)/python docs/examples/flights/lake.py $(ARGS)
+
+.PHONY: demo-cdc
+demo-cdc: $(CAMPAIGNS) ## a change stream to Iceberg, Delta and PostgreSQL, exactly once, through kills; every row compared
+	$(WITH_JAVA) PYTHONPATH=docs/examples/flights $(BIN)/python docs/examples/cdc/cdc.py $(ARGS)
 
 .PHONY: simulate
 simulate: $(CAMPAIGNS) ## run simulated schedules for SECONDS (600) and at most SEEDS; a report in build/simulation

@@ -1,107 +1,80 @@
-"""Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does."""
+"""Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does.
 
-from twopc.checks import CheckResult, CheckStatus
-from twopc.coordinator import Coordinator
-from twopc.datasets import Dataset
-from twopc.doctor import Diagnosis, doctor
-from twopc.errors import (
-    ConfigurationError,
-    CorruptLog,
-    Fenced,
-    InDoubt,
-    LogMismatch,
-    OperatorRequired,
-    OutcomeUnknown,
-    PoolExhausted,
-    RecordRefused,
-    Refused,
-    Retriable,
-    RoundAborted,
-    SchemaMismatch,
-    TransactionLost,
-    TwoPhaseCommitError,
-)
-from twopc.events import (
-    BatchCommitted,
-    BatchFailed,
-    BatchFinished,
-    BatchPart,
-    CallRetried,
-    Event,
-    PhaseEntered,
-    TransactionAborted,
-    TransactionCommitted,
-    TransactionReplayed,
-)
-from twopc.exit_codes import ExitCode
+A name is imported when it is first used: a task and a command load only the parts that they need.
+"""
+
+from importlib import import_module
+
 from twopc.foreign import refuse_foreign_files
-from twopc.hookspecs import hookimpl
-from twopc.keyed import KeyedSink
-from twopc.log.entries import Entry
-from twopc.log.store import LogStore, open_store
-from twopc.observing import register_observer, unregister_observer
-from twopc.open_transactions import OpenTransactions
-from twopc.participant import Participant, Vote
-from twopc.phases import Phase
-from twopc.plugins import create_sink
-from twopc.replay import ReplayCopies
-from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
-from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import Round, TransactionalIdPool, TransactionId
 
-__all__ = [
-    "BatchCommitted",
-    "BatchFailed",
-    "BatchFinished",
-    "BatchPart",
-    "CallRetried",
-    "CheckResult",
-    "CheckStatus",
-    "Committable",
-    "ConfigurationError",
-    "Coordinator",
-    "CorruptLog",
-    "Dataset",
-    "Diagnosis",
-    "Entry",
-    "Event",
-    "ExitCode",
-    "Fenced",
-    "InDoubt",
-    "KeyedSink",
-    "LogMismatch",
-    "LogStore",
-    "OpenTransactions",
-    "OperatorRequired",
-    "OutcomeUnknown",
-    "Participant",
-    "Phase",
-    "PhaseEntered",
-    "PoolExhausted",
-    "RecordRefused",
-    "Refused",
-    "ReplayCopies",
-    "Retriable",
-    "Round",
-    "RoundAborted",
-    "SchemaMismatch",
-    "Transaction",
-    "TransactionAborted",
-    "TransactionCommitted",
-    "TransactionId",
-    "TransactionLost",
-    "TransactionReplayed",
-    "TransactionalIdPool",
-    "TwoPhaseCommitError",
-    "TwoPhaseCommitSink",
-    "Vote",
-    "WholeBatchSink",
-    "create_sink",
-    "doctor",
-    "hookimpl",
-    "open_store",
-    "register_observer",
-    "unregister_observer",
-]
+_NAMES = {
+    "checks": ("CheckResult", "CheckStatus"),
+    "coordinator": ("Coordinator",),
+    "datasets": ("Dataset",),
+    "diagnosis": ("Diagnosis", "doctor"),
+    "errors": (
+        "ConfigurationError",
+        "CorruptLog",
+        "Fenced",
+        "InDoubt",
+        "LogMismatch",
+        "OperatorRequired",
+        "OutcomeUnknown",
+        "PoolExhausted",
+        "RecordRefused",
+        "Refused",
+        "RepeatedFailure",
+        "Retriable",
+        "RoundAborted",
+        "SchemaMismatch",
+        "TransactionLost",
+        "TwoPhaseCommitError",
+    ),
+    "events": (
+        "BatchCommitted",
+        "BatchFailed",
+        "BatchFinished",
+        "BatchPart",
+        "CallRetried",
+        "Event",
+        "PhaseEntered",
+        "TransactionAborted",
+        "TransactionCommitted",
+        "TransactionReplayed",
+    ),
+    "exit_codes": ("ExitCode",),
+    "hookspecs": ("hookimpl",),
+    "keyed": ("KeyedSink",),
+    "log.entries": ("Entry",),
+    "log.store": ("LogStore", "open_store"),
+    "observing": ("register_observer", "unregister_observer"),
+    "open_transactions": ("OpenTransactions",),
+    "participant": ("Participant", "Vote"),
+    "phases": ("Phase",),
+    "plugins": ("create_sink",),
+    "replay": ("ReplayCopies",),
+    "sink": ("TwoPhaseCommitSink", "WholeBatchSink"),
+    "transaction": ("Committable", "Transaction"),
+    "transactional_ids": ("Round", "TransactionId", "TransactionalIdPool"),
+}
+"""The public names, by their modules. Type checkers read them in ``__init__.pyi``."""
+
+_MODULES = {name: f"twopc.{module}" for module, names in _NAMES.items() for name in names}
+
+__all__ = [*_MODULES]  # noqa: PLE0604  # each is a text
+
+
+def __getattr__(name: str) -> object:
+    if name in _NAMES:
+        return import_module(f"twopc.{name}")
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]
+
 
 refuse_foreign_files()

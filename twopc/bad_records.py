@@ -129,7 +129,7 @@ def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBat
 def one_too_many(refused: RecordRefused, at_most: int) -> RecordRefused:
     """Return the error for a bad record after as many as a batch may have."""
     error = RecordRefused(
-        f"{at_most} records of the batch were refused before, the most that 'max_bad_records' allows. This one:"
+        f"{at_most} records of the batch were refused before, as many as its limit of bad records. This one:"
         f" {super(RecordRefused, refused).message}"
     )
     vars(error).update(vars(refused))

@@ -26,12 +26,12 @@ from twopc.log.store import LogStore, store_of, warn_of_late_listings
 from twopc.metrics import NO_OPENING, Metrics, Opening
 from twopc.performer import Performer
 from twopc.phases import Phase
-from twopc.places import refuse_within_outputs
 from twopc.recompute import Recompute
 from twopc.replay import ReplayCopies
 from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retry import Waits
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
+from twopc.stores.places import refuse_within_outputs
 from twopc.transaction import Committable, JsonValue, Vote
 from twopc.transactional_ids import Round, TransactionalIdPool
 
@@ -321,7 +321,7 @@ class Coordinator:
                 meant: BaseException = error
                 try:
                     # While no rest can write to the log.
-                    meant = self._meant(error, isinstance(error, Retriable | RoundAborted))
+                    meant = self._meant(error, isinstance(error, Retriable | RoundAborted), batch_id)
                 finally:
                     self._fail(meant, batch_id)
                 if meant is not error:
@@ -340,11 +340,17 @@ class Coordinator:
                     except RuntimeError:
                         pass
 
-    def _meant(self, error: BaseException, is_asked_again: bool) -> BaseException:
+    def _meant(self, error: BaseException, is_asked_again: bool, batch_id: int | None = None) -> BaseException:
         """Return what an error means when the log has been looked at (``protocol.explained``)."""
-        if self.phase is Phase.CLOSED or not self._performer.is_open or not isinstance(error, Exception):
+        if not isinstance(error, Exception):
             return error
-        return perform(protocol.explained(self._performer.life, error, is_asked_again), self._performer.do)
+        if self.phase is not Phase.CLOSED and self._performer.is_open:
+            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id)
+        elif (tail := self._performer.tail_when_closed) is not None:  # it came before an incarnation was opened
+            steps = protocol.counted(tail, error, batch_id)
+        else:
+            return error
+        return perform(steps, self._performer.do)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from twopc.places import LOCAL, SIGNED, holds_password, split
+from twopc.stores.places import LOCAL, SIGNED, holds_password, split
 
 _OBJECTS = {
     **dict.fromkeys(("s3", "s3a", "s3n"), "s3"),

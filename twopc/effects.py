@@ -17,7 +17,7 @@ from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
     from twopc.events import Event
-    from twopc.log.entries import Decision, Entry
+    from twopc.log.entries import Decision, Entry, Repetition
     from twopc.phases import Phase
     from twopc.recompute import Recompute, Wanted
 
@@ -127,6 +127,9 @@ Put = NamedTuple("Put", [("slot", int), ("entry", "Entry")])  # created, or File
 DeleteSlot = NamedTuple("DeleteSlot", [("slot", int)])
 RequireCurrent = NamedTuple("RequireCurrent", [])  # raises if another server has taken the log's place
 Settle = NamedTuple("Settle", [("look", "Look")])  # the steps' result; taken again while others change the log
+
+Noted = NamedTuple("Noted", [("tail", "Entry")])  # the failure noted after that entry, or None. Raises nothing.
+Note = NamedTuple("Note", [("tail", "Entry"), ("repetition", "Repetition")])  # for the next start. Raises nothing.
 
 # The sinks. A call that a target system does not answer is repeated: without limit once the batch is decided.
 Bind = NamedTuple("Bind", [("life", Life)])  # the members; from then on effects are performed for this life

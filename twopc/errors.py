@@ -12,7 +12,8 @@ TwoPhaseCommitError
 │   ├── RecordRefused       a sink can't write a record, however often it is tried
 │   ├── LogMismatch         the log belongs to another query, or does not match the batch
 │   └── PoolExhausted       one machine ran more task attempts of a batch than it has transactional ids
-└── OperatorRequired        call an operator: going on could lose or double records
+└── OperatorRequired        call an operator: the query can't go on by itself
+    ├── RepeatedFailure     an unknown failure has ended three starts in a row
     ├── TransactionLost     the target system rolled back a decided transaction
     ├── OutcomeUnknown      the target system can't report what became of a decided transaction
     └── CorruptLog          an entry of the commit log is not what a coordinator writes
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from twopc.phases import Phase
 
 DESCRIBED_BY = "python -m pydoc twopc."
-"""What shows a class's docstring wherever twopc is installed; docs/errors.md has more."""
+"""What shows a docstring wherever twopc is installed. A message names no page of the documentation, which pip does not
+install; docs/errors.md has more."""
 
 _DESTINATION = ("topic", "partition", "column")
 
@@ -217,6 +219,9 @@ class LogMismatch(Refused):
 
     Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
     ``twopc checkpoint repair``.
+
+    When Spark repartitions a query's state, it adds a batch that no sink sees. If nothing was in doubt before, begin a
+    new log then, with the batch that the query is at as ``first_batch_id``.
     """
 
 
@@ -229,18 +234,26 @@ class PoolExhausted(Refused):
 
 
 class OperatorRequired(TwoPhaseCommitError):
-    """Going on could lose or double records.
+    """The query can't go on by itself, such as where that could lose or double records.
 
     Follow the message. The query stays stopped until an operator has acted.
+    """
+
+
+class RepeatedFailure(OperatorRequired):
+    """The same failure has ended three starts of the query in a row, and twopc does not know it as one that passes.
+    No batch was decided in between.
+
+    Correct the cause that the message quotes, and start the query again.
     """
 
 
 class TransactionLost(OperatorRequired):
     """The target system rolled back a transaction that had been decided. Its records are not visible.
 
-    With replay copies the records are written again: start the query with the ``replay_copies`` that it had. If the
-    message has ``can be computed again``, start it with ``recompute=True``. Otherwise write the records by other means,
-    then give the transaction up with ``twopc abandon``.
+    With replay copies the records are written again: start the query with those that it had. If the message has ``can
+    be computed again``, start it with ``on_loss="recompute"``. Otherwise write the records by other means, then give
+    the transaction up with ``twopc abandon``.
     """
 
 

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.stores.errors import DISK_AWAY, TEMPORARY
+
+PASSING = TEMPORARY | DISK_AWAY - {errno.ENOENT}
+"""The errnos of outages. A file that is not there is none: nothing shows that it was there before."""
+
+_CHANGING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+|\s+")
+"""In lower case: addresses, unique ids, numbers and blanks, which may differ from one failure to the next."""
+
+_OF_A_STACK = ("at ", "File ", "... ")
 
 
 @contextlib.contextmanager
@@ -39,6 +51,25 @@ def worst_of(errors: Sequence[Exception]) -> Exception:
 def sentence(error: TwoPhaseCommitError) -> str:
     """Return the message of an error with a full stop, so that another sentence can follow."""
     return f"{error.message.removesuffix('.')}."
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what has failed a round, for the error that its rollback raises; else the error itself."""
+    return error.__cause__ if isinstance(error, RoundAborted) and error.__cause__ is not None else error
+
+
+def identity(error: BaseException) -> str | None:
+    """Return a hash by which an error is recognized when it comes again; None if it is an answer of twopc, or an outage
+    that passes."""
+    cause = cause_of(error)
+    passes = isinstance(cause, ConnectionError | TimeoutError) or (
+        isinstance(cause, OSError) and cause.errno in PASSING
+    )
+    if passes or isinstance(cause, TwoPhaseCommitError):
+        return None
+    lines = [line for line in str(cause).splitlines() if not line.lstrip().startswith(_OF_A_STACK)]
+    words = _CHANGING.sub(" ", "\n".join(lines).lower())
+    return hashlib.sha256(f"{type(cause).__qualname__} {words}".encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

@@ -108,7 +108,7 @@ def verdict(error: Exception, committables: Sequence[Committable], has_copies: b
         which = copies[0] if len(copies) == 1 else f"{copies[0]} and {len(copies) - 1} more"
         meant = TransactionLost(
             f"{sentence(meant)} There is a copy of its records, {which}: start the query again with"
-            " the 'replay_copies' that it had, and they are written again from it."
+            " the replay copies that it had, and they are written again from it."
         )
     if meant is not error:
         meant.__cause__ = error
@@ -129,7 +129,7 @@ def _loss_of(failed: Sequence[FailedCommit]) -> RecomputableLoss | None:
         lost.setdefault(each.sink, []).extend(each.committables)
     first = failed[0].error
     assert isinstance(first, TransactionLost)
-    way_out = "Its records can be computed again: start the query with recompute=True before you do any of this."
+    way_out = "Its records can be computed again: start the query with on_loss='recompute' before you do any of this."
     loss = RecomputableLoss(lost, f"{sentence(first)} {way_out}")
     loss.fill_in(sink=first.sink, batch_id=first.batch_id, transaction_id=first.transaction_id)
     loss.__cause__ = first

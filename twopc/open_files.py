@@ -240,11 +240,15 @@ def grouped(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    tuples = pa.repeat(pa.scalar(0, pa.int64()), len(columns[0]))
+    tuples = None
     for column in columns:
         encoded = column.dictionary_encode("encode")
-        pairs = pc.add(pc.multiply(tuples, len(encoded.dictionary)), encoded.indices.cast(pa.int64()))
-        tuples = pairs.dictionary_encode().indices.cast(pa.int64())  # so that none exceeds the number of records
+        values = encoded.indices.cast(pa.int64())
+        if tuples is not None:
+            values = pc.add(pc.multiply(tuples, len(encoded.dictionary)), values)
+            values = values.dictionary_encode().indices.cast(pa.int64())  # so that it never exceeds the records' number
+        tuples = values
+    assert tuples is not None
     order = pc.sort_indices(tuples)  # stable
     start = 0
     for end in pc.run_end_encode(tuples.take(order)).run_ends.to_pylist():

@@ -104,7 +104,7 @@ def text(must_be: str = "text that is not empty", values: str = "text") -> Kind:
 
 
 def place(values: str = "path or URL", example: str = "/data/orders or s3://bucket/orders") -> Kind:
-    """A folder, as text or ``os.PathLike``; see ``twopc.places`` for what else is checked."""
+    """A folder, as text or ``os.PathLike``; see ``twopc.stores.places`` for what else is checked."""
     return Kind(
         values,
         f"a {values}, such as {example}",

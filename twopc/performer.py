@@ -121,6 +121,8 @@ class Performer:
                     return self._repeat(effect)
                 case effects.Enter(phase, batch_id, began_s):
                     return self.enter(phase, batch_id, began_s)
+                case effects.Note(tail, repetition):
+                    return self.notices.note(tail, repetition)
                 case effects.Tell(event):
                     return self.tell(event)
                 case effects.TellCommitted(decision, recovered):

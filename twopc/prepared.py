@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 
 ConnectionT = TypeVar("ConnectionT")
+ConnectionT_contra = TypeVar("ConnectionT_contra", contravariant=True)
 ColumnT = TypeVar("ColumnT", bound=TableColumn)
 
 Change: TypeAlias = Callable[[Any, pa.RecordBatch], None]
@@ -89,26 +90,26 @@ class _NotKeptError(Exception):
     pass
 
 
-class PreparedTable(Protocol):
+class PreparedTable(Protocol[ConnectionT_contra]):
     """All SQL of such a sink. The methods raise the errors of the database's client."""
 
-    def columns(self, connection: Any) -> Sequence[TableColumn]:
+    def columns(self, connection: ConnectionT_contra) -> Sequence[TableColumn]:
         """Return the table's columns; none if there is no table."""
 
-    def make_markers(self, connection: Any) -> None:
+    def make_markers(self, connection: ConnectionT_contra) -> None:
         """Create the marker table if it is missing."""
 
-    def mark(self, connection: Any, transaction_id: TransactionId, scope: str) -> None:
+    def mark(self, connection: ConnectionT_contra, transaction_id: TransactionId, scope: str) -> None:
         """Write the transaction's own marker."""
 
-    def is_committed(self, connection: Any, transaction_id: str) -> bool:
+    def is_committed(self, connection: ConnectionT_contra, transaction_id: str) -> bool:
         """Return whether a transaction that is no longer prepared was committed."""
 
-    def has_markers(self, connection: Any, scope: str, before_batch_id: int) -> bool:
+    def has_markers(self, connection: ConnectionT_contra, scope: str, before_batch_id: int) -> bool:
         """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
         because their transactions may have been committed after the markers were removed."""
 
-    def prune_markers(self, connection: Any, scope: str, before_batch_id: int) -> None:
+    def prune_markers(self, connection: ConnectionT_contra, scope: str, before_batch_id: int) -> None:
         """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
 
 
@@ -179,8 +180,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @property
     def key(self) -> tuple[str, ...]:
-        key: tuple[str, ...] = self._options.upsert_by
-        return key
+        return cast("tuple[str, ...]", self._options.upsert_by)
 
     # What each database has. ------------------------------------------------------------------------------------------
 
@@ -353,12 +353,12 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
                     has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
                     raise marker_missing(what, has_older, f"'{self._server_option}'", self._rollback)
 
-    def _table_of(self, committable: Committable) -> PreparedTable:
+    def _table_of(self, committable: Committable) -> PreparedTable[ConnectionT]:
         """Return the table that has the transaction's marker: the option may name another one since."""
         place = committable.handle.get(self._place)
-        options = replace(self._options, **{self._place: place}) if isinstance(place, str) else self._options
-        table: PreparedTable = self._table_type(options)
-        return table
+        is_known = isinstance(place, str)
+        table = self._table_type(replace(self._options, **{self._place: place})) if is_known else self._table
+        return cast("PreparedTable[ConnectionT]", table)
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and

@@ -32,13 +32,13 @@ from twopc.errors import (
     Fenced,
     InDoubt,
     LogMismatch,
-    OperatorRequired,
     Refused,
+    RepeatedFailure,
     RoundAborted,
 )
-from twopc.failures import decided_batch
+from twopc.failures import cause_of, decided_batch, identity
 from twopc.log import batch_identity, steps
-from twopc.log.entries import Decision, abandoned, amended, closed, completed, decided
+from twopc.log.entries import Decision, Entry, abandoned, amended, closed, completed, decided, repeated
 from twopc.loss import (
     RecomputableLoss,
     Replaced,
@@ -52,6 +52,10 @@ from twopc.phases import Phase
 from twopc.sweep import sweep
 from twopc.transaction import Committable, Vote
 from twopc.transactional_ids import Round
+
+STARTS_AT_MOST = 3
+"""How many starts in a row may fail in the same way. What passes by itself has passed by then, as each start takes a
+while, and a supervisor waits between them."""
 
 # A batch. -----------------------------------------------------------------------------------------------------------
 
@@ -244,11 +248,12 @@ def begin(url: str, owner: str, prefixes: Mapping[str, str]) -> Steps[Life]:
     """
     yield effects.Enter(Phase.RECOVERING)
     life = yield from bound((yield from steps.open_log(url, owner, prefixes)))
-    with contextlib.suppress(RecomputableLoss):
-        yield from recover(life)
-    yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
-    if life.pending:  # it is committed next, and the sweep may have waited for long
-        yield _look(life)
+    with oldest_decided(life):
+        with contextlib.suppress(RecomputableLoss):
+            yield from recover(life)
+        yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
+        if life.pending:  # it is committed next, and the sweep may have waited for long
+            yield _look(life)
     yield effects.Enter(Phase.IDLE)
     return life
 
@@ -257,9 +262,16 @@ def resume(url: str, log_id: str, incarnation: int) -> Steps[Life]:
     """Continue an incarnation of another process. What it has pre-committed stays, so nothing is swept."""
     yield effects.Enter(Phase.RECOVERING)
     life = yield from bound((yield from steps.resume_log(url, log_id, incarnation)))
-    yield from recover(life)
+    with oldest_decided(life):
+        yield from recover(life)
     yield effects.Enter(Phase.IDLE)
     return life
+
+
+def oldest_decided(life: Life) -> contextlib.AbstractContextManager[None]:
+    """While a decided batch waits for its commit, an error inside means that it can't be finished."""
+    oldest = next(iter(life.pending), None)
+    return contextlib.nullcontext() if oldest is None else decided_batch(oldest)
 
 
 def bound(log: LogView) -> Steps[Life]:
@@ -288,36 +300,18 @@ def recover(life: Life) -> Steps[None]:
         with contextlib.suppress(RecomputableLoss), decided_batch(oldest):  # it is found again when all are there
             yield from commit(life, oldest, here, recovered=True)
     for name in away:
-        yield from open_sink(life, name)
+        yield effects.OpenSink(name, is_patient=True)
     if away and life.pending:  # they may have been away for long
         yield _look(life)
     yield from settle(life, recovered=True)
-
-
-def open_sink(life: Life, name: str) -> Steps[None]:
-    """Open a sink, which may be away for a while.
-
-    Raises:
-        OperatorRequired: its target system refuses it, and has decided transactions of it.
-    """
-    try:
-        yield effects.OpenSink(name, is_patient=True)
-    except Refused as error:
-        if not (due := [batch_id for batch_id, parts in life.pending.items() if parts.get(name)]):
-            raise
-        raise OperatorRequired(
-            f"batch {due[0]} is decided, and can't be committed to sink {name!r} now: {error.message}"
-            " Correct that and start again, which commits it; or give it up with 'twopc abandon'.",
-            sink=name,
-            batch_id=due[0],
-        ) from error
 
 
 def _recover_loss(life: Life, offer: Offer) -> Steps[None]:
     """Finish a recovery whose loss has waited for its batch to come again."""
     yield effects.Enter(Phase.RECOVERING, offer.batch_id)
     yield from settle(life, recovered=True, offer=offer)
-    yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
+    with decided_batch(offer.batch_id):
+        yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
     yield effects.Enter(Phase.IDLE, offer.batch_id)
 
 
@@ -347,7 +341,7 @@ def close(life: Life) -> Steps[None]:
     yield effects.Enter(Phase.CLOSED)
 
 
-def explained(life: Life, error: Exception, is_asked_again: bool) -> Steps[Exception]:
+def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int | None) -> Steps[Exception]:
     """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator, and
     asks for no repetition. A newer one may have settled what this one failed at.
 
@@ -357,13 +351,36 @@ def explained(life: Life, error: Exception, is_asked_again: bool) -> Steps[Excep
     """
     if isinstance(error, Fenced | InDoubt | CorruptLog):
         return error
+    meant = yield from counted(life.tail, error, batch_id)
     try:
-        yield _look(life, patience_s=0.0 if is_asked_again else None)
+        yield _look(life, patience_s=0.0 if is_asked_again and meant is error else None)
     except Fenced as fenced:
         return fenced
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         yield effects.Log(logging.WARNING, f"the log could not be read after an error: {unread}")
-    return error
+        return error
+    return meant
+
+
+def counted(tail: Entry, error: Exception, batch_id: int | None) -> Steps[Exception]:
+    """Return what an error means that comes again at each start. Upholds: nothing is repeated for ever without an
+    operator being told. ``tail`` is the newest entry of the log."""
+    if (failure := identity(error)) is None:
+        return error
+    now = repeated((yield effects.Noted(tail)) or tail.repetition, batch_id, failure)
+    yield effects.Note(tail, now)
+    if now.count < STARTS_AT_MOST:
+        return error
+    cause = cause_of(error)
+    what, state = "this query fails", ""
+    if batch_id is not None:
+        is_decided = tail.decided is not None and batch_id <= tail.decided
+        what = f"batch {batch_id} fails"
+        state = " The batch is decided." if is_decided else " The batch is not decided, and nothing of it is visible."
+    return RepeatedFailure(
+        f"{what} in the same way at every start: {now.count} starts in a row since {now.since}. The newest failure"
+        f" ({type(cause).__name__}): {str(cause).removesuffix('.')}.{state} Correct its cause and start again."
+    )
 
 
 # The operator. ------------------------------------------------------------------------------------------------------

@@ -17,12 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fsspec.implementations.local import LocalFileSystem
-
-from twopc.durable_files import make_folder, names_in, sync_folder
 from twopc.errors import ConfigurationError
-from twopc.places import canonical, file_system, parsed_place
-from twopc.store_errors import FRAMED
+from twopc.stores.disk import make_folder, sync_folder
+from twopc.stores.places import canonical, file_system, parsed_place
+from twopc.stores.remote import FRAMED, names_in
 from twopc.transaction import Committable
 from twopc.transactional_ids import TransactionId
 
@@ -142,6 +140,7 @@ class ReplayCopy:
 
     def __init__(self, replay_copies: ReplayCopies, name: str, schema: pa.Schema) -> None:
         import pyarrow as pa
+        from fsspec.implementations.local import LocalFileSystem
 
         self.name = name
         self._replay_copies = replay_copies

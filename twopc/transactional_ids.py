@@ -1,8 +1,8 @@
 """The names of transactions: built and parsed here and nowhere else.
 
-A target system that forgets finished transactions (files, PostgreSQL) gets exact names, which are never used twice. One
-that keeps every name for days, such as Kafka, gets names from a bounded pool: an attempt leases one (``leases``), and
-no other attempt has it until the first is certainly dead.
+A target system that forgets finished transactions (files, PostgreSQL) gets exact names, which are never used twice. A
+sink of Kafka, which keeps every name for days, leases names (``twopc_kafka.leases``): no other attempt has such a name
+until the first is certainly dead.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from twopc import leases
 from twopc.errors import ConfigurationError, CorruptLog
-from twopc.leases import BATCH_SLOTS, Lease
+
+BATCH_SLOTS = 4
+"""A leased name ends with the batch's number modulo this, which can show that an open transaction is not of the running
+batch."""
 
 _LOG_ID = re.compile(r"[A-Za-z0-9_-]+")
 _SINK = re.compile(r"(?![0-9]+$)[A-Za-z0-9_-]+")  # not a number, so that a name has one reading from its end
@@ -113,15 +115,6 @@ class TransactionalIdPool:
             raise ValueError(f"{lost!r} is no transactional id of {self.scope!r}")
         _, _, partition, serial, replay = map(int, lost.removeprefix(self.scope).split("."))
         return replace(self.allocate(round, partition, serial), replay=replay + 1)
-
-    def lease(self, round: Round, is_new: bool = False) -> Lease:
-        """Lease a name for one attempt of ``round``, for target systems that keep names. With ``is_new``, the name was
-        never used before.
-
-        Raises:
-            PoolExhausted: this machine leases too many names at once.
-        """
-        return leases.lease(self.scope, (round.incarnation, round.batch_id), is_new)
 
     def may_be_of(self, leased: str, batch_id: int) -> bool:
         """Whether a leased name may belong to that batch. It may belong to another, too."""

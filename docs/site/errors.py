@@ -46,15 +46,14 @@ def _module() -> Any:
 
 
 def _described(kind: type[TwoPhaseCommitError]) -> Iterator[str]:
-    """The place of a class in the tree, then its docstring, with its own attributes as a list."""
+    """What happened, by the first paragraph of a class's docstring, and its own attributes as a list. What to do is
+    written on the page, with the page's links."""
     docstring = _module()[kind.__name__].docstring
     assert docstring is not None, kind
-    bases = [base for base in reversed(kind.__mro__[1:]) if issubclass(base, TwoPhaseCommitError)]
-    yield " → ".join([*(f"[`{base.__name__}`](#{base.__name__.lower()})" for base in bases), f"`{kind.__name__}`"])
-    for section in docstring.parse("google"):
-        if section.kind is griffe.DocstringSectionKind.text:
-            yield _markdown(section.value)
-        elif section.kind is griffe.DocstringSectionKind.attributes:
+    text, *others = docstring.parse("google")
+    yield _markdown(text.value.partition("\n\n")[0])
+    for section in others:
+        if section.kind is griffe.DocstringSectionKind.attributes:
             yield "Attributes:"
             yield "\n".join(_item(each.name, each.description) for each in section.value)
 

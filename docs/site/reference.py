@@ -1,8 +1,9 @@
-"""Fills the tables of options on the reference pages in from the code: ``python docs/site/reference.py``.
+"""Fills the tables on the reference pages in from the code: ``python docs/site/reference.py``.
 
 The text between ``<!-- twopc.spark.foreach_batch -->`` and ``<!-- end -->`` is a table of the arguments of that
-function or class, of the options in a tuple of ``twopc.options.Option``, or of the options of a command such as
-``twopc.cli.commands.status``. A test compares the pages with the code.
+function or class, of the options in a tuple of ``twopc.options.Option``, of the options of a command such as
+``twopc.cli.commands.status``, or of metrics. That after ``<!-- names -->`` lists the names for which the page has the
+whole docstring (``::: twopc.Coordinator``), as only the site shows it. A test compares the pages with the code.
 """
 
 from __future__ import annotations
@@ -10,29 +11,44 @@ from __future__ import annotations
 import functools
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 import griffe
 
+from twopc.observers._instruments import Instrument
 from twopc.options import Option, table, text
 
-PAGES = tuple(Path(__file__).parents[1] / name for name in ("configuration.md", "cli.md"))
+ROOT = Path(__file__).parents[2]
+
+PAGES = tuple(ROOT / "docs" / name for name in ("api.md", "configuration.md", "cli.md", "metrics.md"))
 
 _BLOCK = re.compile(r"^<!-- ([\w.]+) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+
+_NAME = re.compile(r"^::: ([\w.]+)$", re.MULTILINE)
 
 
 def filled(page: str) -> str:
     """Return the page with its tables as the code has them."""
-    return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n\n{described(found[1])}\n\n<!-- end -->", page)
+
+    def block(path: str) -> str:
+        return "\n".join(map(_name, _NAME.findall(page))) if path == "names" else described(path)
+
+    return _BLOCK.sub(lambda found: f"<!-- {found[1]} -->\n\n{block(found[1])}\n\n<!-- end -->", page)
 
 
 def described(path: str) -> str:
     """Return the table of a name of the code."""
     module, _, name = path.rpartition(".")
-    named = getattr(importlib.import_module(module), name)
+    is_command = module == "twopc.cli.commands"  # each is in a module of its name
+    named = getattr(importlib.import_module(path if is_command else module), name)
+    if name.startswith("METRICS"):
+        rows = ((f"`{metric}`", _listed(labels), said) for metric, said, labels in named)
+        return _table(("metric", "labels", ""), rows)
+    if isinstance(named, tuple) and isinstance(named[0], Instrument):
+        return _table(("Prometheus", "labels", "OpenTelemetry", "kind", "unit", ""), map(_instrument, named))
     if isinstance(named, click.Command):
         return table([_option(each) for each in named.params if isinstance(each, click.Option)])
     if callable(named):
@@ -42,9 +58,52 @@ def described(path: str) -> str:
     return ", ".join(f"`{text}`" for text in sorted(named)) + "."
 
 
+def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    header = [*columns]
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(" ".join(["|", *(f"{cell} |" if cell else "|" for cell in line)]) for line in lines)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _instrument(each: Instrument) -> tuple[str, ...]:
+    name, opentelemetry = f"`twopc_{each.prometheus}`", f"`twopc.{each.opentelemetry}`"
+    return name, _listed(each.labels), opentelemetry, each.kind.value, f"`{each.unit}`", each.meaning
+
+
+def _name(path: str) -> str:
+    """Return how a name is called, with a link to its source, and the first sentence on it."""
+    package, _, name = path.partition(".")
+    found = _package(package)[name] if name else _package(package)
+    last = path.rpartition(".")[2]
+    if name and found.is_module and last in found.members:  # `twopc.doctor` is a function, of a module of that name
+        found = found.members[last]
+    source = found.filepath.relative_to(ROOT).as_posix()
+    docstring = " ".join(found.docstring.value.split()) if found.docstring else ""
+    said = re.split(r"(?<=[.]) ", docstring, maxsplit=1)[0].replace("``", "`")
+    return f"- [`{path}{_arguments_of(found)}`](../{source}): {said}"
+
+
+def _arguments_of(found: Any) -> str:
+    """Return the arguments of a function or class, without types: these are in the whole docstring."""
+    given, is_keyword = [], False
+    for each in getattr(found, "parameters", ()):
+        if each.name in ("self", "cls"):
+            continue
+        if each.kind is griffe.ParameterKind.keyword_only and not is_keyword:
+            is_keyword = True
+            given.append("*")
+        star = {griffe.ParameterKind.var_positional: "*", griffe.ParameterKind.var_keyword: "**"}.get(each.kind, "")
+        is_keyword |= star == "*"
+        given.append(f"{star}{each.name}" if star or each.default is None else f"{each.name}={each.default}")
+    return f"({', '.join(given)})" if given else ""
+
+
 @functools.cache  # it takes a second
 def _package(name: str) -> Any:
-    return griffe.load(name)
+    return griffe.load(name, search_paths=[ROOT, *ROOT.glob("plugins/*")])
 
 
 def _arguments(path: str) -> Iterator[Option]:

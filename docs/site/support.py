@@ -26,20 +26,26 @@ COLUMNS = {
 }
 """Part of a test's class → column."""
 
-_BLOCK = re.compile(r"^<!-- support -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^<!-- (support|keys) -->\n.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
 def filled(page: str, results: ET.Element) -> str:
-    """Return the page with the matrix of these results, as JUnit has them."""
-    block = "\n".join(["<!-- support -->", "", *_matrix(list(_outcomes(results))), "", "<!-- end -->"])
-    return _BLOCK.sub(lambda _: block, page)
+    """Return the page with the matrices of these results, as JUnit has them: of the contract of all sinks, and of that
+    of sinks with keys. A matrix of which nothing was run stays as it is."""
+
+    def block(found: re.Match[str]) -> str:
+        outcomes = [*_outcomes(results, with_keys=found[1] == "keys")]
+        return "\n".join([f"<!-- {found[1]} -->", "", *_matrix(outcomes), "", "<!-- end -->"]) if outcomes else found[0]
+
+    return _BLOCK.sub(block, page)
 
 
-def _outcomes(results: ET.Element) -> Iterator[tuple[str, str, str]]:
+def _outcomes(results: ET.Element, with_keys: bool) -> Iterator[tuple[str, str, str]]:
     """Yield test, column and outcome: empty if it passed, ``failed``, or why it was skipped."""
     for case in results.iter("testcase"):
-        column = next((name for part, name in COLUMNS.items() if part in case.get("classname", "")), None)
-        if column is None:
+        classname = case.get("classname", "")
+        column = next((name for part, name in COLUMNS.items() if part in classname), None)
+        if column is None or with_keys != (".TestKeyed" in classname):
             continue
         skipped = case.find("skipped")
         outcome = "" if skipped is None else skipped.get("message", "").rpartition(": ")[2]

@@ -13,7 +13,20 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks import files, lake, latency, log, memory, pipeline, plots, protocol, routing, staging, writer
+from tests.benchmarks import (
+    changes,
+    files,
+    lake,
+    latency,
+    log,
+    memory,
+    pipeline,
+    plots,
+    protocol,
+    routing,
+    staging,
+    writer,
+)
 from tests.benchmarks.measuring import Row
 
 BENCHMARKS = {
@@ -26,6 +39,7 @@ BENCHMARKS = {
     "routing": routing.run,
     "files": files.run,
     "lake": lake.run,
+    "changes": changes.run,
     "log": log.run,
 }
 

@@ -20,10 +20,11 @@ from tests.benchmarks.measuring import Row
 from tests.benchmarks.protocol import run_batches
 from tests.campaigns.every_step.steps import azure_operation
 from tests.campaigns.stores.kinds import KINDS
-from twopc import Coordinator, webhdfs
+from twopc import Coordinator
 from twopc.log.steps import ENTRIES_KEPT
 from twopc.log.store import LogStore, open_store
-from twopc.places import file_system
+from twopc.stores import webhdfs
+from twopc.stores.places import file_system
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker
 from twopc_postgres.sessions import Connection

@@ -7,7 +7,7 @@ import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import twopc
 from tests.benchmarks.measuring import Row, in_turns, ratio
@@ -30,7 +30,7 @@ def run(quick: bool) -> list[Row]:
     contestants = {
         ONE: _writes({"all": None}),
         SHARED: _writes(dict(zip(("low", "high"), SHARES, strict=True))),
-        HASHED: _writes({"all": None}, recompute=True),
+        HASHED: _writes({"all": None}, on_loss="recompute"),
     }
     load = Load("large", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
     with (
@@ -50,19 +50,19 @@ def run(quick: bool) -> list[Row]:
         *(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()),
         *cpu(turns),
         ratio("two outputs that share the rows, over one", rates, SHARED, ONE, "routed_vs_one"),
-        ratio("one with recompute=True, over one without", rates, HASHED, ONE, "recompute_cost"),
+        ratio("one with hashes, over one without", rates, HASHED, ONE, "recompute_cost"),
         ratio("CPU of one output, over that of two that share the rows", cpu_us, ONE, SHARED, "routed_vs_one_cpu"),
-        ratio("CPU without recompute=True, over that with it", cpu_us, ONE, HASHED, "recompute_cost_cpu"),
+        ratio("CPU without hashes, over that with them", cpu_us, ONE, HASHED, "recompute_cost_cpu"),
     ]
 
 
-def _writes(conditions: Mapping[str, str | None], recompute: bool = False) -> Contestant:
+def _writes(conditions: Mapping[str, str | None], on_loss: Any = "stop") -> Contestant:
     """Return a contestant with an output per condition. All of them write to one topic."""
 
     def start(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, ForeachBatch]:
         where = {"bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
         outputs = {each: Output(twopc.create_sink("kafka", where), where=rows) for each, rows in conditions.items()}
-        write = foreach_batch(outputs, log=f"{name}/log", recompute=recompute)
+        write = foreach_batch(outputs, log=f"{name}/log", on_loss=on_loss)
         return frame.writeStream.foreachBatch(write), write
 
     return Contestant(start)

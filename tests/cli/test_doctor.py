@@ -14,7 +14,7 @@ import pytest
 
 from twopc import CheckResult, Participant, Round, register_observer, unregister_observer
 from twopc.cli.waiting import NoAnswer, Waiting
-from twopc.doctor import LOG_ID
+from twopc.diagnosis import LOG_ID
 from twopc.errors import Retriable
 from twopc_files.sink import FileSink
 
@@ -192,7 +192,7 @@ def test_a_log_on_a_network_filesystem_is_checked_for_late_listings(
 ) -> None:
     listed = tmp_path / "mountinfo"
     listed.write_text("" if options is None else f"36 35 0:44 / / rw shared:1 - nfs4 server:/export {options}\n")
-    monkeypatch.setattr("twopc.mounts._MOUNTS", listed)
+    monkeypatch.setattr("twopc.stores.mounts._MOUNTS", listed)
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 0
     what = "visibility of new entries to other machines"
@@ -216,7 +216,7 @@ NUMBER = 3
 def write():
     archive = twopc.create_sink("files", {{"path": FOLDER + "/archive"}})
     bad = twopc.create_sink("files", {{"path": FOLDER + "/bad"}})
-    return foreach_batch({{"archive": Output(archive, ["id"])}}, log=FOLDER + "/log", on_bad_record=bad)
+    return foreach_batch({{"archive": Output(archive, ["id"])}}, log=FOLDER + "/log", bad_records=bad)
 
 
 WRITER = write()

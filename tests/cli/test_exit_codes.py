@@ -10,8 +10,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from twopc.cli.commands import COMMANDS, cli
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -26,6 +28,13 @@ from twopc.errors import (
 from twopc.exit_codes import ExitCode, exit_code
 from twopc.log.entries import opened, serialise
 from twopc.log.store import open_store
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_list_of_commands_has_the_first_words_of_each_commands_own_help(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command
+    assert " ".join(str(command.help).split()).startswith(COMMANDS[name].removesuffix("."))
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,8 @@ def test_a_batch_of_the_log_keeps_its_place_among_lines_of_a_wrong_clock(
 ) -> None:
     run(tmp_path / "log", range(3), MemoryTarget())
     lines = [line for line in map(json.loads, events.read_text().splitlines()) if "finished_at" in line]
-    failed = {"failed_at": "2099-01-01T00:00:00+00:00", "batch_id": 1, "error": "E", "message": "", "phases_ms": {}}
+    failed: dict[str, Any] = {"failed_at": "2099-01-01T00:00:00+00:00", "batch_id": 1, "phases_ms": {}}
+    failed["error"] = {"kind": "E", "message": ""}
     write_events(events, [lines[0], failed | {"owner": "orders"}, *lines[1:]])
     look("report", tmp_path / "log", "-o", tmp_path / "page.html", "--events", events)
     classes = [

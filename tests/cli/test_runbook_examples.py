@@ -1,4 +1,5 @@
-"""The runbook shows what the command prints: its examples are run, and compared but for ids and times."""
+"""The runbook and the page on the command show what it prints: their examples are run, and compared but for ids and
+times."""
 
 from __future__ import annotations
 
@@ -9,16 +10,16 @@ import pytest
 
 from tests.support.pages import DOCS
 
-PAGE = (DOCS / "operating.md").read_text(encoding="utf-8")
+PAGES = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("operating.md", "cli.md"))
 
 OWNER = "8f0c…e1"
 """The query on the page."""
 
 
 def example(command: str) -> tuple[list[str], str]:
-    """The arguments of the page's example of a command, and its output there."""
-    found = re.search(rf"^\$ twopc ({command} .*)\n((?:.*\n)*?)```$", PAGE, re.MULTILINE)
-    assert found, f"the page has no example of {command}"
+    """The arguments of the example of a command, and its output on the page."""
+    found = re.search(rf"^\$ twopc ({command} .*)\n((?:.*\n)*?)```$", PAGES, re.MULTILINE)
+    assert found, f"no page has an example of {command}"
     return found[1].split(), found[2]
 
 

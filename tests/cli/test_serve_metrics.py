@@ -21,9 +21,8 @@ import twopc
 from tests.support.commit_log import CommitLog
 from tests.support.exporter import Exporter, Sample, samples
 from tests.support.memory_log import MemoryLog
-from twopc.cli.exporter import METRICS, LogsCollector
-from twopc.cli.readings import WatchedLog, usual_in_doubt_s
-from twopc.cli.sink_readings import WatchedSink
+from twopc.cli.exporter import METRICS, ReadingsCollector
+from twopc.cli.readings import WatchedLog, WatchedSink, usual_in_doubt_s
 from twopc.errors import ConfigurationError
 from twopc.log import entries, history
 from twopc.log.entries import Decision, parse, serialise
@@ -97,7 +96,7 @@ def decide(log: CommitLog, batch_id: int, transactions: int = 2) -> None:
 
 def scraped(*logs: WatchedLog) -> dict[str, float]:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LogsCollector(logs))
+    registry.register(ReadingsCollector(logs))
     return {str(each): each.value for each in samples(generate_latest(registry).decode())}
 
 
@@ -154,7 +153,7 @@ def test_each_metric_has_the_labels_that_are_declared(store: CountingLog, clock:
     sink = WatchedSink("orders", MonitoredSink(MemoryTarget()), log, clock)
     sink.read()
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(LogsCollector([log], [sink]))
+    registry.register(ReadingsCollector([log, sink]))
     seen = {each.name: sorted(each.labels) for each in samples(generate_latest(registry).decode())}
     assert seen == {name: sorted(labels) for name, _, labels in METRICS}
 
@@ -543,7 +542,7 @@ def test_a_log_is_read_on_although_what_is_reported_cant_be_written(
     end = watched.follow(0.01, say)
     wait("it is reported", lambda: tried)
     CommitLog.open(store, "query", {"orders": "twopc"})
-    wait("it is read again", lambda: watched.reading and watched.reading.query)
+    wait("it is read again", lambda: watched.reading and watched.reading.history)
     end()
 
 

@@ -13,8 +13,7 @@ from tests.support.commit_log import CommitLog
 from tests.support.exporter import Exporter
 from tests.support.memory_log import MemoryLog
 from twopc import OpenTransactions
-from twopc.cli.readings import WatchedLog
-from twopc.cli.sink_readings import WatchedSink
+from twopc.cli.readings import WatchedLog, WatchedSink
 from twopc.log import history
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker

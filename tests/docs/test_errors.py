@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 
 import pytest
 
-from tests.support.pages import DOCS, site_script
+import twopc
+from tests.support.pages import DOCS, ROOT, site_script
 from twopc import errors
 
 PAGE = (DOCS / "errors.md").read_text(encoding="utf-8")
@@ -19,6 +21,11 @@ CLASSES = [
 
 def test_the_page_has_what_the_classes_have() -> None:
     assert site_script("errors").filled(PAGE) == PAGE, "run: python docs/site/errors.py"
+
+
+def test_the_page_of_answers_has_what_the_tables_of_the_backends_have() -> None:
+    page = (DOCS / "answers.md").read_text(encoding="utf-8")
+    assert site_script("answers").filled(page) == page, "run: python docs/site/answers.py"
 
 
 def test_every_class_has_a_section_in_the_order_of_the_module() -> None:
@@ -37,3 +44,26 @@ def test_every_section_has_the_state_and_what_to_do(name: str) -> None:
 def test_the_runbook_leads_to_every_section_and_every_section_to_a_command_or_the_runbook(name: str) -> None:
     runbook = (DOCS / "operating.md").read_text(encoding="utf-8")
     assert f"errors.md#{name.lower()}" in runbook
+
+
+def test_no_message_names_a_page_that_pip_does_not_install() -> None:
+    sources = [*ROOT.glob("twopc/**/*.py"), *ROOT.glob("plugins/*/twopc_*/**/*.py")]
+    named = []
+    for source in sources:
+        nodes = [*ast.walk(ast.parse(source.read_text(encoding="utf-8")))]
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
+        spoken = [str(node.value) for node in constants if isinstance(node.value, str)]
+        named += [text for text in spoken if re.search(r"\bdocs/[\w/-]+\.md", text)]
+    assert len(sources) > 100
+    assert named == []
+
+
+def test_what_messages_name_instead_is_described_wherever_twopc_is_installed() -> None:
+    named = {
+        name
+        for source in [*ROOT.glob("twopc/**/*.py"), *ROOT.glob("plugins/*/twopc_*/**/*.py")]
+        for name in re.findall(r"\{DESCRIBED_BY\}(\w+)", source.read_text(encoding="utf-8"))
+    }
+    assert named == {"open_store"}
+    assert all(getattr(twopc, name).__doc__ for name in named)

@@ -55,11 +55,16 @@ def test_a_page_installs_the_spark_that_was_run_and_has_a_kafka_source() -> None
     assert {*asked} == {f"pyspark=={version('pyspark')}"}
 
 
+@pytest.mark.parametrize("package", ["click", "rich"])
 def test_the_command_without_its_packages_names_the_extra_that_brings_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "twopc.cli.commands", raising=False)
-    monkeypatch.setitem(sys.modules, "click", None)
+    for loaded in [name for name in sys.modules if name.startswith("twopc.cli.")]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setattr(sys, "argv", ["twopc", "status", "log"])
+    for loaded in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, loaded)
+    monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(SystemExit):
         cli.main()
-    assert capsys.readouterr().err == "twopc: the command needs click: pip install 'twopc-core[cli]'\n"
+    assert capsys.readouterr().err == f"twopc: the command needs {package}: pip install 'twopc-core[cli]'\n"

@@ -20,7 +20,7 @@ from tests.campaigns.simulation.mutants import MUTANTS
 from tests.support.browser import browser
 from tests.support.pages import DOCS, ROOT, site_script
 from twopc import errors, events
-from twopc.cli.commands import cli
+from twopc.cli.commands import COMMANDS
 from twopc.options import names
 from twopc_files.options import OPTIONS
 
@@ -158,7 +158,7 @@ def public_names() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
+@pytest.mark.parametrize("name", ["api.md", "configuration.md", "cli.md", "metrics.md"])
 def test_the_tables_of_a_reference_page_are_those_of_the_code(name: str) -> None:
     page = (DOCS / name).read_text(encoding="utf-8")
     assert site_script("reference").filled(page) == page, "run: python docs/site/reference.py"
@@ -179,7 +179,7 @@ def test_the_page_on_the_simulation_shows_what_catches_each_mutant(site: Path) -
 
 def test_the_reference_of_the_command_has_the_options_of_each_command() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
-    for name in cli.commands:
+    for name in COMMANDS:
         assert f"\n## `twopc {name}" in page
     for option in ("--accept-loss", "--orphans", "--watch", "-o, --output", "--timeout-s"):
         assert f"\n| `{option}` |" in page

@@ -40,6 +40,15 @@ def test_a_mark_stands_for_what_passed_and_a_number_for_a_reason(script: Any) ->
     assert "old" not in page
 
 
+def test_sinks_with_keys_have_a_matrix_of_their_own(script: Any) -> None:
+    both = "<!-- support -->\nold\n<!-- end -->\n\n<!-- keys -->\nold\n<!-- end -->\n"
+    keyed = RESULTS.replace("TestAppend", "TestKeyed")
+    page = script.filled(both, ET.fromstring(keyed))  # noqa: S314  # ours
+    assert page.count("| a b |") == 2
+    assert "| a b | **failed** |" in page.partition("<!-- keys -->")[2]
+    assert script.filled(both, ET.fromstring(RESULTS)).endswith("<!-- keys -->\nold\n<!-- end -->\n")  # noqa: S314
+
+
 def test_the_page_has_a_row_for_each_test_of_the_contract(script: Any) -> None:
     page = script.PAGE.read_text(encoding="utf-8")
     tests = [name.removeprefix("test_").replace("_", " ") for name in vars(SinkContract) if name.startswith("test_")]

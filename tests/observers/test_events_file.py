@@ -36,7 +36,7 @@ from twopc.events import (
 )
 from twopc.observers import _rotating_file, json_lines
 from twopc.observers._rotating_file import OpenFile
-from twopc.observers.json_lines import EventReader, JsonLinesObserver, Line, read_lines
+from twopc.observers.json_lines import EventReader, JsonLinesObserver, read_lines
 from twopc.phases import Phase
 
 AT = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
@@ -388,7 +388,7 @@ def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(pat
 def test_a_report_reads_the_older_file_first(path: Path) -> None:
     write(path, *map(batch, range(6)), max_bytes=1000)
     assert path.with_name("events.jsonl.1").exists()
-    found = [line.batch.batch_id for line in read_lines(path) if isinstance(line, Line)]
+    found = numbers(EventReader(path))
     assert found == sorted(found)
     assert found[-1] == 5
     assert len(found) > len(path.read_bytes().splitlines())
@@ -423,14 +423,14 @@ def test_a_file_that_is_moved_aside_while_both_are_opened_is_reported_once(
     write(path, batch(0))
     aside.touch()
     monkeypatch.setattr(json_lines, "OpenFile", Moved)
-    assert [line.batch.batch_id for line in read_lines(path) if isinstance(line, Line)] == [0]
+    assert numbers(EventReader(path)) == [0]
 
 
 @pytest.mark.parametrize("of", ["events.jsonl", "events.jsonl.1"])
 def test_a_file_that_is_moved_aside_while_it_is_looked_for_is_read_once(
     path: Path, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = EventReader._opened
+    opened = EventReader._open
 
     def opened_and_moved(reader: EventReader, file: Path) -> Any:
         found = opened(reader, file)
@@ -441,7 +441,7 @@ def test_a_file_that_is_moved_aside_while_it_is_looked_for_is_read_once(
     write(path, batch(0))
     reader = EventReader(path)
     with monkeypatch.context() as patched:
-        patched.setattr(EventReader, "_opened", opened_and_moved)
+        patched.setattr(EventReader, "_open", opened_and_moved)
         assert numbers(reader) == [0]
     write(path, batch(1), at=AT + timedelta(seconds=1))
     assert numbers(reader) == [1]
@@ -503,6 +503,8 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(_rotating_file, "_CHUNK", 10_000)
     write(path, batch(0), COMMITTED)
     _, committed = path.read_bytes().splitlines()
+    write(path, BatchFailed(7, LogMismatch("other offsets"), {}, "orders"))
+    failed = path.read_bytes().splitlines(keepends=True)[-1]
     foreign: list[dict[str, Any]] = [
         {"batch_id": -1},
         {"batch_id": 2**70},
@@ -518,9 +520,11 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
         file.write(b"\0\0\0\n\xff\xfe\n[]\n{}\n7\nnull\n" + b"[" * 50_000 + b"\n")
         file.write(committed + b" " * 250_000 + b"\n")  # too long
         file.writelines(json.dumps(json.loads(committed) | one).encode() + b"\n" for one in foreign)
-        file.write(b'{"failed_at": "2026-11-27T12:00:00+00:00", "error": "no name", "message": ""}\n')
+        file.write(failed.replace(b"LogMismatch", b"no name"))
     write(path, batch(1))
-    assert read(path) == [batch(0), COMMITTED, batch(1)]
+    found = read(path)
+    assert isinstance(found.pop(2), BatchFailed)
+    assert found == [batch(0), COMMITTED, batch(1)]
 
 
 def test_the_lines_of_neighboring_versions_are_read(path: Path) -> None:

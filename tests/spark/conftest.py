@@ -3,6 +3,7 @@ coordinator at a phase."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -18,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import twopc
-from tests.support.observing import observing
+from tests.support.observing import Killed, observing
 from tests.support.topic_reader import records_of
 from twopc.events import PhaseEntered
 from twopc.phases import Phase
-from twopc.spark import TwoPhaseCommitDataSource
+from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
 
@@ -66,6 +67,29 @@ def descriptions(spark: SparkSession) -> list[str]:
     return [str(job.description().get()) for job in finished_jobs(spark) if job.description().isDefined()]
 
 
+def mortal(writer: ForeachBatch) -> Callable[[DataFrame, int], None]:
+    """Wrap ``writer`` for a query of this process, which goes on when the driver is ``Killed``."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        try:
+            writer(batch, batch_id)
+        except Killed as killed:
+            raise RuntimeError("the driver was killed") from killed
+
+    return write
+
+
+@contextlib.contextmanager
+def dynamic_allocation(spark: SparkSession) -> Iterator[None]:
+    """Enable it as if at the application's start: a session does not allow it later."""
+    settings = spark._jsparkSession.sessionState().conf()
+    settings.setConfString("spark.dynamicAllocation.enabled", "true")
+    try:
+        yield
+    finally:
+        settings.unsetConf("spark.dynamicAllocation.enabled")
+
+
 @dataclass(frozen=True)
 class Pipeline:
     """A query with its own source, checkpoint, commit log and output folder. Each file of the source is a batch."""
@@ -97,6 +121,10 @@ class Pipeline:
 
     def files(self) -> TwoPhaseCommitSink[Any]:
         return twopc.create_sink("files", {"path": str(self.folder / "archive"), "format": "json"})
+
+    def writer(self, sinks: Any = None, **arguments: Any) -> ForeachBatch:
+        """Return a writer to sinks, or to the output folder, with this pipeline's log."""
+        return foreach_batch(self.files() if sinks is None else sinks, log=str(self.log), **arguments)
 
     def run(
         self,
@@ -143,7 +171,7 @@ class Pipeline:
 
     def entries(self, kind: str) -> Rows:
         """Return the commit log's entries of one kind, oldest first."""
-        entries = [json.loads(file.read_text()) for file in sorted(self.log.glob("*.json"))]
+        entries = [json.loads(file.read_text()) for file in sorted(self.log.glob("[0-9]*.json"))]
         return [entry for entry in entries if entry["kind"] == kind]
 
     def decided_batches(self) -> list[int]:
@@ -202,11 +230,7 @@ class Topic:
 
     @property
     def options(self) -> dict[str, str]:
-        return {
-            "bootstrap.servers": self.servers,
-            "topic": self.name,
-            "transactional.id.prefix": self.prefix,
-        }
+        return {"bootstrap.servers": self.servers, "topic": self.name, "transactional.id.prefix": self.prefix}
 
     def sink(self) -> TwoPhaseCommitSink[Any]:
         return twopc.create_sink("kafka", self.options)

@@ -177,7 +177,7 @@ def run_routed(job: dict[str, Any]) -> None:
         "dead": Output(dead, where="name != 'valid'"),
     }
     rows = session().readStream.schema("id LONG, name STRING").option("maxFilesPerTrigger", 1)
-    write = foreach_batch(outputs, log=str(folder / "log"), otherwise="refuse", recompute=True)
+    write = foreach_batch(outputs, log=str(folder / "log"), unrouted="refuse", on_loss="recompute")
     write_all(rows.json(str(folder / "source")).writeStream.foreachBatch(write), folder / "checkpoint")
 
 

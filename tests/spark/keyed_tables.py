@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from twopc.spark import Output
-from twopc.spark.changes import ByKey
-from twopc.spark.output import by_key, projected
-from twopc.spark.pickled_sinks import PickledSinks
-from twopc.spark.task import Task
+from twopc.spark.output import Projection
+from twopc.spark.task import PickledSinks, Task
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transactional_ids import Round
 
@@ -41,9 +39,9 @@ class Tables:
     def apply(self, rows: Sequence[tuple[Any, ...]] | DataFrame, schema: str = SCHEMA, tasks: int = 3) -> None:
         """Write and commit a batch, each task in this process."""
         batch = self.spark.createDataFrame(rows, schema).repartition(tasks) if isinstance(rows, Sequence) else rows
-        frame, found = projected(batch, self.outputs)
-        if found.keyed:
-            frame = by_key(frame, found, ByKey(), tasks)
+        projection = Projection(self.outputs)
+        frame, found = projection.apply(batch)
+        frame = projection.by_key(frame, found, tasks)
         sinks = {name: output.sink for name, output in self.outputs.items()}
         round = Round(2, self.batch_id)
         self.batch_id += 1

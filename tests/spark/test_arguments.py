@@ -10,7 +10,7 @@ import pytest
 
 import twopc
 from twopc.errors import ConfigurationError
-from twopc.spark import Output, foreach_batch
+from twopc.spark import BadRecords, Output, foreach_batch
 
 LOG = "log"
 
@@ -19,22 +19,24 @@ def sink() -> Any:
     return twopc.create_sink("files", {"path": "archive"})
 
 
+ON_LOSS = r"must be 'stop', 'recompute' or twopc.ReplayCopies\(folder\)"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
         ("first_batch_id", "0", "must be a whole number, 0 or more, not of type str"),
         ("first_batch_id", True, "must be a whole number, 0 or more, not of type bool"),
         ("first_batch_id", -1, "must be a whole number, 0 or more;"),
-        ("max_bad_records", 0, "must be a whole number, 1 or more;"),
-        ("max_bad_records", 1.0, "must be a whole number, 1 or more, not of type float"),
         ("start_timeout_s", "60", "must be seconds, 0 or more, not of type str"),
         ("start_timeout_s", float("nan"), "must be seconds, 0 or more;"),
-        ("otherwise", "drop", "must be 'count' or 'refuse';"),
-        ("replay_copies", 5, "must be a folder, given as path or URL, or None, not of type int"),
+        ("unrouted", "drop", "must be 'count' or 'refuse';"),
+        ("on_loss", "s3://a secret/copies", f"{ON_LOSS};"),
+        ("on_loss", True, f"{ON_LOSS}, not of type bool"),
+        ("small_batches", "few", "must be 'driver', 'few-tasks' or 'all-tasks';"),
+        ("small_batches", None, "must be 'driver', 'few-tasks' or 'all-tasks', not of type NoneType"),
         ("checkpoint", ["folder"], "must be a folder, given as path or URL, or None, not of type list"),
         ("offsets", "a secret", "must be a sink, or None, not of type str"),
-        *((name, "false", "must be True or False, not of type str") for name in ("recompute", "coalesce")),
-        *((name, None, "must be True or False, not of type NoneType") for name in ("collect", "uncapped")),
         ("sinks", {1: sink()}, "must have text as names"),
     ],
 )
@@ -49,34 +51,38 @@ def test_an_argument_is_named_and_its_value_is_not(name: str, value: object, say
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"sinks": "a secret"}, "a str is not a sink: create one with twopc.create_sink"),
-        ({"sinks": {"archive": (1, ["id"])}}, "a tuple is not a sink"),
-        ({"on_bad_record": "a topic"}, "a str is not a sink"),
-        ({"on_bad_record": Output(sink(), where="true")}, "gets every bad record: leave out its 'where'"),
-        (
-            {"sinks": {"bad_records": sink()}, "on_bad_record": sink()},
-            "'bad_records' is the name of 'on_bad_record' in the log",
-        ),
-        ({"recompute": True, "replay_copies": "copies"}, "give one of them"),
+        ({"sinks": "a secret"}, "an object of class str is not a sink: create one with twopc.create_sink"),
+        ({"sinks": {"archive": (1, ["id"])}}, "an object of class tuple is not a sink"),
+        ({"bad_records": "a secret"}, "an object of class str is not a sink"),
+        ({"bad_records": Output(sink())}, "an object of class Output is not a sink"),
+        ({"sinks": {"bad_records": sink()}, "bad_records": sink()}, "'bad_records' is the name of a sink of twopc's"),
+        ({"sinks": {"offsets": sink()}, "offsets": sink()}, "'offsets' is the name of a sink of twopc's"),
     ],
 )
-def test_arguments_that_are_no_sinks_or_exclude_each_other_are_refused(given: dict[str, Any], says: str) -> None:
+def test_arguments_that_are_no_sinks_or_share_a_name_are_refused(given: dict[str, Any], says: str) -> None:
     given = {"sinks": sink(), **given}
     with pytest.raises(ConfigurationError, match=says) as refused:
         foreach_batch(given.pop("sinks"), LOG, **given)
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("owner", [Output, BadRecords])
 @pytest.mark.parametrize("columns", [[], "id, name", [1], [""], lambda frame: frame, None])
-def test_columns_of_an_output_are_expressions_in_a_list(columns: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"'columns' of an Output must be SQL expressions in a list"):
-        Output(sink(), columns)
+def test_columns_are_expressions_in_a_list(owner: Any, columns: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"'columns' of .*(Output|BadRecords) must be expressions in a list"):
+        owner(sink(), columns)
 
 
 @pytest.mark.parametrize("where", [True, " ", lambda frame: frame])
-def test_the_condition_of_an_output_is_text(where: Any) -> None:
-    with pytest.raises(ConfigurationError, match="'where' of an Output must be a condition in SQL"):
+def test_the_condition_of_an_output_is_text_or_a_column(where: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"'where' of an Output must be a condition as text in SQL.*Column"):
         Output(sink(), where=where)
+
+
+@pytest.mark.parametrize("limit", [0, 1.0, "5", True])
+def test_the_limit_of_bad_records_is_a_whole_number(limit: Any) -> None:
+    with pytest.raises(ConfigurationError, match="'limit' of BadRecords must be a whole number, 1 or more"):
+        BadRecords(sink(), limit=limit)
 
 
 @pytest.mark.variants

@@ -16,7 +16,7 @@ from tests.sinks.delta.conftest import Place
 from tests.spark.conftest import rows
 from twopc.events import BatchFinished
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark import Output, foreach_batch
+from twopc.spark import BadRecords, Output
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,10 +30,12 @@ pytestmark = pytest.mark.spark
 class Shop:
     """A table whose partition column takes no empty text, and a folder for what it refuses."""
 
-    def __init__(self, pipeline: Pipeline, schema: pa.Schema) -> None:
+    def __init__(self, pipeline: Pipeline, schema: pa.Schema, **properties: str) -> None:
         self.pipeline = pipeline
         self.table = Place(str(pipeline.folder / "archive" / "table"))
-        DeltaTable.create(self.table.path, Schema.from_arrow(schema), partition_by=["name"])
+        DeltaTable.create(
+            self.table.path, Schema.from_arrow(schema), partition_by=["name"], configuration=properties or None
+        )
 
     @property
     def orders(self) -> TwoPhaseCommitSink[Any]:
@@ -56,7 +58,7 @@ class Shop:
 
     def run(self, orders: Any = None, plan: Any = lambda source: source, **arguments: Any) -> Any:
         sinks = orders or {"orders": self.orders}
-        writer = foreach_batch(sinks, log=str(self.pipeline.log), **{"on_bad_record": self.letters, **arguments})
+        writer = self.pipeline.writer(sinks, **{"bad_records": self.letters, **arguments})
         self.pipeline.run(writer, plan)
         return writer
 
@@ -109,10 +111,26 @@ def test_a_single_output_with_columns_of_its_own_tells_the_row_too(shop: Shop) -
     assert [json.loads(each["row"]) for each in shop.refused()] == [{"id": 2, "name": "trap"}]
 
 
-def test_an_output_chooses_what_becomes_of_a_bad_record(shop: Shop) -> None:
+@pytest.mark.long
+def test_a_bad_record_that_is_the_last_of_its_key_hides_an_earlier_one_and_others_apply(pipeline: Pipeline) -> None:
+    import pyarrow as pa
+
+    schema = pa.schema({"id": pa.int64(), "name": pa.string()})
+    shop = Shop(pipeline, schema, **{"delta.enableDeletionVectors": "true"})
+    pipeline.add_batch([{"id": id, "name": "a"} for id in (1, 2, 3)])
+    changes = [(1, "b"), (1, ""), (2, "gone"), (3, "c")]
+    pipeline.add_batch([{"id": id, "name": name} for id, name in changes])
+    keyed = twopc.create_sink("delta", {"path": shop.table.path, "upsert_by": "id"})
+    output = Output(keyed, ["id", "name"], delete_where="name = 'gone'", latest_by="-length(name)")
+    shop.run({"orders": output})
+    assert sorted(shop.table.rows(), key=str) == [{"id": 1, "name": "a"}, {"id": 3, "name": "c"}]
+    assert [json.loads(each["row"])["id"] for each in shop.refused()] == [1]
+
+
+def test_columns_choose_what_becomes_of_a_bad_record(shop: Shop) -> None:
     shop.pipeline.add_batch([{"id": 7, "name": ""}])
     columns = ["concat(sink, ': ', get_json_object(row, '$.id')) AS value"]
-    shop.run(on_bad_record=Output(shop.letters, columns))
+    shop.run(bad_records=BadRecords(shop.letters, columns))
     assert shop.refused() == [{"value": "orders: 7"}]
 
 
@@ -120,9 +138,9 @@ def test_an_output_chooses_what_becomes_of_a_bad_record(shop: Shop) -> None:
 def test_more_bad_records_than_a_batch_may_have_fail_it_before_its_decision(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), *({"id": number, "name": ""} for number in range(6))])
     with pytest.raises(StreamingQueryException, match="the sinks refused 6 records of the batch, more than"):
-        shop.run(plan=lambda source: source.repartition(3), max_bad_records=5)
+        shop.run(plan=lambda source: source.repartition(3), bad_records=BadRecords(shop.letters, limit=5))
     with pytest.raises(StreamingQueryException, match="3 records of the batch were refused before"):
-        shop.run(max_bad_records=3)
+        shop.run(bad_records=BadRecords(shop.letters, limit=3))
     assert (shop.ids(), shop.refused(), shop.pipeline.decided_batches()) == ([], [], [])
 
 
@@ -130,7 +148,7 @@ def test_more_bad_records_than_a_batch_may_have_fail_it_before_its_decision(shop
 def test_without_a_sink_for_it_a_bad_record_fails_the_batch(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
     with pytest.raises(StreamingQueryException, match="task 0, record 1, column 'name': Delta's readers"):
-        shop.run(on_bad_record=None)
+        shop.run(bad_records=None)
     assert (shop.ids(), shop.refused()) == ([], [])
 
 
@@ -178,9 +196,9 @@ def test_a_row_with_two_columns_of_one_name_is_returned_with_both(shop: Shop) ->
 
 
 @pytest.mark.long
-def test_an_output_may_make_no_record_of_a_bad_one(shop: Shop) -> None:
+def test_columns_may_make_no_record_of_a_bad_one(shop: Shop) -> None:
     shop.pipeline.add_batch([*rows(1), {"id": 2, "name": ""}])
-    shop.run(on_bad_record=Output(shop.letters, ["explode(filter(array(row), x -> length(x) > 100)) AS value"]))
+    shop.run(bad_records=BadRecords(shop.letters, ["explode(filter(array(row), x -> length(x) > 100)) AS value"]))
     assert (shop.ids(), shop.refused()) == ([1], [])
 
 
@@ -188,12 +206,12 @@ def test_the_checkpoint_within_the_folder_of_bad_records_is_refused(shop: Shop) 
     shop.pipeline.add_batch(rows(1))
     letters = twopc.create_sink("files", {"path": str(shop.pipeline.checkpoint), "format": "json"})
     with pytest.raises(StreamingQueryException, match="where sink 'bad_records' writes"):
-        shop.run(on_bad_record=letters)
+        shop.run(bad_records=letters)
     assert shop.ids() == []
 
 
 def test_columns_that_spark_refuses_are_named_before_anything_is_written(shop: Shop) -> None:
     shop.pipeline.add_batch(rows(1))
     with pytest.raises(StreamingQueryException, match=r"columns \['reasn'\] of output 'bad_records'"):
-        shop.run(on_bad_record=Output(shop.letters, ["reasn"]))
+        shop.run(bad_records=BadRecords(shop.letters, ["reasn"]))
     assert (shop.ids(), shop.pipeline.decided_batches()) == ([], [])

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 import twopc
 from tests.spark.keyed_tables import Tables, partitions, state
 from twopc.errors import ConfigurationError, RecordRefused, Refused
-from twopc.spark import Output, foreach_batch
-from twopc.spark.changes import ByKey
-from twopc.spark.output import by_key, projected
+from twopc.spark import Output
+from twopc.spark.output import Projection
 from twopc.testing import MemorySink, MemoryTarget
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def test_a_delete_needs_its_key_and_an_order_alone(tables: Tables) -> None:
 
 
 def test_a_tie_is_refused_with_the_key_and_the_count_and_without_values(tables: Tables) -> None:
-    tables.add()
+    tables.add(latest_by=F.col("at"))
     batch = [("u", 4711, "secret", 9), ("u", 4711, "other", 9), ("u", 1, "a", 1), ("u", 1, "a", 2), ("u", 1, "b", 1)]
     with pytest.raises(
         RecordRefused, match=r"1 keys of output 't' \(key id\) have several .*'struct\(at, offset\)'"
@@ -124,7 +124,7 @@ def test_an_output_without_a_key_gets_the_rows_of_a_key_in_their_order(tables: T
 
 def test_each_output_takes_its_rows_alone_and_those_of_none_are_counted(tables: Tables) -> None:
     low = tables.add("low", where="id < 3")
-    high = tables.add("high", where="id > 3")
+    high = tables.add("high", where=F.col("id") > 3, delete_where=F.col("op") == "d", latest_by=F.col("at"))
     tables.apply(
         [("u", 1, "a", 1), ("u", 1, "b", 2), ("u", 5, "c", 1), ("d", 5, "c", 2), ("u", 6, "c", 2), ("u", 3, "x", 1)]
     )
@@ -139,8 +139,9 @@ def test_rows_that_an_output_does_not_take_are_not_all_in_one_task(tables: Table
         .selectExpr("'u' AS op", "CAST(id AS INT) AS id", "'a' AS name", "1 AS at")
         .repartition(4)
     )
-    frame, found = projected(batch, tables.outputs)
-    sizes = [len(part) for part in partitions(by_key(frame, found, ByKey(), 4))]
+    projection = Projection(tables.outputs)
+    frame, found = projection.apply(batch)
+    sizes = [len(part) for part in partitions(projection.by_key(frame, found, 4))]
     assert max(sizes) < 60
 
 
@@ -153,9 +154,20 @@ def test_the_batch_is_shuffled_by_the_key_only_where_it_is_not(tables: Tables, t
         assert exchanges(tables, batch.repartition(tasks, "id"), tasks) == 1  # its own
 
 
+def test_outputs_with_the_same_changes_share_a_shuffle_and_each_gets_them(tables: Tables) -> None:
+    copies = [tables.add(name, where="id < 9") for name in ("copy", "second-copy")]
+    other = tables.add("other", where="id < 9", latest_by="-at")
+    tables.apply([("u", 1, "a", 1), ("u", 1, "b", 2), ("u", 2, "c", 1), ("d", 2, None, 2), ("u", 9, "x", 1)])
+    assert [state(each) for each in (*copies, other)] == [[(1, "b")], [(1, "b")], [(1, "a"), (2, "c")]]
+    assert tables.unrouted == [1]
+    batch = tables.spark.range(9).selectExpr("'u' AS op", "id", "'a' AS name", "1 AS at").repartition(4)
+    assert exchanges(tables, batch, 4) == 1 + 2
+
+
 def exchanges(tables: Tables, batch: DataFrame, tasks: int) -> int:
-    frame, found = projected(batch, tables.outputs)
-    plan = by_key(frame, found, ByKey(), tasks)._jdf.queryExecution().executedPlan().toString()
+    projection = Projection(tables.outputs)
+    frame, found = projection.apply(batch)
+    plan = projection.by_key(frame, found, tasks)._jdf.queryExecution().executedPlan().toString()
     return str(plan).count("Exchange ")
 
 
@@ -191,9 +203,6 @@ def test_a_sink_that_only_appends_takes_neither_deletes_nor_an_order(tmp_path: P
         Output(MemorySink(MemoryTarget()), latest_by="at")
     with pytest.raises(ConfigurationError, match="'latest_by' of an Output must be an expression"):
         Output(MemorySink(MemoryTarget(), key=["id"]), latest_by=" ")
-    bad = Output(MemorySink(MemoryTarget(), key=["id"]), delete_where="true")
-    with pytest.raises(ConfigurationError, match="gets every bad record: leave out its 'delete_where'"):
-        foreach_batch(files, log=str(tmp_path / "log"), on_bad_record=bad)
 
 
 def test_a_sink_that_cannot_delete_refuses_it_before_the_first_batch(pipeline: Pipeline) -> None:
@@ -204,5 +213,5 @@ def test_a_sink_that_cannot_delete_refuses_it_before_the_first_batch(pipeline: P
     pipeline.add_batch([{"id": 1, "name": "a"}])
     output = Output(Undeletable(MemoryTarget(), key=["id"]), delete_where="name IS NULL")
     with pytest.raises(Exception, match="this table keeps its rows"):
-        pipeline.run(foreach_batch(output, log=str(pipeline.log)))
+        pipeline.run(pipeline.writer(output))
     assert pipeline.decided_batches() == []

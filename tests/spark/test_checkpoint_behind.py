@@ -19,7 +19,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from twopc.cli.commands import cli
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import TwoPhaseCommitDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,7 +67,7 @@ class Query:
         self.start(self.plan(self.events(files_a_batch)))
 
     def start(self, frame: DataFrame) -> None:
-        write = foreach_batch(self.pipeline.files(), log=str(self.pipeline.log))
+        write = self.pipeline.writer()
         query = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(self.pipeline.checkpoint))
         query.trigger(availableNow=True).start().awaitTermination()
 

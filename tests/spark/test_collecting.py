@@ -14,12 +14,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.functions import udf
 
 import twopc
-from tests.spark.conftest import descriptions, wait_until
+from tests.spark.conftest import descriptions, dynamic_allocation, mortal, wait_until
 from tests.support.observing import Killed
 from tests.support.topic_reader import records_of
 from twopc import Participant
-from twopc.spark import Output, collecting, foreach_batch
-from twopc.spark.collecting import Collecting
+from twopc.spark import Output, foreach_batch, tuning
+from twopc.spark.tuning import Collecting
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,14 +69,7 @@ class Copying:
     ) -> None:
         """Run the query to the end of its topic. Raises StreamingQueryException."""
         writer = foreach_batch(sinks or self.target.sink(), log=f"{self.folder}/log", **arguments)
-
-        def write(batch: DataFrame, batch_id: int) -> None:
-            try:
-                writer(batch, batch_id)
-            except Killed as killed:  # the process of the test goes on
-                raise RuntimeError("the driver was killed") from killed
-
-        query = plan(self.frame()).writeStream.foreachBatch(write).trigger(availableNow=True)
+        query = plan(self.frame()).writeStream.foreachBatch(mortal(writer)).trigger(availableNow=True)
         query.option("checkpointLocation", f"{self.folder}/checkpoint").start().awaitTermination()
 
     def shows(self, batches: int = BATCHES) -> bool:
@@ -162,13 +155,9 @@ def test_a_record_without_a_value_is_written(copying: Copying) -> None:
 
 @pytest.mark.long
 def test_the_driver_writes_where_spark_asks_for_executors_by_waiting_tasks(copying: Copying) -> None:
-    settings = copying.spark._jsparkSession.sessionState().conf()
-    settings.setConfString("spark.dynamicAllocation.enabled", "true")
-    try:
-        copying.produce()
+    copying.produce()
+    with dynamic_allocation(copying.spark):
         copying.run()
-    finally:
-        settings.unsetConf("spark.dynamicAllocation.enabled")
     assert copying.on_driver == FIRST_BY_TASKS
 
 
@@ -185,7 +174,7 @@ def test_the_driver_writes_where_spark_asks_for_executors_by_waiting_tasks(copyi
 )
 def test_the_driver_takes_only_columns_that_fit(columns: str, records: int, is_told: bool, spark: SparkSession) -> None:
     schema = spark.createDataFrame([], columns).schema
-    assert (collecting._fits(schema, collecting.BYTES_AT_MOST // records) is not None) is is_told
+    assert (tuning._fits(schema, tuning.BYTES_AT_MOST // records) is not None) is is_told
 
 
 @pytest.mark.long
@@ -207,24 +196,17 @@ def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses
 
 
 @pytest.mark.long
-def test_it_is_switched_off_by_an_argument(copying: Copying) -> None:
+@pytest.mark.parametrize("argument", [{"small_batches": "few-tasks"}, {"on_loss": "recompute"}], ids=str)
+def test_an_argument_leaves_every_batch_to_tasks(argument: dict[str, Any], copying: Copying) -> None:
     copying.produce()
-    copying.run(collect=False)
-    assert copying.on_driver == []
-    assert copying.shows()
-
-
-@pytest.mark.long
-def test_what_is_computed_again_if_it_is_lost_keeps_its_tasks(copying: Copying) -> None:
-    copying.produce()
-    copying.run(recompute=True)
+    copying.run(**argument)
     assert copying.on_driver == []
     assert copying.shows()
 
 
 @pytest.mark.long
 def test_a_batch_with_many_records_is_left_to_tasks(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "RECORDS_AT_MOST", RECORDS - 1)
+    monkeypatch.setattr(tuning, "RECORDS_AT_MOST", RECORDS - 1)
     copying.produce()
     copying.run()
     assert copying.on_driver == [BY_TASKS] * BATCHES
@@ -266,7 +248,7 @@ def test_a_batch_whose_size_the_plan_does_not_tell_is_left_to_tasks(
 def test_the_source_of_files_does_not_tell_how_many_records_a_batch_has(pipeline: Pipeline, copying: Copying) -> None:
     for number in range(BATCHES):
         pipeline.add_batch([{"id": number, "name": "a"}])
-    pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
+    pipeline.run(pipeline.writer())
     assert copying.on_driver == [BY_TASKS] * BATCHES
     assert pipeline.archived_ids() == [*range(BATCHES)]
 
@@ -275,8 +257,8 @@ def test_the_source_of_files_does_not_tell_how_many_records_a_batch_has(pipeline
 def test_a_record_that_is_too_large_is_left_to_tasks_with_its_batch_and_some_after_it(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "BYTES_AT_MOST", 100 * RECORDS)
-    monkeypatch.setattr(collecting, "PAUSE_BATCHES", 1)
+    monkeypatch.setattr(tuning, "BYTES_AT_MOST", 100 * RECORDS)
+    monkeypatch.setattr(tuning, "PAUSE_BATCHES", 1)
     large = RECORDS + 3  # in the second batch
 
     def value(number: int) -> str:
@@ -292,7 +274,7 @@ def test_a_record_that_is_too_large_is_left_to_tasks_with_its_batch_and_some_aft
 def test_what_the_driver_can_not_write_is_rolled_back_and_written_by_tasks(
     copying: Copying, driver_fails: Callable[[BaseException], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collecting, "PAUSE_BATCHES", 1)
+    monkeypatch.setattr(tuning, "PAUSE_BATCHES", 1)
     driver_fails(OSError("no space left on the driver's disk"))
     copying.produce()
     copying.run()
@@ -315,7 +297,7 @@ def test_what_spark_does_not_send_to_the_driver_is_written_by_tasks(
     copying: Copying, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = copying.spark._jsc.sc().conf()
-    monkeypatch.setattr(collecting, "PAUSE_BATCHES", 0)
+    monkeypatch.setattr(tuning, "PAUSE_BATCHES", 0)
     settings.set("spark.driver.maxResultSize", "100000")  # the votes of tasks have a few kB
     try:
         copying.produce(value=lambda number: f"{number:020000}")

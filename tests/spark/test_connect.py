@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +14,16 @@ import pytest
 
 import twopc
 from tests.spark.conftest import rows
+from twopc.errors import LogMismatch
 from twopc.spark import Output, foreach_batch
+from twopc.spark.engine import ConnectEngine
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline
     from twopc.spark import ForeachBatch
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.long]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 A_SLOW_START_S = 180
 
@@ -83,9 +87,11 @@ def refused(connected: Pipeline, writer: ForeachBatch) -> str:
 
 
 def of_two(connected: Pipeline, checkpoint: Path | None = None, log: Path | None = None) -> ForeachBatch:
-    """Return a writer of even rows to one folder and all rows to another."""
+    """Return a writer of even rows, by a Column of the client's, to one folder and all rows to another."""
+    from pyspark.sql.connect.functions import col
+
     even = twopc.create_sink("files", {"path": str(connected.folder / "even"), "format": "json"})
-    outputs = {"even": Output(even, ["id"], "id % 2 = 0"), "archive": Output(connected.files())}
+    outputs = {"even": Output(even, ["id"], col("id") % 2 == 0), "archive": Output(connected.files())}
     return foreach_batch(outputs, log=str(log or connected.log), checkpoint=checkpoint or connected.checkpoint)
 
 
@@ -105,6 +111,18 @@ def test_foreach_batch_writes_to_two_sinks_in_one_decision_and_goes_on_after_a_r
     assert connected.pending_files() == []
 
 
+def test_upserts_and_deletes_apply(connected: Pipeline) -> None:
+    for batch in ([(1, "a"), (2, "a"), (1, "b")], [(2, "gone"), (3, "a"), (3, "c")]):
+        connected.add_batch([{"id": id, "name": name} for id, name in batch])
+    database = connected.folder / "orders.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY, name TEXT)")
+        sink = twopc.create_sink("sql", {"url": f"sqlite:///{database}", "table": "orders", "upsert_by": "id"})
+        output = Output(sink, ["id", "name"], delete_where="name = 'gone'", latest_by="name")
+        run(connected, foreach_batch(output, log=str(connected.log), checkpoint=connected.checkpoint))
+        assert connection.execute("SELECT id, name FROM orders ORDER BY id").fetchall() == [(1, "b"), (3, "c")]
+
+
 def test_a_batch_that_spark_repeats_is_recognized(connected: Pipeline) -> None:
     connected.add_batch(rows(1, 2))
     run(connected, of_two(connected))
@@ -118,7 +136,7 @@ def test_a_batch_that_spark_repeats_is_recognized(connected: Pipeline) -> None:
 
 def test_foreach_batch_without_the_checkpoint_is_refused_with_the_reason_and_the_way_out(connected: Pipeline) -> None:
     connected.add_batch(rows(1))
-    said = refused(connected, foreach_batch(connected.files(), log=str(connected.log)))
+    said = refused(connected, connected.writer())
     assert "ConfigurationError: through Spark Connect, foreach_batch can't ask Spark" in said
     assert "foreach_batch(..., checkpoint=...)" in said
     assert not connected.log.exists()
@@ -152,5 +170,28 @@ def test_offsets_are_refused_by_name(connected: Pipeline, kafka_broker: KafkaBro
     group = {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "a-group"}
     offsets = twopc.create_sink("kafka-offsets", group)
     connected.add_batch(rows(1))
-    writer = foreach_batch(connected.files(), log=str(connected.log), offsets=offsets, checkpoint=connected.checkpoint)
+    writer = connected.writer(offsets=offsets, checkpoint=connected.checkpoint)
     assert "'offsets' does not work through Spark Connect" in refused(connected, writer)
+
+
+def plan(checkpoint: Path, batch_id: int) -> None:
+    (checkpoint / "offsets").mkdir(exist_ok=True)
+    (checkpoint / "offsets" / f"{batch_id}").write_text(
+        f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{batch_id}}}}}'
+    )
+
+
+def test_a_batch_that_is_run_again_reads_the_same_and_follows_the_same(tmp_path: Path) -> None:
+    plan(tmp_path, 0)
+    plan(tmp_path, 1)
+    found = ConnectEngine(None, str(tmp_path))
+    with pytest.raises(LogMismatch, match=r"the newest batch in its checkpoint at .* is 1"):
+        found.of_batch(2)
+    first = found.of_batch(1)
+    assert (first.reads["sources"], first.follows and first.follows["sources"]) == (
+        [{"orders": {"0": 1}}],
+        [{"orders": {"0": 0}}],
+    )
+    assert found.of_batch(1) == first
+    plan(tmp_path, 2)
+    assert found.of_batch(2).follows is None  # this process has planned the batch before

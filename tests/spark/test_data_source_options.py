@@ -49,6 +49,38 @@ def test_a_query_without_the_option_is_told_why_it_is_needed() -> None:
         stream_target({"sink": "kafka"})
 
 
+WHOLE = "must be a whole number, 0 or more"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sink": ""}, "needs the option 'sink'"),
+        ({"batch_id": "1"}, "'batch_id' is for batch writes"),
+        ({"first_batch_id": "-1"}, rf"'first_batch_id' of format\('twopc'\) {WHOLE}"),
+        ({"log": "memory://log"}, "is in one process's memory"),
+    ],
+)
+def test_a_wrong_option_of_a_query_is_refused(checkpoint: Path, options: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        stream_target({"sink": "files", "checkpointlocation": str(checkpoint), **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sink": "oracle"}, "no backend is named 'oracle'"),
+        ({"compresion": "zstd"}, "has no option 'compresion'. Did you mean 'compression'"),
+        ({"batch_id": "first"}, f"'batch_id' of a batch write {WHOLE}"),
+    ],
+)
+def test_a_wrong_option_of_a_batch_write_is_refused(tmp_path: Path, options: dict[str, str], said: str) -> None:
+    given = {"sink": "files", "path": str(tmp_path / "archive"), "log": str(tmp_path / "log"), **options}
+    with pytest.raises(ConfigurationError, match=said):
+        batch_target(given)[0].open(pa.schema([("key", pa.string())]))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_batch_write_has_its_number_from_the_option() -> None:
     assert batch_target({"sink": "kafka", "log": "/log", "batch_id": "3"})[1] == 3
     assert batch_target({"sink": "kafka", "log": "/log"})[1] is None

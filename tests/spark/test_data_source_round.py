@@ -22,11 +22,10 @@ from twopc.events import BatchCommitted, BatchFailed, BatchFinished
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 from twopc.observers.json_lines import EventReader, JsonLinesObserver
-from twopc.spark.arrow_types import arrow_schema
 from twopc.spark.data_source import round as data_source_round
-from twopc.spark.data_source import spool
 from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
-from twopc.spark.data_source.source import StreamWriter, record_batches
+from twopc.spark.data_source.source import StreamWriter, to_record_batches
+from twopc.spark.records import arrow_schema
 from twopc.transaction import JsonValue
 from twopc_files.sink import FileSink
 
@@ -44,7 +43,7 @@ def _observers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             made[path] = JsonLinesObserver(path)
         return made[path]
 
-    monkeypatch.setattr(spool, "_observer", observer)
+    monkeypatch.setattr(data_source_round, "_observer", observer)
     yield
     for each in made.values():
         each.close()
@@ -280,7 +279,7 @@ def test_rows_of_spark_4_0_become_record_batches_of_the_same_schema_one_at_a_tim
         for taken in range(25_000):
             yield Row(id=taken, names=None if taken % 2 else [str(taken)])
 
-    batches = record_batches(rows(), schema)
+    batches = to_record_batches(rows(), schema)
     first = next(batches)
     assert taken == first.num_rows - 1
     rest = list(batches)

@@ -13,7 +13,7 @@ from twopc.spark import doctor, foreach_batch
 
 def test_all_sinks_and_the_log_of_foreach_batch_are_checked_and_stay_as_they_were(tmp_path: Path) -> None:
     archive, bad = (twopc.create_sink("files", {"path": str(tmp_path / name)}) for name in ("archive", "bad"))
-    found = doctor(foreach_batch({"archive": archive}, log=tmp_path / "log", on_bad_record=bad))
+    found = doctor(foreach_batch({"archive": archive}, log=tmp_path / "log", bad_records=bad))
     found.raise_for_failed()
     assert {each.sink for each in found.results} == {None, "archive", "bad_records"}
     assert list(tmp_path.iterdir()) == []

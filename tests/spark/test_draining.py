@@ -15,28 +15,23 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from tests.spark.conftest import rows, wait_until
 from twopc.phases import Phase
-from twopc.spark import foreach_batch, stop
-from twopc.spark.draining import _Goal
+from twopc.spark import stop
+from twopc.spark.stopping import _Goal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tests.spark.conftest import Hold, Pipeline, Topic
-    from twopc.spark import ForeachBatch
 
 pytestmark = pytest.mark.spark
 
 OFTEN = {"processingTime": "50 milliseconds"}
 
 
-def writer(pipeline: Pipeline) -> ForeachBatch:
-    return foreach_batch(pipeline.files(), log=str(pipeline.log))
-
-
 def test_all_files_of_the_source_are_processed_before_the_query_ends(pipeline: Pipeline) -> None:
     for number in range(4):
         pipeline.add_batch(rows(number))
-    query = pipeline.start(writer(pipeline), trigger=OFTEN)  # one file per batch
+    query = pipeline.start(pipeline.writer(), trigger=OFTEN)  # one file per batch
     stop(query, drain=True)
     assert not query.isActive
     assert pipeline.archived_ids() == [0, 1, 2, 3]
@@ -46,7 +41,7 @@ def test_all_files_of_the_source_are_processed_before_the_query_ends(pipeline: P
 
 def test_a_query_that_has_nothing_to_do_ends_at_once(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(0))
-    query = pipeline.start(writer(pipeline), trigger=OFTEN)
+    query = pipeline.start(pipeline.writer(), trigger=OFTEN)
     wait_until(lambda: pipeline.archived_ids() == [0])
     stop(query, drain=True)
     assert not query.isActive
@@ -85,7 +80,7 @@ def test_a_source_that_never_pauses_is_drained_to_where_it_was_at_the_call(pipel
     with fed(topic, 2_000):
         source = topic.stream(pipeline.spark, 700).selectExpr("CAST(CAST(value AS STRING) AS LONG) AS id")
         query = (
-            source.writeStream.foreachBatch(writer(pipeline))
+            source.writeStream.foreachBatch(pipeline.writer())
             .option("checkpointLocation", str(pipeline.checkpoint))
             .trigger(**OFTEN)
             .start()
@@ -105,7 +100,7 @@ def test_windows_that_the_drained_records_close_are_emitted(pipeline: Pipeline) 
 
     pipeline.add_batch(rows(1, 2, 11))
     pipeline.add_batch(rows(25))
-    query = pipeline.start(writer(pipeline), counted, trigger=OFTEN)
+    query = pipeline.start(pipeline.writer(), counted, trigger=OFTEN)
     stop(query, drain=True)
     assert sorted(pipeline.archived(), key=lambda row: int(row["id"])) == [
         {"id": 0, "count": 2},
@@ -121,7 +116,7 @@ def test_a_query_that_fails_before_it_is_drained_says_so(pipeline: Pipeline, hol
     pipeline.add_batch(rows(0))
     pipeline.add_batch(rows(1, name="bad"))
     hold.at(Phase.COMMITTING, 0)
-    query = pipeline.start(writer(pipeline), failing, trigger=OFTEN)
+    query = pipeline.start(pipeline.writer(), failing, trigger=OFTEN)
     assert hold.reached.wait(60)
     hold.released.set()
     with pytest.raises(StreamingQueryException, match="no such name"):

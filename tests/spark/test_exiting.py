@@ -34,6 +34,7 @@ EVERY_CODE = {
     "LogMismatch": ExitCode.REFUSED,
     "PoolExhausted": ExitCode.REFUSED,
     "OperatorRequired": ExitCode.OPERATOR_REQUIRED,
+    "RepeatedFailure": ExitCode.OPERATOR_REQUIRED,
     "TransactionLost": ExitCode.OPERATOR_REQUIRED,
     "OutcomeUnknown": ExitCode.OPERATOR_REQUIRED,
     "CorruptLog": ExitCode.OPERATOR_REQUIRED,

@@ -24,7 +24,7 @@ from tests.observers.test_events_file import AT, COMMITTED, DiskGone, batch
 from tests.support.observing import observing
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFailed, BatchFinished, Event
-from twopc.observers._event_lines import encoded
+from twopc.observers._event_lines import encode
 from twopc.observers._rotating_file import append
 from twopc.observers.json_lines import MAX_BYTES, JsonLinesObserver
 from twopc.observers.prometheus import PrometheusObserver
@@ -53,7 +53,7 @@ class Kept:
 def write(path: Path, *events: Event, at: datetime = AT, max_bytes: int = MAX_BYTES) -> None:
     """Write what an observer in another process would."""
     for event in events:
-        append(path, encoded([event], at), max_bytes)
+        append(path, encode([event], at), max_bytes)
 
 
 def until(holds: Callable[[], bool]) -> None:

@@ -116,10 +116,6 @@ def test_a_driver_killed_at_every_step_gives_the_result_of_one_that_was_not(
         [finished] = told(folder, event="finished", batch=batch)
         assert finished["already_decided"] == was_decided
         assert len(told(folder, event="pre-committing", batch=batch)) == (1 if was_decided else 2)
-    assert {abort["sink"] for abort in told(folder, event="aborted", recovered=True)} == {
-        "archive",
-        "counts",
-        "orders",
-    }
+    assert {abort["sink"] for abort in told(folder, event="aborted", recovered=True)} == {"archive", "counts", "orders"}
     # The batch that was killed before phase two: all its transactions were committed by a later driver.
     assert {commit["recovered"] for commit in told(folder, event="committed", batch=2)} == {True}

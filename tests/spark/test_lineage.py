@@ -27,7 +27,7 @@ def test_a_query_reports_the_topics_that_it_reads_and_those_that_its_records_nam
     for target in targets:
         kafka_broker.create_topic(target, partitions=1)
     pipeline.add_batch(rows(*range(10)))
-    pipeline.run(foreach_batch(Output(topic.sink(), ["CAST(id AS STRING) AS value"]), log=str(pipeline.log)))
+    pipeline.run(pipeline.writer(Output(topic.sink(), ["CAST(id AS STRING) AS value"])))
 
     routed = {name: value for name, value in topic.options.items() if name != "topic"}
     where = f"concat('{topic.name}-', if(CAST(value AS STRING) < '5', 'a', 'b')) AS topic"

@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 
 import twopc
 from tests.spark.conftest import rows
-from twopc import Committable
+from twopc import Committable, ReplayCopies
 from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def writer(pipeline: Pipeline, first_batch_id: int = 0) -> ForeachBatch:
-    return foreach_batch(pipeline.files(), log=str(pipeline.log), first_batch_id=first_batch_id)
-
-
 def refusal(pipeline: Pipeline, writer: ForeachBatch) -> str:
     """Return the text of the query's exception, which names the class of the error."""
     with pytest.raises(StreamingQueryException) as refused:
@@ -41,10 +37,10 @@ def refusal(pipeline: Pipeline, writer: ForeachBatch) -> str:
 
 def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     shutil.rmtree(pipeline.checkpoint)
 
-    said = refusal(pipeline, writer(pipeline))
+    said = refusal(pipeline, pipeline.writer())
     assert "the commit log belongs to query" in said
     assert "Give the query its old checkpoint back, or a log of its own" in said
     assert pipeline.archived_ids() == [1]
@@ -54,11 +50,11 @@ def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
 @pytest.mark.long
 def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     other = pipeline.beside("other")
     other.add_batch(rows(2))
 
-    said = refusal(other, foreach_batch(other.files(), log=str(pipeline.log)))
+    said = refusal(other, pipeline.writer(other.files()))
     assert f"the commit log belongs to query {pipeline.entries('open')[0]['owner']}" in said
     assert other.archived() == []
     assert len(pipeline.entries("open")) == 1  # the query that owns the log was not fenced
@@ -68,18 +64,18 @@ def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
 def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     pipeline.add_batch(rows(2))
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     shutil.rmtree(pipeline.log)
     pipeline.add_batch(rows(3))
 
-    said = refusal(pipeline, writer(pipeline))
+    said = refusal(pipeline, pipeline.writer())
     assert "Either the log was deleted: restore it" in said
     assert "start this log with first_batch_id=2" in said
     assert pipeline.archived_ids() == [1, 2]
 
-    pipeline.run(writer(pipeline, first_batch_id=2))
+    pipeline.run(pipeline.writer(first_batch_id=2))
     pipeline.add_batch(rows(4))
-    pipeline.run(writer(pipeline, first_batch_id=2))
+    pipeline.run(pipeline.writer(first_batch_id=2))
     assert pipeline.archived_ids() == [1, 2, 3, 4]
 
 
@@ -116,7 +112,7 @@ def test_a_query_that_failed_after_its_decision_goes_on_where_it_stopped(pipelin
             super().commit(committable)
 
     archive = FullDisk({"path": str(pipeline.folder / "archive"), "format": "json"})
-    write = foreach_batch(archive, log=str(pipeline.log))
+    write = pipeline.writer(archive)
     pipeline.add_batch(rows(1))
     with pytest.raises(StreamingQueryException, match="the disk is full"):
         pipeline.run(write)
@@ -137,7 +133,7 @@ def test_a_function_may_run_a_batch_again_and_what_the_batch_reads_is_the_same(
     def vetoes(*_: Any) -> None:
         raise RoundAborted("a target system was away for a moment")
 
-    write = writer(pipeline)
+    write = pipeline.writer()
 
     def twice(batch: DataFrame, batch_id: int) -> None:
         with monkeypatch.context() as patched:
@@ -155,7 +151,7 @@ def test_a_function_may_run_a_batch_again_and_what_the_batch_reads_is_the_same(
 
     for file in (pipeline.checkpoint / "commits").glob("*1*"):
         file.unlink()  # as if the driver had died before Spark noted the batch
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     assert pipeline.archived_ids() == [0, 1]
 
 
@@ -165,7 +161,7 @@ def test_a_sink_that_vetoes_stops_the_query_with_its_own_message(pipeline: Pipel
             raise RuntimeError(f"no, not {len(committables)} of them")
 
     veto = Vetoing({"path": str(pipeline.folder / "vetoed")})
-    write: Callable[..., None] = foreach_batch({"archive": pipeline.files(), "veto": veto}, log=str(pipeline.log))
+    write: Callable[..., None] = pipeline.writer({"archive": pipeline.files(), "veto": veto})
     pipeline.add_batch(rows(1))
     with pytest.raises(StreamingQueryException, match="no, not 1 of them"):
         pipeline.run(write)
@@ -232,4 +228,4 @@ def test_a_copy_among_the_files_that_a_query_reads_is_refused_too(pipeline: Pipe
     with pytest.raises(
         StreamingQueryException, match=r"replay copies is at .*, and the query reads the files of file:"
     ):
-        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log), replay_copies=stage))
+        pipeline.run(pipeline.writer(on_loss=ReplayCopies(stage)))

@@ -18,6 +18,8 @@ from kafka.errors import RetriableError
 from pyspark.errors import StreamingQueryException
 
 import twopc
+from tests.spark.conftest import mortal
+from tests.support.observing import Killed
 from twopc.errors import ConfigurationError
 from twopc.events import Event, PhaseEntered, TransactionCommitted
 from twopc.phases import Phase
@@ -34,10 +36,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 PARTITIONS = 2
 Place = tuple[str, int]
 """A topic and the number of a partition."""
-
-
-class Killed(BaseException):
-    """The driver is dead. No error handling sees it, because it is no Exception."""
 
 
 class At:
@@ -60,18 +58,6 @@ class At:
         if moment == self._moment:
             self._moment = None
             raise Killed
-
-
-def mortal(writer: ForeachBatch) -> Callable[[DataFrame, int], None]:
-    """Wrap ``writer`` for a query of this process, which continues when the driver is dead."""
-
-    def write(batch: DataFrame, batch_id: int) -> None:
-        try:
-            writer(batch, batch_id)
-        except Killed as killed:
-            raise RuntimeError("the driver was killed") from killed
-
-    return write
 
 
 @dataclass(frozen=True)

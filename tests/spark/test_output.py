@@ -12,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 import twopc
-from twopc.errors import SchemaMismatch
-from twopc.spark import Output, foreach_batch
-from twopc.spark.arrow_types import arrow_schema
-from twopc.spark.output import ALL, projected
+from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc.spark import Output
+from twopc.spark.output import ALL, Projection
+from twopc.spark.records import arrow_schema
 from twopc.testing import MemorySink, MemoryTarget
 
 if TYPE_CHECKING:
@@ -33,12 +33,26 @@ NOT_PLAIN = [
 ]
 
 
+@pytest.mark.spark
+def test_an_output_takes_columns_as_well_as_texts(pipeline: Pipeline) -> None:
+    pipeline.add_batch([{"id": number, "name": "one"} for number in range(4)])
+    mixed = Output(pipeline.files(), [F.col("id").alias("key"), "name AS text", F.struct("id")], F.col("id") >= 2)
+    pipeline.run(pipeline.writer({"sink": mixed}))
+    assert pipeline.archived() == [{"key": key, "text": "one", "col3": {"id": key}} for key in (2, 3)]
+
+
+@pytest.mark.spark
+def test_a_column_of_another_frame_is_refused_by_its_text(spark: SparkSession) -> None:
+    other = spark.range(1).withColumnRenamed("id", "key")
+    output = Output(MemorySink(MemoryTarget()), ["id", other["key"]])
+    with pytest.raises(ConfigurationError, match=r"Spark refuses the columns \['id', Column<'key'>\] of output 'one'"):
+        Projection({"one": output}).apply(spark.range(1))
+
+
 @pytest.mark.variants
 @pytest.mark.spark
 @pytest.mark.parametrize(
-    "by_plan",
-    [False, pytest.param(True, marks=pytest.mark.long)],
-    ids=["of its own expressions", "of the batch"],
+    "by_plan", [False, pytest.param(True, marks=pytest.mark.long)], ids=["of its own expressions", "of the batch"]
 )
 @pytest.mark.parametrize(("columns", "record"), [pytest.param(PLAIN, {"id": 1, "text": "one"}, id="plain"), *NOT_PLAIN])
 def test_a_sink_alone_gets_columns(
@@ -46,19 +60,20 @@ def test_a_sink_alone_gets_columns(
 ) -> None:
     pipeline.add_batch([{"id": 1, "name": "one"}])
     if by_plan:
-        write = foreach_batch(pipeline.files(), log=str(pipeline.log))
+        write = pipeline.writer()
         pipeline.run(write, plan=lambda source: source.selectExpr(*columns))
     else:
-        pipeline.run(foreach_batch(Output(pipeline.files(), columns), log=str(pipeline.log)))
+        pipeline.run(pipeline.writer(Output(pipeline.files(), columns)))
     assert pipeline.archived() == [record]
 
 
 @pytest.mark.spark
 def test_only_different_columns_or_names_that_python_cannot_hand_over_need_structs(spark: SparkSession) -> None:
     frame = spark.range(1)
-    assert projected(frame, {"one": of()})[0] is projected(frame, {"one": of(), "other": of()})[0] is frame
+    for outputs in ({"one": of()}, {"one": of(), "other": of()}):
+        assert Projection(outputs).apply(frame)[0] is frame
     in_structs = [
-        projected(frame, outputs)[1].in_structs
+        Projection(outputs).apply(frame)[1].in_structs
         for outputs in (
             {"one": of()},
             {"one": of(["id"])},
@@ -78,9 +93,9 @@ def test_each_sink_gets_its_rows_with_their_hashes_and_the_rest_is_unrouted(
 ) -> None:
     frame = spark.range(6).withColumn("id", F.when(F.col("id") != 3, F.col("id")))
     outputs = {"low": of(columns, "id < 2"), "high": of(columns, "id > 3"), "even": of(columns, "id % 2 = 0")}
-    made, rows = projected(frame, outputs, ["low", "high"])
+    made, rows = Projection(outputs, ["low", "high"]).apply(frame)
     [batch] = made.toArrow().combine_chunks().to_batches()
-    parts = {part.sink: part for part in rows.apart(batch)}
+    parts = {part.sink: part for part in rows.split(batch)}
     assert {name: part.records.to_pydict() for name, part in parts.items()} == {
         "low": {"id": [0, 1]},
         "high": {"id": [4, 5]},
@@ -104,10 +119,7 @@ def of(columns: Sequence[str] = ALL, where: str | None = None) -> Output:
 def test_foreach_batch_writes_timestamps(pipeline: Pipeline) -> None:
     archive = twopc.create_sink("files", {"path": str(pipeline.folder / "archive")})
     pipeline.add_batch([{"id": 1793138400}])
-    pipeline.run(
-        foreach_batch(archive, log=str(pipeline.log)),
-        lambda source: source.selectExpr("timestamp_seconds(id) AS at"),
-    )
+    pipeline.run(pipeline.writer(archive), lambda source: source.selectExpr("timestamp_seconds(id) AS at"))
     [file] = (pipeline.folder / "archive").glob("part-*")
     assert [row["at"].timestamp() for row in pq.read_table(file).to_pylist()] == [1793138400]
 
@@ -133,9 +145,9 @@ def test_a_type_that_a_sink_would_get_as_another_is_refused_by_name_and_the_advi
     advice = re.compile(f"column 'value' has Spark's type {of_spark}, .*Write it as text, such as by ({way_out}),")
     found = []
     for outputs in ({"one": of()}, {"one": of(["value"]), "two": of(["1 AS id"])}):
-        shown, rows = projected(frame, outputs)
+        shown, rows = Projection(outputs).apply(frame)
         with pytest.raises(SchemaMismatch, match=advice) as refused:
             rows.schemas(shown)
         found += advice.findall(str(refused.value))
-    shown, rows = projected(frame, {"one": of([found[0]])})
+    shown, rows = Projection({"one": of([found[0]])}).apply(frame)
     assert rows.schemas(shown)["one"].field("value").type == pa.string()

@@ -13,8 +13,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from twopc.errors import ConfigurationError, TwoPhaseCommitError
-from twopc.spark import foreach_batch
-from twopc.spark.pickled_sinks import PickledSinks
+from twopc.spark.task import PickledSinks
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def test_a_sink_arrives_bound_as_it_left(tmp_path: Path) -> None:
     sink = FileSink({"path": str(tmp_path / "archive"), "format": "json"})
     sink.bind("archive", "a-log")
     sinks: PickledSinks = pickle.loads(pickle.dumps(PickledSinks.of({"archive": sink})))  # noqa: S301  # as Spark does
-    assert sinks.loaded()["archive"].transactional_ids == sink.transactional_ids
+    assert sinks.load()["archive"].transactional_ids == sink.transactional_ids
 
 
 @pytest.fixture
@@ -59,7 +58,7 @@ def test_a_sink_that_cannot_be_loaded_is_named_with_what_to_install(
     del sys.modules["elsewhere"]
     assert repr(sinks) == "PickledSinks()"  # a sink may hold credentials
     with pytest.raises(ConfigurationError) as refused:
-        sinks.loaded()
+        sinks.load()
     assert "sink 'archive' can't be loaded on the executor at" in str(refused.value)
     assert "No module named 'elsewhere'. Install twopc-elsewhere 2.1 into that Python" in str(refused.value)
 
@@ -70,7 +69,7 @@ def test_a_batch_whose_tasks_lack_a_sink_is_refused_and_no_aborted_round(
     elsewhere: FileSink, pipeline: Pipeline
 ) -> None:
     raised: list[TwoPhaseCommitError] = []
-    write = foreach_batch(elsewhere, log=str(pipeline.log))
+    write = pipeline.writer(elsewhere)
 
     def noted(batch: DataFrame, number: int) -> None:
         try:

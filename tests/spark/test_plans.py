@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 import pytest
@@ -10,9 +10,9 @@ from pyspark.errors import StreamingQueryException
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
-from twopc.spark import Output, foreach_batch, tuning
-from twopc.spark.batch_input import BatchInput
-from twopc.spark.tuning import Plan, Plans
+from twopc.spark import Output, tuning
+from twopc.spark.engine import BatchInput
+from twopc.spark.tuning import LimitedByRows, Plan, Plans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -40,6 +40,12 @@ def test_a_decision_has_room_for_three_hundred_bytes_a_transaction() -> None:
     assert LONGEST_DECISION // MOST_TRANSACTIONS >= 300
 
 
+def test_a_frame_of_spark_connect_is_written_as_it_is() -> None:
+    """It has no context, and nothing is known of its plan."""
+    frame: Any = object()
+    assert LimitedByRows().run(lambda given: given is frame, frame, Plan(), in_structs=False)
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize("columns", [["*"], pytest.param(["id", "upper(name) AS name"], marks=pytest.mark.long)])
 def test_it_is_refused_before_its_tasks_begin(
@@ -47,7 +53,7 @@ def test_it_is_refused_before_its_tasks_begin(
 ) -> None:
     monkeypatch.setattr(tuning, "MOST_TRANSACTIONS", 3)
     pipeline.add_batch([{"id": number, "name": "a"} for number in range(20)])
-    writer = foreach_batch(Output(pipeline.files(), columns), log=str(pipeline.log))
+    writer = pipeline.writer(Output(pipeline.files(), columns))
     with pytest.raises(StreamingQueryException, match=r"ConfigurationError: batch 0 has 4 tasks.* Nothing was written"):
         pipeline.run(writer, lambda source: source.repartition(4))
     assert not (pipeline.folder / "archive").exists()
@@ -71,7 +77,7 @@ def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monk
     monkeypatch.setattr(Plans, "of", of_a_query_without_plan)
     for batch in range(2):
         pipeline.add_batch([{"id": batch, "name": "a"}])
-    pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
+    pipeline.run(pipeline.writer())
     assert found == [Plan()] * 2
     assert pipeline.archived_ids() == [0, 1]
 

@@ -13,11 +13,12 @@ import twopc
 from tests.spark.conftest import Topic, descriptions, rows, wait_until
 from tests.support.observing import observing
 from tests.support.rolling_back import roll_back
+from tests.support.topic_reader import records_of
 from twopc.errors import TransactionLost
 from twopc.events import PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc.spark import Output, foreach_batch
-from twopc.spark.output import projected
+from twopc.spark.output import Projection
 from twopc_files.sink import FileSink
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
@@ -72,7 +73,7 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
     outputs = {"orders": Output(topic.sink(), VALUE)}
     if beside:
         outputs["archive"] = Output(pipeline.files())
-    writer = foreach_batch(outputs, log=str(pipeline.log), recompute=True)
+    writer = pipeline.writer(outputs, on_loss="recompute")
     pipeline.run(writer, lambda source: source.repartition(3))
     assert topic.shows([str(number) for number in range(13)])
     assert pipeline.archived_ids() == (list(range(13)) if beside else [])
@@ -82,6 +83,29 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
 
 @pytest.mark.long
 @pytest.mark.kafka
+@pytest.mark.long
+def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
+    pipeline: Pipeline, topic: Topic, loses: Loses, events: list[Event]
+) -> None:
+    pipeline.add_batch([{"id": 1, "name": "a"}, {"id": 2, "name": "a"}, {"id": 1, "name": "b"}])
+    pipeline.add_batch([{"id": 2, "name": "gone"}, {"id": 3, "name": "a"}])
+    loses.times = 2
+    keyed = twopc.create_sink("kafka", {**topic.options, "upsert_by": "key"})
+    columns = ["CAST(id AS STRING) AS key", "name AS value"]
+    output = Output(keyed, columns, delete_where="name = 'gone'", latest_by="name")
+    pipeline.run(
+        foreach_batch(output, log=str(pipeline.log), on_loss="recompute"), lambda source: source.repartition(3)
+    )
+
+    def changes() -> list[tuple[bytes, bytes | None]]:
+        found = records_of(topic.servers, topic.name)
+        return sorted(((record.key, record.value) for record in found), key=str)
+
+    wait_until(lambda: changes() == [(b"1", b"b"), (b"2", None), (b"2", b"a"), (b"3", b"a")], timeout_s=10)
+    assert replayed(events) >= 2
+
+
+@pytest.mark.kafka
 def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topic: Topic, loses: Loses) -> None:
     pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "bad"}])
     pipeline.add_batch([{"id": 5, "name": "bad"}])
@@ -89,7 +113,7 @@ def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topi
     columns = ["CAST(id AS STRING) AS value", f"IF(name = 'bad', 'no topic!', '{topic.name}') AS topic"]
     orders = twopc.create_sink("kafka", {name: value for name, value in topic.options.items() if name != "topic"})
     writer = foreach_batch(
-        {"orders": Output(orders, columns)}, log=str(pipeline.log), recompute=True, on_bad_record=pipeline.files()
+        {"orders": Output(orders, columns)}, log=str(pipeline.log), on_loss="recompute", bad_records=pipeline.files()
     )
     pipeline.run(writer)
     assert topic.shows(["1", "2", "3"])
@@ -114,9 +138,7 @@ def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_it
     )
 
     def run() -> None:
-        writer = foreach_batch(
-            {"orders": Output(topic.sink(), ["value"])}, log=str(pipeline.log), recompute=True, offsets=group
-        )
+        writer = pipeline.writer({"orders": Output(topic.sink(), ["value"])}, on_loss="recompute", offsets=group)
         options = {"checkpointLocation": str(pipeline.checkpoint)}
         query = source.stream(pipeline.spark, 20).writeStream.foreachBatch(writer).options(**options)
         query.trigger(availableNow=True).start().awaitTermination()
@@ -145,7 +167,7 @@ def test_the_hash_of_a_record_depends_on_each_value_its_column_and_nothing_else(
         frame = pipeline.spark.createDataFrame(order, "id LONG, name STRING")
         output = Output(pipeline.files(), columns)
         outputs = {"orders": output, "archive": output} if in_structs else {"orders": output}
-        hashed, _ = projected(frame, outputs, ["orders"])
+        hashed, _ = Projection(outputs, ["orders"]).apply(frame)
         return [row["twopc hashes orders"] for row in hashed.collect()]
 
     found = hashes(records, in_structs=True)
@@ -175,7 +197,7 @@ def test_records_with_other_bounds_or_names_have_other_hashes(pipeline: Pipeline
         frame = pipeline.spark.range(1).selectExpr(f"struct({columns}) AS row")
         names = ["orders", "archive"] if in_structs else ["orders"]
         outputs = dict.fromkeys(names, Output(pipeline.files(), ["row.*"]))
-        hashed, _ = projected(frame, outputs, ["orders"])
+        hashed, _ = Projection(outputs, ["orders"]).apply(frame)
         [row] = hashed.collect()
         found: int = row["twopc hashes orders"]
         return found
@@ -192,7 +214,7 @@ def test_the_hash_of_a_record_does_not_depend_on_the_session(pipeline: Pipeline)
         session = pipeline.spark.newSession()
         session.conf.set("spark.sql.ansi.enabled", ansi)
         frame = session.range(1).selectExpr("CAST(NULL AS ARRAY<INT>) AS headers")
-        hashed, _ = projected(frame, {"orders": Output(pipeline.files())}, ["orders"])
+        hashed, _ = Projection({"orders": Output(pipeline.files())}, ["orders"]).apply(frame)
         hashes.add(hashed.collect()[0]["twopc hashes orders"])
     assert len(hashes) == 1
 
@@ -224,9 +246,9 @@ class Lost:
 
         return Forgetful({"path": str(self.pipeline.folder / "archive"), "format": "json"})
 
-    def run(self, recompute: bool = True, partitions: int = 0) -> None:
+    def run(self, on_loss: Any = "recompute", partitions: int = 0) -> None:
         output = Output(self.sink(), self.columns)
-        writer = foreach_batch({"archive": output}, log=str(self.pipeline.log), recompute=recompute)
+        writer = self.pipeline.writer({"archive": output}, on_loss=on_loss)
         self.pipeline.run(writer, lambda source: source.repartition(partitions or self.partitions))
 
     def refused(self, **options: Any) -> str:
@@ -240,7 +262,7 @@ def test_what_is_lost_while_the_driver_is_down_is_computed_again_when_spark_repe
     pipeline: Pipeline, events: list[Event]
 ) -> None:
     lost = Lost(pipeline, ["id"])
-    assert "start the query with recompute=True" in lost.refused(recompute=False)
+    assert "start the query with on_loss='recompute'" in lost.refused(on_loss="stop")
     assert pipeline.archived() == []
     pipeline.add_batch(rows(10))
     lost.run()
@@ -279,8 +301,8 @@ def test_a_column_that_has_no_hash_is_refused_before_anything_is_written(pipelin
     pipeline.add_batch(rows(1))
     sink = Forgetful({"path": str(pipeline.folder / "archive"), "format": "json"})
     outputs = {"orders": Output(sink, ["map('a', id) AS counts"])}
-    with pytest.raises(StreamingQueryException, match=r"recompute=True needs a hash.*to_json"):
-        pipeline.run(foreach_batch(outputs, log=str(pipeline.log), recompute=True))
+    with pytest.raises(StreamingQueryException, match=r"on_loss='recompute' needs a hash.*to_json"):
+        pipeline.run(pipeline.writer(outputs, on_loss="recompute"))
     assert not pipeline.log.exists()
 
 
@@ -292,7 +314,7 @@ def test_only_the_partitions_and_sinks_that_are_lost_are_written_again(
     pipeline.add_batch(rows(*range(10)))
     loses.times = 1
     outputs = {"orders": Output(topic.sink(), VALUE, "id = 7"), "archive": Output(pipeline.files())}
-    writer = foreach_batch(outputs, log=str(pipeline.log), recompute=True)
+    writer = pipeline.writer(outputs, on_loss="recompute")
     pipeline.run(writer, lambda source: source.repartition(3, "id"))
     assert "twopc: compute again what is lost of batch 0 of orders, archive" in descriptions(pipeline.spark)
     assert topic.shows(["7"])

@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 
-from twopc.spark import Output, foreach_batch
+from twopc.spark import Output
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def watched(pipeline: Pipeline) -> Watched:
 def test_a_query_without_state_and_python_has_the_limit_of_rows_alone(
     pipeline: Pipeline, watched: Watched, plan: Callable[[DataFrame], DataFrame]
 ) -> None:
-    pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)), plan)
+    pipeline.run(pipeline.writer(watched.sink), plan)
     assert watched.limits("sink") == [NO_LIMIT] * 2
     assert len(pipeline.archived()) == 2 * ROWS_A_RECORD_BATCH
 
@@ -123,7 +123,7 @@ def test_a_query_without_state_and_python_has_the_limit_of_rows_alone(
 def test_outputs_of_other_columns_have_it_too(pipeline: Pipeline, watched: Watched) -> None:
     other = FileSink({"path": str(pipeline.folder / "other"), "format": "json"})
     outputs: Any = {"names": Output(watched.sink, ["name"], where="id >= 0"), "all": other}
-    pipeline.run(foreach_batch(outputs, log=str(pipeline.log)))
+    pipeline.run(pipeline.writer(outputs))
     assert watched.limits("sink") == [NO_LIMIT] * 2
 
 
@@ -135,7 +135,7 @@ def test_a_record_larger_than_its_share_of_the_limit_brings_the_limit_back(
     pipeline.add_batch([{"id": 2000, "name": "a"}])
     other: Any = Output(FileSink({"path": str(pipeline.folder / "other")}), ["id"])
     pipeline.run(
-        foreach_batch({"all": watched.sink, **({"ids": other} if outputs == 2 else {})}, log=str(pipeline.log)),
+        pipeline.writer({"all": watched.sink, **({"ids": other} if outputs == 2 else {})}),
         lambda source: source.withColumn("name", F.expr(f"repeat('x', if(id BETWEEN 1099 AND 1999, {large}, 1))")),
     )
     # The second batch is written again with the limit, and so is the third at once.
@@ -146,22 +146,21 @@ def test_a_record_larger_than_its_share_of_the_limit_brings_the_limit_back(
 
 
 @pytest.mark.parametrize(("name", "value"), [(LIMIT, SOME_LIMIT), pytest.param(ROWS, "0", marks=pytest.mark.long)])
-def test_a_limit_that_the_user_has_set_stays(pipeline: Pipeline, watched: Watched, name: str, value: str) -> None:
+def test_a_limit_that_the_user_has_set_stays_and_no_job_runs_twice_for_large_records(
+    pipeline: Pipeline, watched: Watched, name: str, value: str
+) -> None:
     with setting(pipeline.spark, name, value):
-        pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)))
+        pipeline.run(
+            pipeline.writer(watched.sink), lambda source: source.withColumn("name", F.expr(f"repeat('x', {LARGE})"))
+        )
     assert set(watched.limits("sink")) == {value if name == LIMIT else None}
-
-
-@pytest.mark.long
-def test_it_is_switched_off_by_an_argument(pipeline: Pipeline, watched: Watched) -> None:
-    pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log), uncapped=False))
-    assert watched.limits("sink") == [None] * 2
+    assert sum(rows for _, rows, _ in watched.seen) == 2 * ROWS_A_RECORD_BATCH
 
 
 @pytest.mark.long
 def test_a_function_of_the_users_gets_record_batches_within_the_limit(pipeline: Pipeline, watched: Watched) -> None:
     with setting(pipeline.spark, LIMIT, SOME_LIMIT):
-        pipeline.run(foreach_batch(watched.sink, log=str(pipeline.log)), watched.function)
+        pipeline.run(pipeline.writer(watched.sink), watched.function)
     rows = [rows for who, rows, _ in watched.seen if who == "function"]
     assert sum(rows) == 2 * ROWS_A_RECORD_BATCH
     assert max(rows) <= SOME_BYTES // LARGE + 1
@@ -219,9 +218,7 @@ def through_an_rdd(source: DataFrame) -> DataFrame:
 def test_the_limit_of_bytes_stays_wherever_there_is_state_or_other_python(
     pipeline: Pipeline, watched: Watched, plan: Callable[[DataFrame], DataFrame]
 ) -> None:
-    pipeline.run(
-        foreach_batch(watched.sink, log=str(pipeline.log)), plan, "update" if plan is aggregation else "append"
-    )
+    pipeline.run(pipeline.writer(watched.sink), plan, "update" if plan is aggregation else "append")
     assert set(watched.limits("sink")) == {None}
 
 
@@ -230,7 +227,7 @@ def test_the_limit_of_bytes_stays_wherever_there_is_state_or_other_python(
 def test_the_limit_of_bytes_stays_where_a_function_for_foreach_batch_runs_python(
     pipeline: Pipeline, watched: Watched, change: Callable[[DataFrame], DataFrame]
 ) -> None:
-    write = foreach_batch(watched.sink, log=str(pipeline.log))
+    write = pipeline.writer(watched.sink)
     pipeline.run(lambda batch, batch_id: write(change(batch), batch_id))
     assert set(watched.limits("sink")) == {None}
 
@@ -238,5 +235,5 @@ def test_the_limit_of_bytes_stays_where_a_function_for_foreach_batch_runs_python
 @pytest.mark.long
 def test_the_limit_of_bytes_stays_where_a_sinks_columns_run_python(pipeline: Pipeline, watched: Watched) -> None:
     pipeline.spark.udf.register("same_name", lambda text: text, "string")
-    pipeline.run(foreach_batch(Output(watched.sink, ["id", "same_name(name) AS name"]), log=str(pipeline.log)))
+    pipeline.run(pipeline.writer(Output(watched.sink, ["id", "same_name(name) AS name"])))
     assert set(watched.limits("sink")) == {None}

@@ -14,7 +14,7 @@ from tests.spark.conftest import finished_jobs, rows
 from tests.spark.driver import driver
 from twopc.errors import RecordRefused
 from twopc.events import BatchFinished
-from twopc.spark import Output, foreach_batch
+from twopc.spark import Output
 
 if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic
@@ -35,7 +35,7 @@ class Routed:
         return Output(twopc.create_sink("files", {"path": str(folder), "format": "json"}), columns, where)
 
     def writer(self, **outputs: Output) -> ForeachBatch:
-        return foreach_batch(outputs, log=str(self.pipeline.log))
+        return self.pipeline.writer(outputs)
 
     def found(self, name: str) -> list[Any]:
         files = (self.pipeline.folder / "archive" / name).glob("part-*.json")
@@ -89,7 +89,7 @@ def test_a_task_without_a_row_for_an_output_begins_no_transaction_there(routed: 
 @pytest.mark.long
 def test_a_single_output_may_have_a_condition(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(*range(4)))
-    writer = foreach_batch(routed.to("few", "id > 2", ["id", "name AS text"]), log=str(routed.pipeline.log))
+    writer = routed.pipeline.writer(routed.to("few", "id > 2", ["id", "name AS text"]))
     routed.pipeline.run(writer)
     assert routed.found("few") == [{"id": 3, "text": "a"}]
     assert writer.last_progress is not None
@@ -115,10 +115,10 @@ def test_the_plan_is_evaluated_once_in_one_job(routed: Routed) -> None:
     assert len(finished_jobs(routed.pipeline.spark)) == before + 1
 
 
-def test_otherwise_refuse_fails_the_batch_before_its_decision(routed: Routed) -> None:
+def test_a_row_that_goes_nowhere_may_fail_the_batch_before_its_decision(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(*range(6)))
     outputs = {"low": routed.to("low", "id < 4"), "odd": routed.to("odd", "id % 2 = 1")}
-    writer = foreach_batch(outputs, log=str(routed.pipeline.log), otherwise="refuse")
+    writer = routed.pipeline.writer(outputs, unrouted="refuse")
     says = refused(routed.pipeline, writer)
     assert "task 0, record 4: no output takes this row" in says
     assert RecordRefused.__name__ in says
@@ -185,7 +185,7 @@ def test_columns_that_are_never_null_stay_so_beside_a_condition(routed: Routed) 
 
     sink = Sees({"path": str(routed.pipeline.folder / "archive" / "some"), "format": "json"})
     outputs = {"some": Output(sink, ["coalesce(id, 0) AS id", "name"], "id = 1"), "all": routed.to("all")}
-    routed.pipeline.run(foreach_batch(outputs, log=str(routed.pipeline.log)))
+    routed.pipeline.run(routed.pipeline.writer(outputs))
     assert shown == [[("id", False), ("name", True)]]
     assert routed.ids("some") == [1]
 

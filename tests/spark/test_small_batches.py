@@ -14,7 +14,8 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 from pyspark.sql.types import StructType
 
-from twopc.spark import Output, foreach_batch, tuning
+from tests.spark.conftest import dynamic_allocation
+from twopc.spark import Output, tuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,7 +68,7 @@ def transactions(
     **arguments: Any,
 ) -> list[int]:
     """Return the number of transactions of each batch. Every task has records."""
-    writer = foreach_batch(pipeline.files(), log=str(pipeline.log), **arguments)
+    writer = pipeline.writer(**arguments)
     pipeline.run(write(writer), plan, output_mode)
     return [len(pipeline.decided(batch)["sink"]) for batch in range(BATCHES)]
 
@@ -87,7 +88,7 @@ def test_the_union_of_sources_is_written_by_as_many_tasks_as_there_are_cores(sou
 
 @pytest.mark.long
 def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch(source: Pipeline) -> None:
-    writer = foreach_batch(source.files(), log=str(source.log))
+    writer = source.writer()
     source.run(writer, columns)
     for batch in range(BATCHES, 2 * BATCHES):
         source.add_batch([{"id": 100 * (batch + 1) + number, "name": "a"} for number in range(ROWS)])
@@ -113,18 +114,13 @@ def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
 
 @pytest.mark.long
 def test_it_is_switched_off_by_an_argument(source: Pipeline) -> None:
-    assert transactions(source, coalesce=False) == [PARTITIONS] * BATCHES
+    assert transactions(source, small_batches="all-tasks") == [PARTITIONS] * BATCHES
 
 
 @pytest.mark.long
 def test_where_spark_asks_for_executors_by_waiting_tasks_none_is_merged_away(source: Pipeline) -> None:
-    # As if it had been set at the application's start: a session does not allow it later.
-    settings = source.spark._jsparkSession.sessionState().conf()
-    settings.setConfString("spark.dynamicAllocation.enabled", "true")
-    try:
+    with dynamic_allocation(source.spark):
         assert transactions(source) == [PARTITIONS] * BATCHES
-    finally:
-        settings.unsetConf("spark.dynamicAllocation.enabled")
 
 
 class Numbers(DataSource):
@@ -163,7 +159,7 @@ class NumbersReader(DataSourceStreamReader):
 @pytest.mark.long
 def test_a_source_that_runs_python_keeps_its_tasks(session: SparkSession, pipeline: Pipeline) -> None:
     session.dataSource.register(Numbers)
-    writer = foreach_batch(pipeline.files(), log=str(pipeline.log))
+    writer = pipeline.writer()
     seen: list[int] = []
 
     def watched(batch: DataFrame, batch_id: int) -> None:
@@ -263,6 +259,6 @@ def test_columns_and_filters_of_a_function_for_foreach_batch_are_as_cheap_as_the
 def test_a_function_in_the_columns_of_a_sink_keeps_its_tasks(source: Pipeline) -> None:
     name = f"same_{uuid.uuid4().hex}"
     source.spark.udf.register(name, lambda text: text, "string")
-    writer = foreach_batch(Output(source.files(), ["id", f"{name}(name) AS name"]), log=str(source.log))
+    writer = source.writer(Output(source.files(), ["id", f"{name}(name) AS name"]))
     source.run(writer)
     assert [len(source.decided(batch)["sink"]) for batch in range(BATCHES)] == [PARTITIONS] * BATCHES

@@ -17,8 +17,8 @@ from tests.spark.conftest import rows, wait_until
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
-from twopc.spark import foreach_batch, stop
-from twopc.spark.stopping import interrupts_in_few_words
+from twopc.spark import stop
+from twopc.spark.stopping import shorten_interrupts
 from twopc_files.sink import FileSink, FileTransaction
 
 if TYPE_CHECKING:
@@ -28,15 +28,10 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Hold, Pipeline
     from twopc import Committable
-    from twopc.spark import ForeachBatch
 
 pytestmark = pytest.mark.spark
 
 HELD_S = 60
-
-
-def writer(pipeline: Pipeline) -> ForeachBatch:
-    return foreach_batch(pipeline.files(), log=str(pipeline.log))
 
 
 def in_background(call: Callable[[], Any]) -> threading.Thread:
@@ -74,7 +69,7 @@ def test_a_batch_that_sparks_stop_interrupts_is_rolled_back_or_finished_and_ther
     for number, (phase, is_finished) in enumerate(PHASES.items()):
         pipeline.add_batch(rows(number))
         hold.at(phase, number)
-        query = pipeline.start(writer(pipeline))
+        query = pipeline.start(pipeline.writer())
         assert hold.reached.wait(HELD_S)
         stopping = in_background(query.stop)
         wait_until(lambda query=query: is_interrupted(query))  # type: ignore[misc]
@@ -84,7 +79,7 @@ def test_a_batch_that_sparks_stop_interrupts_is_rolled_back_or_finished_and_ther
         assert query.status["message"] == "Stopped"  # the query's thread has not died
         assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(number + is_finished))
 
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(len(PHASES)))
     assert pipeline.pending_files() == []
 
@@ -110,7 +105,7 @@ def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> 
     waiting.mkdir()
     options = {"path": str(pipeline.folder / "archive"), "format": "json"}
     pipeline.add_batch(rows(1, 2))
-    query = pipeline.start(foreach_batch(WaitingTasks(options, waiting), log=str(pipeline.log)))
+    query = pipeline.start(pipeline.writer(WaitingTasks(options, waiting)))
     wait_until((waiting / "reached").exists)
     query.stop()
     assert query.exception() is None
@@ -119,7 +114,7 @@ def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> 
 
     (waiting / "reached").unlink()
     waiting.rmdir()
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     assert pipeline.archived_ids() == [1, 2]
     assert pipeline.pending_files() == []
 
@@ -133,9 +128,9 @@ def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_run
     try:
         pipeline.add_batch(rows(1))
         hold.at(Phase.COMMITTING, 0)
-        query = pipeline.start(writer(pipeline))
+        query = pipeline.start(pipeline.writer())
         assert hold.reached.wait(HELD_S)
-        for attempt in (query.stop, lambda: pipeline.start(writer(pipeline))):
+        for attempt in (query.stop, lambda: pipeline.start(pipeline.writer())):
             with pytest.raises(Py4JJavaError, match="failed to stop within 300"):
                 attempt()
         assert len(pipeline.entries("open")) == 1
@@ -146,7 +141,7 @@ def test_a_query_is_not_started_again_while_the_batch_that_was_to_stop_still_run
         configuration.unset("spark.sql.streaming.stopTimeout")
 
     pipeline.add_batch(rows(2))
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     assert pipeline.archived_ids() == [1, 2]
     assert pipeline.decided_batches() == [0, 1]
 
@@ -211,7 +206,7 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
     for number, question in enumerate(questions):
         (folder / question).touch()
         pipeline.add_batch(rows(number))
-        query = pipeline.start(foreach_batch(Silent(options, folder), log=str(pipeline.log)))
+        query = pipeline.start(pipeline.writer(Silent(options, folder)))
         wait_until((folder / "asked").exists)
         began = time.monotonic()
         end(query)
@@ -219,7 +214,7 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
         assert query.exception() is None
         (folder / question).unlink()
         (folder / "asked").unlink()
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(len(questions)))
 
 
@@ -235,21 +230,18 @@ def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
     pipeline.add_batch(rows(1))
     silent = Silent({"path": str(pipeline.folder / "archive"), "format": "json"}, folder)
     with pytest.raises(StreamingQueryException, match=r"Retriable: .*no server answers at silent:1"):
-        pipeline.run(foreach_batch(silent, log=str(pipeline.log), start_timeout_s=2))
+        pipeline.run(pipeline.writer(silent, start_timeout_s=2))
     assert pipeline.decided_batches() == []
 
 
 @pytest.mark.parametrize(
     ("raised", "told"),
-    [
-        (Retriable("no broker answers"), Retriable),
-        (RoundAborted("the round failed before its decision"), RoundAborted),
-    ],
+    [(Retriable("no broker answers"), Retriable), (RoundAborted("the round failed before its decision"), RoundAborted)],
 )
 def test_a_stop_calls_a_batch_rolled_back_only_where_it_is(raised: Exception, told: type[Exception]) -> None:
     if isinstance(raised, RoundAborted):
         raised.__cause__ = Retriable("no broker answers")
-    with pytest.raises(told, match="batch 7 was interrupted"), interrupts_in_few_words(7, lambda: True):
+    with pytest.raises(told, match="batch 7 was interrupted"), shorten_interrupts(7, lambda: True):
         raise raised
 
 
@@ -269,7 +261,7 @@ def test_stop_finishes_the_current_batch_begins_no_other_and_closes_the_log(
     for number in range(3):
         pipeline.add_batch(rows(number))
     hold.at(phase, 0)
-    query = pipeline.start(writer(pipeline))
+    query = pipeline.start(pipeline.writer())
     assert hold.reached.wait(HELD_S)
     stopping = in_background(lambda: stop(query))
     hold.released.set()
@@ -281,7 +273,7 @@ def test_stop_finishes_the_current_batch_begins_no_other_and_closes_the_log(
     assert len(pipeline.entries("close")) == 1
 
     events.clear()
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     assert pipeline.archived_ids() == [0, 1, 2]
     assert pipeline.decided_batches() == [0, 1, 2]  # none was repeated
     recovered = (TransactionCommitted, TransactionAborted)
@@ -290,7 +282,7 @@ def test_stop_finishes_the_current_batch_begins_no_other_and_closes_the_log(
 
 def test_stop_between_two_batches_returns_at_once_and_the_query_goes_on_later(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
-    write = writer(pipeline)
+    write = pipeline.writer()
     for number in (1, 2):
         query = pipeline.start(write, trigger={"processingTime": "1 hour"})
         wait_until(lambda number=number: len(noted(pipeline)) == number)  # type: ignore[misc]
@@ -304,13 +296,13 @@ def test_stop_between_two_batches_returns_at_once_and_the_query_goes_on_later(pi
 def test_stop_closes_the_log_of_a_query_that_has_ended_and_stops_one_that_has_not_begun(pipeline: Pipeline) -> None:
     empty = pipeline.beside("empty")
     (empty.folder / "source").mkdir(parents=True)
-    query = empty.start(writer(empty), trigger={"processingTime": "1 hour"})
+    query = empty.start(empty.writer(), trigger={"processingTime": "1 hour"})
     stop(query)
     assert not query.isActive
     assert not empty.log.exists()
 
     pipeline.add_batch(rows(1))
-    query = pipeline.start(writer(pipeline))
+    query = pipeline.start(pipeline.writer())
     query.awaitTermination()
     stop(query)
     assert len(pipeline.entries("close")) == 1
@@ -325,14 +317,14 @@ def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_has_the_error(p
     archive = Full({"path": str(pipeline.folder / "archive"), "format": "json"})
     pipeline.add_batch(rows(1))
     hold.at(Phase.COMMITTING, 0)
-    query = pipeline.start(foreach_batch(archive, log=str(pipeline.log)))
+    query = pipeline.start(pipeline.writer(archive))
     assert hold.reached.wait(HELD_S)
     stopping = in_background(lambda: stop(query))
     hold.released.set()
     stopping.join(HELD_S)
     assert "the disk is full" in str(query.exception())
 
-    pipeline.run(writer(pipeline))
+    pipeline.run(pipeline.writer())
     assert pipeline.archived_ids() == [1]
 
 
@@ -354,7 +346,7 @@ def test_stop_from_within_a_batch_is_refused(drain: bool, pipeline: Pipeline) ->
     twopc.register_observer(impatient)
     try:
         pipeline.add_batch(rows(1))
-        pipeline.run(writer(pipeline))
+        pipeline.run(pipeline.writer())
     finally:
         twopc.unregister_observer(impatient)
     assert ["from within a batch" in str(error) for error in said] == [True]

@@ -11,7 +11,6 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import twopc
 from tests.spark.conftest import rows
-from twopc.spark import foreach_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,6 +55,6 @@ def test_each_batch_reaches_a_table_exactly_once(pipeline: Pipeline, table: Any)
     make_sink, read = table(pipeline.folder)
     for batch in ((1, 2), (3,)):
         pipeline.add_batch(rows(*batch))
-        pipeline.run(foreach_batch(make_sink(), log=str(pipeline.log)))  # a restart, the second time
+        pipeline.run(pipeline.writer(make_sink()))  # a restart, the second time
     assert sorted(read(), key=lambda row: row["id"]) == rows(1, 2, 3)
     assert pipeline.decided_batches() == [0, 1]

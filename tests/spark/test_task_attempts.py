@@ -14,8 +14,8 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from tests.spark.conftest import rows
 from twopc import Committable, Coordinator, Participant, TwoPhaseCommitSink, Vote
 from twopc.events import Event, TransactionAborted
-from twopc.spark import Output, foreach_batch
-from twopc.spark.gathering import ENOUGH_RECORDS
+from twopc.spark import Output
+from twopc.spark.task import ENOUGH_RECORDS
 from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
 
@@ -60,7 +60,7 @@ def test_an_attempt_that_died_after_its_vote_leaves_nothing(
     pipeline.add_batch(rows(*range(300)))
     pipeline.run(
         # Pre-committed in this order, so the attempt that died had pre-committed both.
-        foreach_batch({"orders": Output(topic.sink(), VALUE), "archive": archive}, log=str(pipeline.log))
+        pipeline.writer({"orders": Output(topic.sink(), VALUE), "archive": archive})
     )
 
     assert pipeline.archived_ids() == list(range(300))
@@ -85,7 +85,7 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topi
 
     pipeline.add_batch([{"id": number} for number in range(3 * ENOUGH_RECORDS)])
     orders = Output(FailsAtFirst(topic.options), VALUE)
-    pipeline.run(foreach_batch({"orders": orders, "archive": pipeline.files()}, log=str(pipeline.log)))
+    pipeline.run(pipeline.writer({"orders": orders, "archive": pipeline.files()}))
 
     assert written.read_text().split() == ["0"] * 2 + ["1"] * 3
     assert pipeline.archived_ids() == list(range(3 * ENOUGH_RECORDS))
@@ -107,7 +107,7 @@ def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_que
             raise RuntimeError("the input is broken")
         return number
 
-    writer = foreach_batch({"orders": Output(topic.sink(), VALUE), "archive": pipeline.files()}, log=str(pipeline.log))
+    writer = pipeline.writer({"orders": Output(topic.sink(), VALUE), "archive": pipeline.files()})
     pipeline.add_batch(rows(*range(3 * ENOUGH_RECORDS)))
     with pytest.raises(StreamingQueryException) as failed:
         pipeline.run(writer, lambda source: source.withColumn("id", fails_while_broken("id")))

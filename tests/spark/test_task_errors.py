@@ -18,10 +18,9 @@ from pyspark.errors import StreamingQueryException
 
 import twopc
 from twopc.errors import ConfigurationError, RecordRefused, Refused, TwoPhaseCommitError
-from twopc.spark import Output, foreach_batch
+from twopc.spark import Output
 from twopc.spark.output import Rows
-from twopc.spark.pickled_sinks import PickledSinks
-from twopc.spark.task import Task, portable, refusals_from_tasks, refusals_to_driver
+from twopc.spark.task import PickledSinks, Task, portable, refusals_from_tasks, refusals_to_driver
 from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
     monkeypatch.setattr(pipeline.spark.sparkContext, "pythonExec", str(tmp_path / "bare" / "bin" / "python"))
     pipeline.add_batch([{"id": 1, "name": "a"}])
     with pytest.raises(StreamingQueryException) as ended:
-        pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)))
+        pipeline.run(pipeline.writer())
     assert "ConfigurationError: the Python of " in str(ended.value)
     assert "No module named 'pyarrow'" in str(ended.value)
     assert "RoundAborted" not in str(ended.value)
@@ -145,7 +144,7 @@ def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
 def test_a_record_that_can_not_be_written_is_located_in_the_querys_error(pipeline: Pipeline, topic: Topic) -> None:
     raised: list[RecordRefused] = []
     columns = ["name AS value", "CAST(IF(id = 3, -1, id) AS TIMESTAMP) AS timestamp"]
-    write = foreach_batch({"orders": Output(topic.sink(), columns)}, log=str(pipeline.log))
+    write = pipeline.writer({"orders": Output(topic.sink(), columns)})
 
     def noted(batch: DataFrame, number: int) -> None:
         try:

@@ -15,8 +15,8 @@ from tests.spark.conftest import rows, wait_until
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished
 from twopc.phases import Phase
-from twopc.spark import foreach_batch, stop
-from twopc.spark.batch_input import _require_repeatable
+from twopc.spark import stop
+from twopc.spark.engine import _require_repeatable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,21 +25,16 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Hold, Pipeline
     from twopc.events import Event
-    from twopc.spark import ForeachBatch
 
 pytestmark = pytest.mark.spark
 
 WAIT_S = 60
 
 
-def writer(pipeline: Pipeline) -> ForeachBatch:
-    return foreach_batch(pipeline.files(), log=str(pipeline.log))
-
-
 @pytest.mark.long
 def test_a_query_with_a_processing_time_writes_what_comes_until_it_is_stopped(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(0))
-    query = pipeline.start(writer(pipeline), trigger={"processingTime": "100 milliseconds"})
+    query = pipeline.start(pipeline.writer(), trigger={"processingTime": "100 milliseconds"})
     wait_until(lambda: pipeline.archived_ids() == [0])
     pipeline.add_batch(rows(1))
     wait_until(lambda: pipeline.archived_ids() == [0, 1])
@@ -52,7 +47,7 @@ def test_a_bounded_query_ends_only_after_its_last_batch_is_committed(pipeline: P
     pipeline.add_batch(rows(1))
     pipeline.add_batch(rows(2))
     hold.at(Phase.COMMITTING, 1)
-    query = pipeline.start(writer(pipeline))
+    query = pipeline.start(pipeline.writer())
     assert hold.reached.wait(WAIT_S)
     assert not query.awaitTermination(0.5)
     assert pipeline.archived_ids() == [1]
@@ -66,7 +61,7 @@ def test_a_source_that_cannot_give_its_records_again_is_refused_before_anything_
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         lines = pipeline.spark.readStream.format("socket").option("host", "127.0.0.1").option("port", port).load()
-        query = lines.writeStream.foreachBatch(writer(pipeline)).start()
+        query = lines.writeStream.foreachBatch(pipeline.writer()).start()
         with server.accept()[0] as connection:
             connection.sendall(b"a line\n")
             with pytest.raises(StreamingQueryException, match="can't give a batch's records again after a crash"):
@@ -90,7 +85,7 @@ def test_spark_itself_refuses_what_has_no_batches_that_can_be_repeated(
     if "realTime" in trigger and pyspark.__version__ < "4.1":
         pytest.skip("Spark has real-time mode from 4.1 on")
     with pytest.raises(Exception, match=says):
-        pipeline.source().writeStream.foreachBatch(writer(pipeline)).options(**options).trigger(**trigger).start()
+        pipeline.source().writeStream.foreachBatch(pipeline.writer()).options(**options).trigger(**trigger).start()
 
 
 @pytest.mark.parametrize(
@@ -123,7 +118,7 @@ def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_if_spa
 ) -> None:
     """Spark plans a batch without data if the watermark has advanced, because windows may have ended."""
     pipeline.add_batch(rows(0, 10, 70, 150))
-    pipeline.run(writer(pipeline), by_minute)
+    pipeline.run(pipeline.writer(), by_minute)
     without_data = 1
     assert pipeline.decided_batches() == [0, without_data]
     assert sum(committable["records"] for committable in pipeline.decided(without_data)["sink"]) > 0
@@ -131,7 +126,7 @@ def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_if_spa
         file.unlink()  # as if the driver had died before Spark recorded the batch
     events.clear()
     pipeline.add_batch(rows(400))
-    pipeline.run(writer(pipeline), by_minute)
+    pipeline.run(pipeline.writer(), by_minute)
 
     finished = [event for event in events if isinstance(event, BatchFinished)]
     assert [event.batch_id for event in finished if event.already_decided] == [without_data]
@@ -146,7 +141,7 @@ def test_a_frame_that_is_not_made_of_the_batch_is_refused_before_anything_is_wri
         "LogicalRelation": pipeline.spark.read.json(str(pipeline.folder / "source"), "id LONG").where("id > 0"),
         "Range": pipeline.spark.range(3),
     }
-    write = writer(pipeline)
+    write = pipeline.writer()
     for reads, other in others.items():
         query = pipeline.start(lambda _, number, other=other: write(other, number))  # type: ignore[misc]
         with pytest.raises(StreamingQueryException, match=f"not made of the query's batch: it only reads {reads}"):
@@ -156,12 +151,12 @@ def test_a_frame_that_is_not_made_of_the_batch_is_refused_before_anything_is_wri
 
 def test_a_query_without_a_checkpoint_of_its_own_is_refused_at_its_first_batch(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
-    query = pipeline.source().writeStream.foreachBatch(writer(pipeline)).trigger(availableNow=True).start()
+    query = pipeline.source().writeStream.foreachBatch(pipeline.writer()).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match="ConfigurationError: the query has no checkpointLocation"):
         query.awaitTermination()
     assert not pipeline.log.exists()
     assert pipeline.archived() == []
-    pipeline.run(writer(pipeline))  # with one
+    pipeline.run(pipeline.writer())  # with one
     assert pipeline.archived_ids() == [1]
 
 
@@ -175,7 +170,7 @@ def test_a_frame_that_was_made_of_the_batch_in_any_way_is_written(pipeline: Pipe
         lambda batch: batch.sparkSession.createDataFrame(batch.collect(), batch.schema),
     )
     for number, made in enumerate(ways, 1):
-        write = writer(pipeline)
+        write = pipeline.writer()
         pipeline.run(lambda batch, batch_id, write=write, made=made: write(made(batch), batch_id))  # type: ignore[misc]
         pipeline.add_batch(rows(number, name=f"{number}"))
     assert pipeline.archived_ids() == [0, 1, 2, 3]
@@ -186,10 +181,10 @@ def test_a_log_in_use_is_refused_to_a_second_query_and_the_first_goes_on(pipelin
     other = pipeline.beside("other")
     pipeline.add_batch(rows(1))
     other.add_batch(rows(100))
-    query = pipeline.start(writer(pipeline), trigger={"processingTime": "100 milliseconds"})
+    query = pipeline.start(pipeline.writer(), trigger={"processingTime": "100 milliseconds"})
     wait_until(lambda: pipeline.archived_ids() == [1])
     with pytest.raises(StreamingQueryException, match=f"the commit log belongs to query {query.id}"):
-        other.run(foreach_batch(other.files(), log=str(pipeline.log)))
+        other.run(pipeline.writer(other.files()))
     assert other.archived() == []
 
     pipeline.add_batch(rows(2))
@@ -203,7 +198,7 @@ def test_one_writer_in_two_queries_is_refused_to_the_second(pipeline: Pipeline) 
     other = pipeline.beside("other")
     pipeline.add_batch(rows(1))
     other.add_batch(rows(100))
-    write = writer(pipeline)
+    write = pipeline.writer()
     pipeline.run(write)
     with pytest.raises(StreamingQueryException, match="the commit log belongs to query"):
         other.run(write)

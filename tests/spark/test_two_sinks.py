@@ -44,7 +44,7 @@ def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pip
     for batch in (range(250), range(250, 300), range(300, 301)):
         pipeline.add_batch(rows(*batch))
     pipeline.run(
-        foreach_batch({"orders": Output(topic.sink(), AS_JSON), "archive": pipeline.files()}, log=str(pipeline.log)),
+        pipeline.writer({"orders": Output(topic.sink(), AS_JSON), "archive": pipeline.files()}),
         lambda source: source.repartition(3).withColumn("name", counted("name")),
     )
 
@@ -62,7 +62,7 @@ def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pip
 
 @pytest.mark.long
 def test_the_metrics_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
-    write = foreach_batch({"all": pipeline.files(), "few": Output(pipeline.files(), ["id"])}, log=str(pipeline.log))
+    write = pipeline.writer({"all": pipeline.files(), "few": Output(pipeline.files(), ["id"])})
     for batch in ([1, 2, 3], [4]):
         pipeline.add_batch(rows(*batch))
     assert write.last_progress is None
@@ -76,7 +76,7 @@ def test_the_metrics_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
 
 def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(pipeline: Pipeline) -> None:
     context = pipeline.spark.sparkContext
-    writer = foreach_batch({"archive": pipeline.files(), "orders": pipeline.files()}, log=str(pipeline.log))
+    writer = pipeline.writer({"archive": pipeline.files(), "orders": pipeline.files()})
     after: list[str | None] = []
 
     def described(batch: DataFrame, batch_id: int) -> None:
@@ -98,7 +98,7 @@ def test_the_driver_collects_votes_and_no_records(pipeline: Pipeline) -> None:
     records, bytes_each = 2000, 2000
     # Random, because Spark compresses what it collects.
     pipeline.add_batch([{"id": i, "name": secrets.token_hex(bytes_each // 2)} for i in range(records)])
-    pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)), lambda source: source.repartition(2))
+    pipeline.run(pipeline.writer(), lambda source: source.repartition(2))
 
     context = pipeline.spark.sparkContext._jsc.sc()
     assert len(pipeline.archived()) == records
@@ -110,7 +110,7 @@ def test_the_driver_collects_votes_and_no_records(pipeline: Pipeline) -> None:
 
 def test_an_empty_partition_begins_no_transaction(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(7, 7, 7))
-    pipeline.run(foreach_batch(pipeline.files(), log=str(pipeline.log)), lambda source: source.repartition(4, "id"))
+    pipeline.run(pipeline.writer(), lambda source: source.repartition(4, "id"))
     [committable] = pipeline.decided(0)["sink"]
     assert committable["records"] == 3
     assert pipeline.archived_ids() == [7, 7, 7]
@@ -123,7 +123,7 @@ def test_an_empty_batch_is_decided_all_the_same(pipeline: Pipeline, topic: Topic
     for number in range(3):
         pipeline.add_batch(rows(number))
     pipeline.run(
-        foreach_batch({"orders": Output(topic.sink(), AS_JSON), "archive": pipeline.files()}, log=str(pipeline.log)),
+        pipeline.writer({"orders": Output(topic.sink(), AS_JSON), "archive": pipeline.files()}),
         lambda source: source.where("id <> 1"),
     )
     assert pipeline.decided_batches() == [0, 1, 2]
@@ -162,7 +162,7 @@ def test_one_sink_object_may_serve_two_names(pipeline: Pipeline) -> None:
     archive = pipeline.files()
     pipeline.add_batch(rows(1, 2))
     pipeline.run(
-        foreach_batch({"all": archive, "again": Output(archive, ["id + 10 AS id"])}, log=str(pipeline.log)),
+        pipeline.writer({"all": archive, "again": Output(archive, ["id + 10 AS id"])}),
         lambda source: source.coalesce(1),
     )
     assert pipeline.archived_ids() == [1, 2, 11, 12]
@@ -185,7 +185,7 @@ def test_two_queries_of_one_application_write_at_the_same_time(pipeline: Pipelin
     for number in range(3):
         first.add_batch(rows(number))
         second.add_batch(rows(100 + number))
-    queries = [each.start(meeting(foreach_batch(shared, log=str(each.log)))) for each in pipelines]
+    queries = [each.start(meeting(each.writer(shared))) for each in pipelines]
     for query in queries:
         query.awaitTermination()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import TwoPhaseCommitDataSource
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 def by_foreach_batch(pipeline: Pipeline) -> None:
     pipeline.add_batch([{"id": 1, "name": "a"}])
-    pipeline.run(foreach_batch({"archive": pipeline.files()}, log=str(pipeline.log)))
+    pipeline.run(pipeline.writer({"archive": pipeline.files()}))
 
 
 def by_format(pipeline: Pipeline) -> None:

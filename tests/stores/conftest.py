@@ -15,7 +15,7 @@ from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import GcsServer
 from tests.support.http_proxy import HttpProxy
 from tests.support.s3_server import S3Server
-from twopc.gcs import gcs_client
+from twopc.stores.gcs import gcs_client
 
 _INSTALLED_FIRST = {"azurite", "gcs_server", "hdfs_server"}
 """Fixtures of emulators that come by npm, Go or Maven."""

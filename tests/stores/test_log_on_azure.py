@@ -26,8 +26,8 @@ from twopc.errors import ConfigurationError, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import entry_name
 from twopc.log.store import LogStore
-from twopc.places import file_system
 from twopc.replay import ReplayCopies
+from twopc.stores.places import file_system
 
 ALL_RIGHTS = "rwdlac"
 

@@ -35,10 +35,10 @@ from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.http_proxy import Answer, gcs_error
 from tests.support.racing_writers import race
 from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
-from twopc.gcs import GcsClient
 from twopc.log.entries import entry_name
 from twopc.log.store import LogStore
-from twopc.places import file_system
+from twopc.stores.gcs import GcsClient
+from twopc.stores.places import file_system
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
 
@@ -182,7 +182,7 @@ def test_a_server_that_accepts_and_stays_silent_may_be_asked_again(
 ) -> None:
     """An option with a limit in all raises an error of another class, which gcsfs does not repeat."""
     repeat_at_once(monkeypatch)
-    monkeypatch.setattr("twopc.gcs.TIMEOUTS", ClientTimeout(sock_connect=10, sock_read=0.1))
+    monkeypatch.setattr("twopc.stores.gcs.TIMEOUTS", ClientTimeout(sock_connect=10, sock_read=0.1))
     options = {"requests_timeout": ClientTimeout(total=0.1)} if is_given else {}
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
@@ -251,7 +251,7 @@ def test_a_key_that_was_deleted_is_refused_with_googles_message(gcs_bucket: GcsB
     deleted = json.dumps({"error": "invalid_grant", "error_description": "Invalid JWT Signature."})
     gcs_bucket.proxy.disturb_all("POST", Answer(400, deleted.encode()), "/token")
     store = twopc.open_store(gcs_bucket.url("log"), token=account, endpoint_url=gcs_bucket.proxy.url)
-    with pytest.raises(ConfigurationError, match=r"Invalid JWT Signature.*docs/stores.md") as refused:
+    with pytest.raises(ConfigurationError, match=r"Invalid JWT Signature.*twopc.open_store") as refused:
         store.slots()
     assert account["private_key"].splitlines()[1] not in shown(refused.value)
 

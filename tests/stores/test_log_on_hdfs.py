@@ -265,7 +265,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(folder: Folder) -> None:
 
 
 def test_a_server_that_never_answers_may_be_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twopc.webhdfs.TIMEOUTS_S", (1.0, 0.2))
+    monkeypatch.setattr("twopc.stores.webhdfs.TIMEOUTS_S", (1.0, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = twopc.open_store(f"webhdfs://127.0.0.1:{silent.getsockname()[1]}/log", user=USER)
         with pytest.raises(Retriable, match=r"gave no answer.*TimeoutError"):

@@ -154,7 +154,7 @@ def test_a_client_without_credentials_is_not_asked_again(
     store = twopc.open_store(bucket.url("log"), endpoint_url=bucket.proxy.url)
     for ask in (store.slots, lambda: CommitLog.open(store, "query")):
         with pytest.raises(
-            ConfigurationError, match=r"not let this process read it .*NoCredentialsError.*docs/stores.md"
+            ConfigurationError, match=r"not let this process read it .*NoCredentialsError.*twopc.open_store"
         ):
             ask()
     assert bucket.proxy.requests == []

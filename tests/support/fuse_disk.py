@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from twopc._exclusive_rename import rename_to_free_name
+from twopc.stores.disk import rename_to_free_name
 
 ROOT_NODE = 1
 DIRECT_IO = 1

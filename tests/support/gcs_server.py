@@ -63,7 +63,7 @@ class GcsServer(ServerProcess):
                 path.unlink()
 
     def make_bucket(self, name: str) -> None:
-        from twopc.gcs import gcs_client  # needs gcsfs, which an environment for other stores may lack
+        from twopc.stores.gcs import gcs_client  # needs gcsfs, which an environment for other stores may lack
 
         gcs_client(self.storage_options).mkdir(name)
 

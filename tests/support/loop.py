@@ -16,9 +16,13 @@ from typing import Any
 import pyarrow as pa
 
 import twopc
+from tests.support.keyed_changes import Change, change, state_of
 from tests.support.kills import KillAt, run_killed, run_to_the_end
 from twopc.errors import RoundAborted
 from twopc.participant import Vote
+
+KEYED = pa.schema({"key": pa.string(), "value": pa.string()})
+"""What is written into a table with a key."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,7 @@ class Job:
         partitions, records: of each batch, and of each partition.
         kill_in, kill_at: the batch and the moment of the kill, see ``KillAt``; or ``vote 2``, after the second vote.
         runs_again: whether a batch whose round was aborted is run once more.
+        keys: of tables with a key, ``key``, to which the batches make ``keyed_changes``; 0: they append ``values``.
     """
 
     folder: str
@@ -47,6 +52,7 @@ class Job:
     replay_copies: str = ""
     commits_at_once: int = 16
     runs_again: bool = False
+    keys: int = 0
 
     def run(self) -> None:
         """Run the loop in a process of its own, and see that it ends as it should."""
@@ -63,6 +69,27 @@ class Job:
             value for batch in every for partition in range(self.partitions) for value in self.values(batch, partition)
         ]
 
+    def rows(self) -> list[tuple[str, ...]]:
+        """The rows of a table after all batches."""
+        if not self.keys:
+            return [(value,) for value in self.all_values()]
+        return [(f"k{key}", f"{batch_id}") for key, batch_id in state_of(self.batches, self.keys).items()]
+
+    def changes(self, batch_id: int, of: Change, partition: int) -> list[tuple[str, str | None]]:
+        """The records that a task writes, or its deletes. A key is in another task of each batch."""
+        own = (key for key in range(self.keys) if (key + batch_id) % self.partitions == partition)
+        value = f"{batch_id}" if of is Change.WRITE else None
+        return [(f"k{key}", value) for key in own if change(batch_id, key) is of]
+
+    def write(self, participant: twopc.Participant, name: str, batch_id: int, partition: int) -> None:
+        """Write a task's part of a batch into a sink."""
+        if not self.keys:
+            participant.write(name, pa.record_batch({"value": self.values(batch_id, partition)}))
+            return
+        for of, send in ((Change.DELETE, participant.delete), (Change.WRITE, participant.write)):
+            rows = [dict(zip(KEYED.names, row, strict=True)) for row in self.changes(batch_id, of, partition)]
+            send(name, pa.RecordBatch.from_pylist(rows, KEYED))
+
 
 def main() -> None:
     job = Job(**json.loads(sys.argv[1]))
@@ -78,7 +105,7 @@ def main() -> None:
         for partition in range(job.partitions):
             with twopc.Participant(sinks, round, partition=partition) as participant:
                 for name in sinks:
-                    participant.write(name, pa.record_batch({"value": job.values(round.batch_id, partition)}))
+                    job.write(participant, name, round.batch_id, partition)
                 yield participant.pre_commit()
             kill.reached(round.batch_id, f"vote {partition + 1}")
 

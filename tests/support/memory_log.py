@@ -10,6 +10,7 @@ class MemoryLog:
 
     def __init__(self) -> None:
         self.entries: dict[int, bytes] = {}
+        self.notice = b""
 
     def slots(self) -> list[int]:
         return sorted(self.entries)
@@ -28,7 +29,7 @@ class MemoryLog:
         self.entries.pop(slot, None)
 
     def post(self, data: bytes) -> None:
-        """Do nothing: nobody reads it."""
+        self.notice = data
 
     def posted(self) -> bytes:
-        return b""
+        return self.notice

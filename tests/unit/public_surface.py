@@ -24,7 +24,10 @@ from twopc.options import Option
 PUBLIC = (
     "twopc",
     "twopc.datasets",
-    "twopc.durable_files",
+    "twopc.stores.disk",
+    "twopc.stores.errors",
+    "twopc.stores.folder",
+    "twopc.stores.remote",
     "twopc.errors",
     "twopc.events",
     "twopc.hookspecs",
@@ -75,8 +78,11 @@ def lines() -> Iterator[str]:
 
 def _commands(name: str, command: click.Command) -> Iterator[str]:
     if isinstance(command, click.Group):
-        for each in sorted(command.commands):
-            yield from _commands(f"{name} {each}", command.commands[each])
+        context = click.Context(command)
+        for each in sorted(command.list_commands(context)):
+            of_group = command.get_command(context, each)
+            assert of_group is not None
+            yield from _commands(f"{name} {each}", of_group)
     else:
         yield " ".join([f"{name}:", *sorted(map(_parameter, command.params))])
 

@@ -12,7 +12,7 @@ from azure.core import exceptions as azure
 from azure.identity import CredentialUnavailableError
 from azure.storage.blob._shared.authentication import AzureSigningError
 
-from twopc.azure import AzureClient, translated
+from twopc.stores.azure import AzureClient, translate
 
 
 def replied(
@@ -56,15 +56,15 @@ def client(**options: Any) -> AzureClient:
     ids=lambda value: value if isinstance(value, int) else repr(value)[:60],
 )
 def test_the_number_says_what_the_error_means(error: Exception, number: int) -> None:
-    assert translated(error).errno == number
+    assert translate(error).errno == number
 
 
 def test_no_error_is_one_that_fsspec_replaces() -> None:
-    assert not isinstance(translated(TimeoutError()), TimeoutError)
+    assert not isinstance(translate(TimeoutError()), TimeoutError)
 
 
 def test_the_text_is_the_code_and_the_first_line() -> None:
-    assert translated(replied(403, "AuthenticationFailed")).strerror == "AuthenticationFailed: what happened"
+    assert translate(replied(403, "AuthenticationFailed")).strerror == "AuthenticationFailed: what happened"
 
 
 @pytest.mark.parametrize("answer", [None, replied(404, "BlobNotFound"), replied(503)], ids=["good", "absent", "busy"])

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from twopc.spark.gathering import ENOUGH_BYTES, ENOUGH_RECORDS, gathered
 from twopc.spark.output import Part
+from twopc.spark.task import ENOUGH_BYTES, ENOUGH_RECORDS, gather
 
 
 def part(sink: str, *values: int, text: str = "") -> Part:
@@ -26,7 +26,7 @@ def values(part: Part) -> list[int]:
 
 def test_small_parts_of_each_sink_are_one_at_the_end() -> None:
     given = [part("a", 1), part("b", 2), part("a"), part("a", 3, 4), part("b", 5)]
-    assert [(each.sink, values(each)) for each in gathered(given)] == [("a", [1, 3, 4]), ("b", [2, 5])]
+    assert [(each.sink, values(each)) for each in gather(given)] == [("a", [1, 3, 4]), ("b", [2, 5])]
 
 
 def test_what_is_enough_goes_on_before_more_is_read() -> None:
@@ -38,22 +38,22 @@ def test_what_is_enough_goes_on_before_more_is_read() -> None:
             read.append(number)
             yield part("a", *half)
 
-    assert [(values(each), len(read)) for each in gathered(given())] == [([*half, *half], 2), ([*half, *half], 4)]
+    assert [(values(each), len(read)) for each in gather(given())] == [([*half, *half], 2), ([*half, *half], 4)]
 
 
 def test_large_records_do_not_wait_for_their_number() -> None:
     large = "x" * (ENOUGH_BYTES // 2)
-    found = [values(each) for each in gathered([part("a", 1, text=large), part("a", 2, text=large), part("a", 3)])]
+    found = [values(each) for each in gather([part("a", 1, text=large), part("a", 2, text=large), part("a", 3)])]
     assert found == [[1, 2], [3]]
 
 
 def test_a_part_that_is_enough_is_passed_on_as_it_is_after_what_waits() -> None:
     whole = part("a", *range(ENOUGH_RECORDS))
-    first, found = gathered([part("a", 1), whole])
+    first, found = gather([part("a", 1), whole])
     assert values(first) == [1]
     assert found is whole
 
 
 def test_empty_parts_are_left_out_and_small_ones_wait_in_any_number() -> None:
-    found = list(gathered(part("a", *([number] if number % 2 else [])) for number in range(2_000)))
+    found = list(gather(part("a", *([number] if number % 2 else [])) for number in range(2_000)))
     assert [values(each) for each in found] == [[*range(1, 2_000, 2)]]

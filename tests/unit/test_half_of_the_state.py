@@ -51,6 +51,7 @@ def remove(log: MemoryLog, which: Callable[[list[int]], list[int]]) -> None:
         log.delete(slot)
 
 
+@pytest.mark.advice("and its commit log at … is empty")
 def test_a_log_that_was_lost_stops_the_query_until_it_is_restored(query: Query) -> None:
     with query.driver() as driver:
         query.run(driver, 0, 1)
@@ -67,6 +68,7 @@ def test_a_log_that_was_lost_stops_the_query_until_it_is_restored(query: Query) 
     assert query.written() == [0, 1, 2]
 
 
+@pytest.mark.advice("The checkpoint and the log are not of the same age")
 def test_an_older_log_stops_the_query_until_the_newest_is_restored(query: Query) -> None:
     with query.driver() as driver:
         query.run(driver, 0)
@@ -159,6 +161,7 @@ def test_a_driver_whose_newest_entry_a_rule_removes_stops(query: Query) -> None:
     assert query.written() == [0, 1]
 
 
+@pytest.mark.advice("entries are missing in between")
 def test_the_command_names_the_gap_that_a_rule_has_left_and_what_still_works(tmp_path: Path) -> None:
     sink = MemorySink(MemoryTarget())
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as driver:

@@ -21,13 +21,13 @@ from fsspec.registry import _registry
 
 from tests.support import fuse_disk
 from tests.support.commit_log import CommitLog
-from twopc import durable_files
-from twopc._exclusive_rename import rename_to_free_name
-from twopc.durable_files import make_folder
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
 from twopc.log.store import LocalStore, LogStore, open_store
+from twopc.stores.disk import make_folder, rename_to_free_name
+from twopc.stores.errors import Unusable
+from twopc.stores.remote import ObjectFolder
 from twopc.testing import LogStoreContract
 from twopc.transactional_ids import Round
 
@@ -78,7 +78,7 @@ def test_a_trial_is_repeated_where_another_processs_trial_removes_the_folder(
             removed.append(path)
             path.rmdir()
 
-    monkeypatch.setattr("twopc.durable_files.make_folder", made_and_removed_once)
+    monkeypatch.setattr("twopc.stores.disk.make_folder", made_and_removed_once)
     on_disk(folder).try_put_if_absent()
     assert removed == [folder]
 
@@ -89,7 +89,7 @@ def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(durable_files, "rename_to_free_name", unsupported)
+    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
 
     def replacing(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes())
@@ -132,11 +132,11 @@ class Faulty(memory.MemoryFileSystem):  # type: ignore[misc]  # fsspec has no ty
 def test_a_trial_reads_back_and_lists_what_it_has_written(fault: str, reason: str | None) -> None:
     fs = Faulty(skip_instance_cache=True)
     fs.fault = fault
-    folder = durable_files.ObjectFolder(fs, f"/{uuid.uuid4().hex}")
+    folder = ObjectFolder(fs, f"/{uuid.uuid4().hex}")
     if reason is None:
         folder.try_put_if_absent()
     else:
-        with pytest.raises(durable_files.Unusable, match=reason):
+        with pytest.raises(Unusable, match=reason):
             folder.put_if_absent("0.json", b"{}")
     fs.fault = "none"
     assert folder.names() == []
@@ -530,7 +530,7 @@ def test_a_disk_without_hard_links_renames_whole_and_synced_entries_into_place(
         rename(source, target)
 
     monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(durable_files, "rename_to_free_name", recorded_rename)
+    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", recorded_rename)
     store.put_if_absent(0, b"entry")
     assert steps == ["fsync", f"rename entry to {entry_name(0)}", "fsync"]
     assert [path.name for path in tmp_path.iterdir()] == [entry_name(0)]
@@ -544,7 +544,7 @@ def test_a_log_on_a_disk_with_neither_links_nor_such_a_rename_is_refused_before_
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     refuse_links(monkeypatch, number)
-    monkeypatch.setattr(durable_files, "rename_to_free_name", unsupported)
+    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
     with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*store or in PostgreSQL"):
         CommitLog.open(open_store(f"{tmp_path}"), "owner")
     assert list(tmp_path.iterdir()) == []
@@ -558,7 +558,7 @@ def test_a_rename_that_may_replace_an_entry_of_another_machine_is_not_used(
     mounts = tmp_path / "mountinfo"
     if filesystem is not None:
         mounts.write_text(f"36 35 0:44 / / rw shared:1 - {filesystem} server:/export rw\n")
-    monkeypatch.setattr("twopc.mounts._MOUNTS", mounts)
+    monkeypatch.setattr("twopc.stores.mounts._MOUNTS", mounts)
     CommitLog.open(open_store(f"{tmp_path}/log"), "owner")  # by a hard link
     refuse_links(monkeypatch)
     for call in (
@@ -594,7 +594,7 @@ def test_a_rename_whose_outcome_is_not_known_is_no_refusal(tmp_path: Path, monke
 
     log = CommitLog.open(open_store(f"{tmp_path}"), "query")
     refuse_links(monkeypatch)
-    monkeypatch.setattr(durable_files, "rename_to_free_name", fails)
+    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", fails)
     with pytest.raises(InDoubt):
         log.decide(Decision(Round(1, 0), {}))
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from twopc import Coordinator, mounts
-from twopc.mounts import mount_of
+from twopc import Coordinator
+from twopc.stores import mounts
+from twopc.stores.mounts import mount_of
 from twopc.testing import MemorySink, MemoryTarget
 
 NFS_DEFAULT = "rw,vers=4.2,rsize=1048576,hard,proto=tcp,timeo=600,sec=sys,local_lock=none,addr=10.0.0.7"

@@ -10,8 +10,8 @@ import pytest
 from twopc import Coordinator, create_sink
 from twopc.errors import ConfigurationError
 from twopc.log.store import open_store
-from twopc.places import parsed_place, refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.replay import ReplayCopies
+from twopc.stores.places import parsed_place, refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.testing import MemorySink, MemoryTarget
 
 OWNER = "query"

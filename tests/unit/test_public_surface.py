@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from pathlib import Path
 
 import twopc
+from tests.support.pages import ROOT
 from tests.unit.public_surface import lines
 from twopc import errors
 
@@ -35,6 +37,7 @@ def test_every_error_says_by_its_base_what_to_do() -> None:
         "LogMismatch": "Refused",
         "PoolExhausted": "Refused",
         "OperatorRequired": "TwoPhaseCommitError",
+        "RepeatedFailure": "OperatorRequired",
         "TransactionLost": "OperatorRequired",
         "OutcomeUnknown": "OperatorRequired",
         "CorruptLog": "OperatorRequired",
@@ -74,6 +77,19 @@ def test_the_core_imports_no_backend_no_engine_and_no_client() -> None:
         "twopc_sql",
         "twopc.testing",
     ]
-    code = f"import sys, twopc; print([name for name in {heavy} if name in sys.modules])"
+    names = "[getattr(twopc, name) for name in twopc.__all__]"
+    code = f"import sys, twopc; {names}; print([name for name in {heavy} if name in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]", out.stdout
+
+
+def test_type_checkers_see_the_names_that_are_imported_at_their_first_use() -> None:
+    stub = ast.parse((ROOT / "twopc/__init__.pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    assert {alias.asname: node.module for node in imports for alias in node.names} == vars(twopc)["_MODULES"]
+
+
+def test_the_contract_of_a_sink_loads_a_few_modules() -> None:
+    code = "import sys, twopc.sink; print(sum(name.partition('.')[0] == 'twopc' for name in sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(out.stdout) <= 20

@@ -224,6 +224,7 @@ def test_other_records_are_refused_and_stay_invisible(world: World, again: Plan,
     assert world.targets["a"].open == {}  # which would hold back readers
 
 
+@pytest.mark.advice("does not yield the same records twice")
 def test_the_same_records_of_another_run_are_written_after_others_were_refused(world: World) -> None:
     decided_and_lost(world)
     with pytest.raises(TransactionLost):
@@ -250,10 +251,11 @@ def test_what_is_lost_again_before_its_commit_is_computed_again(world: World) ->
     assert len(world.wanted) == 2
 
 
+@pytest.mark.advice("Its records can be computed again")
 def test_without_recompute_the_query_stops_and_says_that_it_can_be(world: World) -> None:
     world.at[Phase.COMMITTING] = world.roll_back
     for _ in range(2):
-        with pytest.raises(TransactionLost, match="start the query with recompute=True"):
+        with pytest.raises(TransactionLost, match="start the query with on_loss='recompute'"):
             world.run(recomputes=False)
     assert world.visible("last") == []
     world.run()

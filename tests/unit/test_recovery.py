@@ -68,6 +68,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path / "log")
 
 
+@pytest.mark.advice("TransactionLost")
 def test_what_commits_last_waits_until_the_operator_has_given_up_what_is_lost(world: World) -> None:
     recovery = world.stuck(Loses(world.data))
     lost = recovery.lost(0, even_if_repairable=False)

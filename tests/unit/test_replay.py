@@ -260,12 +260,13 @@ def test_without_a_stage_the_query_stops_and_nothing_else_is_left_undone(world: 
         world.run(0, stage=False)
 
 
+@pytest.mark.advice("There is a copy of its records")
 def test_a_driver_that_was_restarted_without_the_stage_is_told_to_give_it_back(world: World) -> None:
     world.at[Phase.COMMITTING] = killed
     with pytest.raises(Killed):
         world.run(0)
     world.roll_back()
-    with pytest.raises(TransactionLost, match=r"start the query again with the 'replay_copies' that it had"):
+    with pytest.raises(TransactionLost, match=r"start the query again with the replay copies that it had"):
         world.run(1, stage=False)
     world.run(1)
     assert world.visible("a") == world.visible("b") == ["0-0", "0-1", "1-0", "1-1"]

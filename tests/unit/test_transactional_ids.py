@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from twopc import Round
 from twopc.errors import ConfigurationError
-from twopc.leases import Lease, Use
 from twopc.transactional_ids import TransactionalIdPool, TransactionId
+from twopc_kafka.leases import Lease, Use, lease
 
 NAME = st.from_regex(r"[A-Za-z0-9_-]{1,6}", fullmatch=True)
 PREFIX = st.lists(NAME, min_size=1, max_size=3).map(".".join)
@@ -35,7 +35,7 @@ def test_a_name_tells_its_place_and_its_attempt() -> None:
 
 
 def test_a_leased_name_tells_its_pool_and_its_batch_modulo_four() -> None:
-    name = POOL_OF_A.lease(Round(11, 6)).name
+    name = lease(POOL_OF_A.scope, (11, 6)).name
     assert re.fullmatch(r"twopc\.log\.a\.[0-9a-f]{16}\.2", name)
     assert [batch for batch in range(12) if POOL_OF_A.may_be_of(name, batch)] == [2, 6, 10]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import requests
 
-from twopc.webhdfs import WebHdfs, _failure
+from twopc.stores.webhdfs import WebHdfs, _failure
 
 
 def answer(status: int, body: bytes = b"", **headers: str) -> requests.Response:

@@ -1,4 +1,4 @@
-"""How a checkpoint differs from its log.
+"""Comparison of a checkpoint with its log.
 
 Spark writes ``offsets/N`` before it runs batch N and ``commits/N`` after it, and syncs neither on a disk. A checkpoint
 that is behind its log lacks the newest of them. Or, once Spark has planned batch N again, it has an ``offsets/N``

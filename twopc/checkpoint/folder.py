@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from twopc.checkpoint.offsets import Reads, by_source, parse
 from twopc.checkpoint.source_files import COMPACT, files_read, number, stands_for_files, with_files
-from twopc.durable_files import make_folder, sync_folder
 from twopc.errors import ConfigurationError
-from twopc.places import file_system
+from twopc.stores.disk import LocalFolder, make_folder, sync_folder
+from twopc.stores.places import canonical, file_system, split
+from twopc.stores.remote import names_in
 from twopc.transaction import JsonValue
 
-_HADOOP = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/(?!/)")
 _BLOCK_BYTES = 1024 * 1024
 
 
 def url(location: str) -> str:
     """Return a location as fsspec reads it, which does not support Hadoop's spelling file:/data."""
-    return _HADOOP.sub(r"\1:///", location, count=1)
+    return canonical(*split(location))
 
 
 class CheckpointFolder:
@@ -81,11 +78,7 @@ class CheckpointFolder:
         """Return the names in a folder, or nothing if it does not exist."""
         path = self._path(name)
         self._fs.invalidate_cache(path)
-        try:
-            paths = self._fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
-        return [path.rstrip("/").rsplit("/", 1)[-1] for path in paths]
+        return names_in(self._fs, path)
 
     def size(self, path: str) -> int | None:
         try:
@@ -148,17 +141,10 @@ class CheckpointFolder:
             return
         file = Path(self._path(path))
         make_folder(file.parent)
-        aside = file.with_name(f".{file.name}.{uuid.uuid4().hex}.tmp")  # named like Spark's own, which it skips
-        try:
-            with aside.open("xb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            self._remove_checksum(file)
-            aside.replace(file)
-            sync_folder(file.parent)
-        finally:
-            aside.unlink(missing_ok=True)
+        self._remove_checksum(file)
+        folder = LocalFolder(file.parent)
+        folder.replace(file.name, data)
+        folder.sync(file.name)
 
     def remove(self, path: str) -> None:
         """Remove a file."""

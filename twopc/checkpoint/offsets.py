@@ -19,8 +19,8 @@ from typing import Any, TypeAlias
 from twopc.transaction import JsonValue
 
 Reads: TypeAlias = "dict[str, Any]"
-"""What a batch reads, as JSON: ``sources`` (a list of offsets, or a dictionary by name), ``files`` where offsets stand
-for files in the checkpoint (``source_files``), ``folders`` (``by_source``), ``metadata`` and ``version``."""
+"""The input of a batch, as JSON: ``sources`` (a list of offsets, or a dictionary by name), ``files`` where offsets
+stand for files in the checkpoint (``source_files``), ``folders`` (``by_source``), ``metadata`` and ``version``."""
 
 _NAMED = "v2"
 _NONE_YET = "-"

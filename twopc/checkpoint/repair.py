@@ -1,4 +1,4 @@
-"""How a checkpoint gets back what it lacks of the batches that its log has decided.
+"""Repair of a checkpoint: it gets back what it lacks of the batches that its log has decided.
 
 With the decided ``offsets/N`` in its place, Spark repeats exactly batch N. The log knows the batch, so nothing is
 written again, and state and watermark continue from where they would be.
@@ -35,7 +35,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How to repair a checkpoint.
+    """A plan of a checkpoint's repair.
 
     Attributes:
         changes: the changes, in order. After each of them, a start of the query continues without loss or is refused.

@@ -143,7 +143,7 @@ def _whole(folder: Reader, path: str, size: int) -> JsonValue:
 
 
 def _own(folder: Reader, path: str, size: int, number: int) -> JsonValue:
-    """What a compact file adds to the files before it, which is at its end. The version is left out."""
+    """Return the lines that a compact file adds to the files before it, at its end. The version is left out."""
     window = _WINDOW_BYTES
     while True:
         start = max(0, size - window)

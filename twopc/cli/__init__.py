@@ -1,29 +1,5 @@
 """The ``twopc`` command, with which an operator sees and settles what is in doubt, gives up what is lost, and checks
-target systems before there is a query.
-
-==============  ===========================================================================
-module          what it does
-==============  ===========================================================================
-commands        the commands, one module each
-readings        reads logs again and again, each on a thread of its own
-sink_readings   the same with the open transactions of sinks
-event_readings  the same with the events of queries
-exporter        serves what they hold as metrics of Prometheus
-sinks_file      creates the sinks from the operator's file
-query_module    loads the sinks of a query from its own program
-verdicts        decides what becomes of each transaction; no I/O
-recovery        has the coordinator recover
-checkpoint      compares a checkpoint with its log, and repairs it
-waiting         bounds the time of calls to target systems
-output          prints a command's document
-timeline        puts a history in order; no I/O
-totals          adds a history up; no I/O
-time_axis       places times on an axis whose long gaps are cut; no I/O
-trend           draws how a quantity changed; no I/O
-page            draws the history as HTML
-live            serves that page
-==============  ===========================================================================
-"""
+target systems before there is a query."""
 
 from __future__ import annotations
 
@@ -39,9 +15,11 @@ def main() -> None:
     """Run the console script."""
     try:
         from twopc.cli.commands import run
+
+        run()
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] not in _NEEDED:
+        package = (error.name or "").partition(".")[0]
+        if package not in _NEEDED:
             raise
-        print(f"twopc: the command needs {error.name}: pip install 'twopc-core[cli]'", file=sys.stderr)
+        print(f"twopc: the command needs {package}: pip install 'twopc-core[cli]'", file=sys.stderr)
         sys.exit(ExitCode.USAGE)
-    run()

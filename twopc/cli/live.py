@@ -21,7 +21,7 @@ NAMES = ("127.0.0.1", "localhost")
 """The hosts that a browser may ask for. A page of another site may have its name resolved to this machine."""
 
 REFRESH_S = 5
-"""Between two loads of the page: an operator can look, and a log of a remote store is not read all the time."""
+"""The time between two loads of the page: an operator can look, and no log of a remote store is read all the time."""
 
 READ_EVERY_S = 1.0
 """The log is read at most as often, however many browsers look, and reading takes at most a third of the time."""
@@ -54,7 +54,7 @@ class LivePage:
                 self._renew()
                 ended_s = self._clock()
                 self._next_read_s = ended_s + max(READ_EVERY_S, 2 * (ended_s - started_s))
-            live = Live(None if is_paused else REFRESH_S, view, shown(self._error) if self._error else "")
+            live = Live(None if is_paused else REFRESH_S, view, describe_error(self._error) if self._error else "")
             if self._page is None or self._page[0] != live:
                 self._page = (live, render(self._contents, live))
             return self._error is None, self._page[1]
@@ -68,7 +68,7 @@ class LivePage:
         self._seen(self._error)
 
 
-def shown(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return an error as the page and the terminal have it."""
     return f"{kind_of(error)}: {error}"
 

@@ -1,4 +1,4 @@
-"""What a command prints: one document, as JSON for programs, as tables for operators."""
+"""The output of a command: one document, as JSON for programs, as tables for operators."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ Document: TypeAlias = "dict[str, Any]"
 
 WIDE = 200
 """Columns if the output is no terminal: a log file or a pager can scroll, and ids should stay in one piece."""
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 SHOWN = 50
 """Rows of one table. A batch may have one transaction for each of thousands of partitions; JSON has them all."""
@@ -49,7 +51,7 @@ class Report:
         if as_json:
             print(json.dumps({**self.document, "exit_code": int(self.code)}, indent=1))
         else:
-            draw(standard_output(), self.document)
+            draw(standard_output(), readable(self.document))
             if error := self.document.get("error"):
                 sys.stdout.flush()
                 say(f"{error['kind']}: {error['message']}")
@@ -65,7 +67,17 @@ def kind_of(error: BaseException) -> str:
 
 def say(text: str) -> None:
     """Print a line for the operator, beside the results."""
-    print(f"twopc: {text}", file=sys.stderr, flush=True)
+    print(f"twopc: {readable(text)}", file=sys.stderr, flush=True)
+
+
+def readable(value: Any) -> Any:
+    """Return a document whose texts show control characters as their codes. Whoever can write to a log's place can put
+    them into its texts, and a terminal would obey them."""
+    if isinstance(value, str):
+        return value.translate(_CONTROL)
+    if isinstance(value, Mapping):
+        return {readable(key): readable(each) for key, each in value.items()}
+    return [readable(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def standard_output() -> Console:

@@ -18,8 +18,7 @@ from urllib.parse import urlencode
 import jinja2
 
 from twopc.cli.time_axis import TimeAxis, seconds
-from twopc.cli.timeline import CAME_AGAIN, Batch, Failed, Mark, Moment, Note
-from twopc.cli.totals import Totals, by_sink, marked
+from twopc.cli.timeline import CAME_AGAIN, Batch, Failed, Mark, Moment, Note, Totals, count_marked, sums_by_sink
 from twopc.cli.trend import DURATION, RATE, Trend, trend
 from twopc.log.history import History
 from twopc.phases import Phase
@@ -47,12 +46,12 @@ _SET_BACK_S = 1.0
 """Clocks of a log's and a file's writers may differ by less."""
 
 _NARROWEST = 0.15
-"""Of a bar in a lane, in percent: it can be seen, and pointed at."""
+"""The least width of a bar in a lane, in percent, so that it can be seen and pointed at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What the page shows.
+    """The contents of the page.
 
     Attributes:
         status: the document of ``twopc status``.
@@ -71,7 +70,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """What a page that is served has besides.
+    """The view that a served page shows.
 
     Attributes:
         refresh_s: when it is loaded again, or None if it is paused.
@@ -131,11 +130,11 @@ def render(contents: Contents | None, live: Live | None = None) -> str:
     environment.tests["batch"] = lambda moment: isinstance(moment, Batch)
     environment.tests["failed"] = lambda moment: isinstance(moment, Failed)
     return environment.get_template("page.html").render(
-        live=live, **(_shown(contents) if contents else {"status": None})
+        live=live, **(_page_values(contents) if contents else {"status": None})
     )
 
 
-def _shown(contents: Contents) -> dict[str, Any]:
+def _page_values(contents: Contents) -> dict[str, Any]:
     history, moments = contents.history, contents.moments
     shown = moments[-SHOWN:]
     scale_ms = _scale_ms(moment for moment in shown if not isinstance(moment, Note))
@@ -157,16 +156,16 @@ def _shown(contents: Contents) -> dict[str, Any]:
             for committable in of_sink
         ],
         "rows": rows[::-1],
-        "marks": {mark: marked(shown, mark) for mark in Mark},
+        "marks": {mark: count_marked(shown, mark) for mark in Mark},
         "ranges": ranges,
         "views": [*(mark.name.lower() for mark in Mark), *map(_range_name, ranges)],
         "axis": (axis := _axis(shown)),
         "lanes": _lanes(rows, axis) if axis else {},
         "trend_axis": (trend_axis := _axis(moments)),
         "trends": list(_trends(moments, trend_axis)) if trend_axis else [],
-        "sinks": by_sink(moments),
+        "sinks": sums_by_sink(moments),
         "left_out": len(moments) - len(shown),
-        "set_back": _set_back(moments),
+        "set_back": _first_set_back(moments),
         "scale_ms": scale_ms,
         "colors": {phase.value: color for phase, color in COLORS.items()},
         "width": WIDTH,
@@ -178,7 +177,7 @@ def _shown(contents: Contents) -> dict[str, Any]:
 
 
 def _scale_ms(moments: Iterable[Batch | Failed]) -> float:
-    """How long a bar of full width takes. The first batch of a process may take a hundred times as long as the
+    """Return the time of a bar of full width. The first batch of a process may take a hundred times as long as the
     others. It is cut, so that it does not make them dots."""
     took = [moment.took_ms for moment in moments if moment.took_ms]
     return min(max(took), 4 * statistics.median(took)) if took else 0
@@ -220,7 +219,7 @@ def _bars(moment: Batch | Failed, scale_ms: float) -> list[Bar]:
 
 
 def _span_s(moment: Moment) -> tuple[float, float] | None:
-    """From when to when a moment lasted, by the clock."""
+    """Return the start and the end of a moment, by the clock, or None if its time is not known."""
     if (end_s := seconds(moment.at)) is None:
         return None
     return (end_s if isinstance(moment, Note) else end_s - moment.took_ms / 1000, end_s)
@@ -236,13 +235,13 @@ def _lanes(rows: Sequence[Row], axis: TimeAxis) -> dict[str, list[Bar]]:
     committed, doubt, crash = COLORS[Phase.COMMITTING], COLORS[Phase.DECIDING], "var(--alarm)"
     batches = [row for row in rows if isinstance(row.moment, Batch) and row.moment.state != CAME_AGAIN]
     colors = {Mark.IN_DOUBT: doubt, Mark.CRASH: crash, Mark.RECOVERY: "var(--recovery)", Mark.FAILED: crash}
-    lanes = {"batches": _merged(batches, axis, committed)}
+    lanes = {"batches": _merge(batches, axis, committed)}
     for mark, color in colors.items():
-        lanes[mark.value] = _merged([row for row in rows if mark in row.moment.marks], axis, color)
+        lanes[mark.value] = _merge([row for row in rows if mark in row.moment.marks], axis, color)
     return {name: bars for name, bars in lanes.items() if bars}
 
 
-def _merged(rows: Iterable[Row], axis: TimeAxis, color: str) -> list[Bar]:
+def _merge(rows: Iterable[Row], axis: TimeAxis, color: str) -> list[Bar]:
     """Return bars that do not cover each other: moments closer than a bar is wide share one."""
     spans = [(span_s, row) for row in rows if (span_s := _span_s(row.moment))]
     bars: list[Bar] = []
@@ -283,7 +282,7 @@ def _trends(moments: Iterable[Moment], axis: TimeAxis) -> Iterator[Trend]:
     yield from (one for one in drawn if one)
 
 
-def _set_back(moments: Iterable[Moment]) -> str | None:
+def _first_set_back(moments: Iterable[Moment]) -> str | None:
     """Return when the clock was first set back, by the clock before, or None. The order of the log tells."""
     times = [(moment.at, at_s) for moment in moments if (at_s := seconds(moment.at)) is not None]
     pairs = itertools.pairwise(times)

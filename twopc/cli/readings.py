@@ -1,4 +1,5 @@
-"""A log that is read on a thread of its own, so that a store that answers slowly holds up nobody."""
+"""Logs, the open transactions of sinks, and files of events: each read again and again on a thread of its own, so that
+one that answers slowly holds up no other. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -7,90 +8,27 @@ import statistics
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from twopc.cli.output import kind_of
-from twopc.errors import CorruptLog
+from twopc.errors import ConfigurationError, CorruptLog
+from twopc.events import BatchFinished, Event
 from twopc.log.entries import Entry
 from twopc.log.history import FollowedLog, History, NoLog
+from twopc.observers.json_lines import EventReader, Recorded
+from twopc.open_transactions import OpenTransactions
+from twopc.sink import TwoPhaseCommitSink
 
-
-@dataclass(frozen=True, slots=True)
-class QueryState:
-    """What a log holds about its query.
-
-    Attributes:
-        log_id: the log's name in transactional ids.
-        prefixes: sink → the prefix of its transactional ids.
-        batch_id: the newest decided batch; None before the first.
-        entries: how many the log keeps.
-        bytes: the size of these entries.
-        last_entry_s: when the newest was written, by the writer's clock, in seconds since the epoch.
-        is_clean: whether the newest coordinator has stopped cleanly.
-        unanswered_s: how long a call has had no answer, once it is a minute; else 0.
-        oldest_in_doubt_s: how long the oldest batch in doubt has been so; 0 if none is.
-        usual_in_doubt_s: how long the query's batches usually are in doubt in the log.
-        in_doubt: sink → decided transactions that are not known to be committed, for every sink of the query.
-        abandoned: sink → decided transactions that operators gave up.
-    """
-
-    owner: str
-    log_id: str
-    prefixes: Mapping[str, str]
-    batch_id: int | None
-    incarnation: int
-    entries: int
-    bytes: int
-    last_entry_s: float
-    is_clean: bool
-    unanswered_s: float
-    oldest_in_doubt_s: float
-    usual_in_doubt_s: float
-    in_doubt: Mapping[str, int]
-    abandoned: Mapping[str, int]
-
-    @classmethod
-    def of(cls, history: History, oldest_in_doubt_s: float) -> QueryState:
-        """Return what a log has at one moment. Raises CorruptLog if the time of an entry is none."""
-        tail = history.tail
-        decided = [decision.committables for decision in tail.unresolved]
-        given_up = [abandonment.given_up.committables for abandonment in tail.abandoned]
-        sinks = sorted({*tail.prefixes, *(name for each in (*decided, *given_up) for name in each)})
-        return cls(
-            owner=tail.owner,
-            log_id=tail.log_id,
-            prefixes=tail.prefixes,
-            batch_id=tail.decided,
-            incarnation=tail.incarnation,
-            entries=len(history.entries),
-            bytes=history.bytes,
-            last_entry_s=timestamp(tail.written_at),
-            is_clean=history.is_clean,
-            unanswered_s=history.notice.waited_s if history.notice else 0.0,
-            oldest_in_doubt_s=oldest_in_doubt_s,
-            usual_in_doubt_s=usual_in_doubt_s(history.entries),
-            in_doubt={sink: sum(len(each.get(sink, ())) for each in decided) for sink in sinks},
-            abandoned={sink: sum(len(each.get(sink, ())) for each in given_up) for sink in sinks},
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A log as it was read.
-
-    Attributes:
-        at_s: when the reading began, in seconds since the epoch.
-        query: what the log holds; None if no query has begun one yet.
-    """
-
-    at_s: float
-    query: QueryState | None
+Sample: TypeAlias = "tuple[str, list[str], float]"
+"""The name of a metric, the values of its labels, and its value."""
 
 
 class Watched(ABC):
-    """What is read again and again, on a thread of its own.
+    """A log, a sink or a file that is read again and again, on a thread of its own.
 
     Attributes:
         name: what it is, in what operators read. It holds no secret.
@@ -109,6 +47,10 @@ class Watched(ABC):
     @abstractmethod
     def _found(self) -> str:
         """Return what the newest reading has found, in a few words."""
+
+    def samples(self) -> Iterator[Sample]:
+        """Yield the metrics of the newest reading."""
+        yield from ()
 
     def read(self) -> None:
         """Read once. An error is kept as ``problem``, beside the reading before."""
@@ -144,6 +86,21 @@ class Watched(ABC):
         return ends.set
 
 
+@dataclass(frozen=True, slots=True)
+class LogReading:
+    """A log as it was read.
+
+    Attributes:
+        at_s: when the reading began, in seconds since the epoch.
+        history: what the log has; None if no query has begun one yet.
+        samples: its metrics, without the log's name in their labels.
+    """
+
+    at_s: float
+    history: History | None
+    samples: Sequence[Sample]
+
+
 class WatchedLog(Watched):
     """A log, and its newest reading.
 
@@ -163,7 +120,7 @@ class WatchedLog(Watched):
         self._clock = clock
         self._doubt = _Doubt()
         self.name = self._followed.store.url
-        self.reading: Reading | None = None
+        self.reading: LogReading | None = None
 
     def _read(self) -> None:
         at_s = self._clock()
@@ -171,17 +128,46 @@ class WatchedLog(Watched):
             history = self._followed.read()
         except NoLog:
             self._doubt.note(None, at_s)
-            self.reading = Reading(at_s, None)
+            self.reading = LogReading(at_s, None, [])
         else:
-            self.reading = Reading(at_s, QueryState.of(history, self._doubt.note(history, at_s)))
+            in_doubt_s = self._doubt.note(history, at_s)
+            self.reading = LogReading(at_s, history, [*_samples_of_log(history, in_doubt_s)])
 
     def _found(self) -> str:
-        query = self.reading.query if self.reading else None
-        return f"the log of query {query.owner}" if query else "no log is there yet"
+        history = self.reading.history if self.reading else None
+        return f"the log of query {history.tail.owner}" if history else "no log is there yet"
+
+    def samples(self) -> Iterator[Sample]:
+        yield "twopc_log_up", [self.name], self.is_up
+        if (reading := self.reading) is not None:
+            yield "twopc_log_read_timestamp_seconds", [self.name], reading.at_s
+            yield "twopc_log_entries", [self.name], len(reading.history.entries) if reading.history else 0
+            yield from ((name, [self.name, *labels], value) for name, labels, value in reading.samples)
+
+
+def _samples_of_log(history: History, oldest_in_doubt_s: float) -> Iterator[Sample]:
+    """Yield what a log has at one moment. Raises CorruptLog if the time of an entry is none."""
+    tail = history.tail
+    decided = [decision.committables for decision in tail.unresolved]
+    given_up = [abandonment.given_up.committables for abandonment in tail.abandoned]
+    of_query = [tail.owner]
+    yield "twopc_log_bytes", of_query, history.bytes
+    if tail.decided is not None:
+        yield "twopc_log_batch_id", of_query, tail.decided
+    yield "twopc_log_incarnation", of_query, tail.incarnation
+    yield "twopc_log_last_entry_timestamp_seconds", of_query, timestamp(tail.written_at)
+    yield "twopc_log_clean_stop", of_query, history.is_clean
+    yield "twopc_log_unanswered_seconds", of_query, history.notice.waited_s if history.notice else 0.0
+    yield "twopc_oldest_in_doubt_seconds", of_query, oldest_in_doubt_s
+    yield "twopc_usual_in_doubt_seconds", of_query, usual_in_doubt_s(history.entries)
+    # Every sink of the query, so that no series ends when its batch is committed.
+    for sink in sorted({*tail.prefixes, *(name for each in (*decided, *given_up) for name in each)}):
+        yield "twopc_in_doubt_transactions", [*of_query, sink], sum(len(each.get(sink, ())) for each in decided)
+        yield "twopc_abandoned_transactions", [*of_query, sink], sum(len(each.get(sink, ())) for each in given_up)
 
 
 class _Doubt:
-    """For how long the oldest batch in doubt has been so.
+    """The age of the oldest batch in doubt.
 
     The log's times are by the writer's clock, which may differ from the reader's. So the age is never less than the
     time for which the reader has seen the batch in doubt, and never more than the time since it last saw it was not.
@@ -214,10 +200,10 @@ def usual_in_doubt_s(entries: Sequence[Entry]) -> float:
 
     A batch is in doubt in the log until the next decision, although it was committed long before.
     """
-    return statistics.median(_settled_s(entries) or [0.0])
+    return statistics.median(_settling_times_s(entries) or [0.0])
 
 
-def _settled_s(entries: Sequence[Entry]) -> list[float]:
+def _settling_times_s(entries: Sequence[Entry]) -> list[float]:
     since: dict[int, Entry] = {}
     spans: list[float] = []
     for entry in entries:
@@ -237,3 +223,156 @@ def timestamp(written_at: str) -> float:
         return datetime.fromisoformat(written_at).timestamp()
     except ValueError:
         raise CorruptLog(f"an entry of the log has {written_at!r} as its time") from None
+
+
+# Sinks. ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReading:
+    """The open transactions of a sink, as they were read.
+
+    Attributes:
+        at_s: when the reading began, in seconds since the epoch.
+        owner: the query.
+        held_back_s: how long committed readers have been seen at the same position of some place, with more behind it;
+            0 if they are nowhere, None if the sink does not know.
+    """
+
+    at_s: float
+    owner: str
+    open: OpenTransactions
+    held_back_s: float | None
+
+
+class WatchedSink(Watched):
+    """A sink of the query of ``log``, and its newest reading.
+
+    Args:
+        sink: the sink's name in the query.
+        target: the sink, tied to no log.
+        clock: seconds since the epoch.
+
+    Attributes:
+        reading: the newest successful reading; None before the first, and while there is no log.
+        waits: whether the log was not there, or not read yet, so that nothing was asked.
+    """
+
+    def __init__(
+        self,
+        sink: str,
+        target: TwoPhaseCommitSink[Any],
+        log: WatchedLog,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = f"sink {sink}"
+        self.sink = sink
+        self.log = log
+        self._target = target
+        self._clock = clock
+        self._bound: tuple[str, TwoPhaseCommitSink[Any]] | None = None
+        self._held: dict[str, tuple[int, float]] = {}
+        self.reading: SinkReading | None = None
+        self.waits = False
+
+    def _read(self) -> None:
+        history = self.log.reading.history if self.log.reading else None
+        self.waits = history is None
+        if history is None:
+            self.reading = None
+            return
+        at_s = self._clock()
+        found = self._bind(history.tail).open_transactions()
+        held_back_s = None if found.held_back is None else self._held_back_s(found.held_back, self._clock())
+        self.reading = SinkReading(at_s, history.tail.owner, found, held_back_s)
+
+    def _bind(self, query: Entry) -> TwoPhaseCommitSink[Any]:
+        """Return the sink under its name in the log, which another log may have replaced.
+
+        Raises:
+            ConfigurationError: the log knows no such sink, or another prefix of its transactions.
+        """
+        if self._bound is not None and self._bound[0] == query.log_id:
+            return self._bound[1]
+        prefix = self._target.prefix
+        if query.prefixes and query.prefixes.get(self.sink) != prefix:
+            known = ", ".join(f"{sink} with {query.prefixes[sink]!r}" for sink in sorted(query.prefixes))
+            raise ConfigurationError(
+                f"the sinks file has a sink {self.sink!r} whose transactions start with {prefix!r}, and the log knows"
+                f" {known}. Name the sink as in the query, and give it its prefix; then start this command again."
+            )
+        bound = self._target.unbound()
+        bound.bind(self.sink, query.log_id)
+        bound.open()
+        self._bound = query.log_id, bound
+        return bound
+
+    def _held_back_s(self, positions: Mapping[str, int], at_s: float) -> float:
+        before = self._held
+        self._held = {
+            place: before[place] if place in before and before[place][0] == position else (position, at_s)
+            for place, position in positions.items()
+        }
+        return max((at_s - since_s for _, since_s in self._held.values()), default=0.0)
+
+    def _found(self) -> str:
+        return "waits for its log" if self.waits else "read"
+
+    def samples(self) -> Iterator[Sample]:
+        if not self.waits:
+            yield "twopc_sink_up", [self.log.name, self.sink], self.is_up
+        if (reading := self.reading) is None:
+            return
+        yield "twopc_sink_read_timestamp_seconds", [self.log.name, self.sink], reading.at_s
+        of_sink = [self.log.name, reading.owner, self.sink]
+        yield "twopc_open_transactions", of_sink, reading.open.count
+        for name, seconds in (
+            ("twopc_oldest_transaction_seconds", reading.open.oldest_s),
+            ("twopc_transaction_timeout_seconds", reading.open.timeout_s),
+            ("twopc_held_back_seconds", reading.held_back_s),
+        ):
+            if seconds is not None:
+                yield name, of_sink, seconds
+
+
+# Events. --------------------------------------------------------------------------------------------------------
+
+
+class WatchedEvents(Watched):
+    """A file of events, reported from the time when it is first read.
+
+    Of what the file has at that time, only the newest finished batch of each query is reported. Counters that began
+    with all that a file keeps would rise again by that much with each start.
+
+    Args:
+        path: the file. It need not be there yet.
+        report: is called with each event, and when it happened.
+
+    Raises:
+        ConfigurationError: the file can't be read.
+    """
+
+    def __init__(self, path: Path, report: Callable[[Event, datetime], None]) -> None:
+        self.name = f"events of {path}"
+        self._report = report
+        self._has_begun = False
+        try:
+            self._reader = EventReader(path)
+        except OSError as error:
+            raise ConfigurationError(f"the events file {path} can't be read: {error.strerror}.") from error
+
+    def _read(self) -> None:
+        recorded: Iterable[Recorded] = self._reader.read()
+        if not self._has_begun:
+            recorded = _newest_batches(recorded)
+        for each in recorded:
+            self._report(each.event, each.at)
+        self._has_begun = True
+
+    def _found(self) -> str:
+        return "read"
+
+
+def _newest_batches(recorded: Iterable[Recorded]) -> list[Recorded]:
+    finished = {each.event.owner: each for each in recorded if isinstance(each.event, BatchFinished)}
+    return list(finished.values())

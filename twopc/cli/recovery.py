@@ -17,16 +17,16 @@ from twopc.log.entries import check_prefixes, opened
 from twopc.log.history import History
 from twopc.loss import is_recomputable
 from twopc.observing import notify
-from twopc.places import file_system
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
+from twopc.stores.places import file_system
 from twopc.transaction import Committable, JsonValue
 
 
 @dataclass
 class Work:
-    """What recovery did, from the coordinator's events."""
+    """The results of a recovery, from the coordinator's events."""
 
     committed: list[dict[str, JsonValue]] = field(default_factory=list)
     replayed: list[dict[str, JsonValue]] = field(default_factory=list)
@@ -102,17 +102,11 @@ class Recovery:
             for committable in committables
             if committable.replay_copy
         ]
-        if self._replay_copies is None and copies:
+        if copies and (self._replay_copies is None or not _is_folder(self._replay_copies)):
+            given = "was not given" if self._replay_copies is None else f"does not exist: {self._replay_copies}"
             raise ConfigurationError(
-                f"batch {copies[0][0]} is decided, and its records have replay copies ({len(copies)}, such as"
-                f" {copies[0][1]}). Pass --replay-copies URL with the folder that the query was given."
-                " Nothing was changed."
-            )
-        if self._replay_copies is not None and copies and not _is_folder(self._replay_copies):
-            raise ConfigurationError(
-                f"batch {copies[0][0]} is decided, and the folder {self._replay_copies} of its replay copies (such as"
-                f" {copies[0][1]}) does not exist. Pass --replay-copies as the query was given it."
-                " Nothing was changed."
+                f"batch {copies[0][0]} is decided, and the folder of its replay copies ({len(copies)}, such as"
+                f" {copies[0][1]}) {given}. Pass --replay-copies as the query was given it. Nothing was changed."
             )
 
     def look(self) -> list[Judged]:

@@ -70,7 +70,7 @@ _EXAMPLE = 'It needs one table per sink of the query, such as: [orders] backend 
 def _sink(path: Path, name: str, table: object, redact: Redaction) -> TwoPhaseCommitSink[Any]:
     if not isinstance(table, dict) or not isinstance(table.get("backend"), str):
         raise ConfigurationError(f"{path}: {name!r} has no key 'backend'. {_EXAMPLE}")
-    options = {key: _filled(path, name, key, value, redact) for key, value in _flat(table)}
+    options = {key: _fill_in(path, name, key, value, redact) for key, value in _flatten(table)}
     backend = options.pop("backend")
     try:
         return create_sink(str(backend), options)
@@ -78,32 +78,32 @@ def _sink(path: Path, name: str, table: object, redact: Redaction) -> TwoPhaseCo
         raise ConfigurationError(f"{path}: sink {name!r}: {error}", option=error.option, sink=name) from error
 
 
-def _flat(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(table: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
     """Join nested keys: TOML reads ``bootstrap.servers = ...`` as a table in a table, but it is one option."""
     for key, value in table.items():
         if isinstance(value, dict):
-            yield from _flat(value, f"{before}{key}.")
+            yield from _flatten(value, f"{before}{key}.")
         else:
             yield before + key, value
 
 
-def _filled(path: Path, sink: str, key: str, value: object, redact: Redaction) -> object:
+def _fill_in(path: Path, sink: str, key: str, value: object, redact: Redaction) -> object:
     """Replace every ``${NAME}`` from the environment, and every ``${file:PATH}`` by the contents of the file."""
     if not isinstance(value, str):
         return value
     where = f"{path}: sink {sink!r}, option {key!r}"
 
-    def referred(found: re.Match[str]) -> str:
-        text = _of_file(found["file"], where) if found["file"] else _of_environment(found["variable"], where)
+    def replace(found: re.Match[str]) -> str:
+        text = _read_file(found["file"], where) if found["file"] else _read_variable(found["variable"], where)
         redact.add(text, found[0])
         return text
 
     if "${" in _REFERENCE.sub("", value):
         raise ConfigurationError(f"{where}: '${{' must begin a ${{NAME}} of letters and _, or a ${{file:PATH}}")
-    return _REFERENCE.sub(referred, value)
+    return _REFERENCE.sub(replace, value)
 
 
-def _of_environment(name: str, where: str) -> str:
+def _read_variable(name: str, where: str) -> str:
     if name not in os.environ:
         raise ConfigurationError(
             f"{where}: the environment variable {name} is not set. Set it, and run the command again."
@@ -111,7 +111,7 @@ def _of_environment(name: str, where: str) -> str:
     return os.environ[name]
 
 
-def _of_file(name: str, where: str) -> str:
+def _read_file(name: str, where: str) -> str:
     """Read a file, without the end of its last line, which editors add."""
     try:
         return Path(name).read_text(encoding="utf-8").rstrip("\r\n")

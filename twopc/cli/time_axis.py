@@ -14,35 +14,22 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 _STEPS_S = (
     *(10.0**power * digit for power in (-3, -2, -1) for digit in (1, 2, 5)),
-    *(1, 2, 5, 10, 15, 30, _MINUTE, 2 * _MINUTE, 5 * _MINUTE, 10 * _MINUTE, 15 * _MINUTE, 30 * _MINUTE),
-    *(
-        _HOUR,
-        2 * _HOUR,
-        3 * _HOUR,
-        6 * _HOUR,
-        12 * _HOUR,
-        _DAY,
-        2 * _DAY,
-        5 * _DAY,
-        10 * _DAY,
-        30 * _DAY,
-        90 * _DAY,
-        365 * _DAY,
-    ),
+    *(number * unit_s for unit_s in (1, _MINUTE) for number in (1, 2, 5, 10, 15, 30)),
+    *(number * _HOUR for number in (1, 2, 3, 6, 12)),
+    *(number * _DAY for number in (1, 2, 5, 10, 30, 90, 365)),
 )
 """Distances of ticks that people read at once."""
 
 _TICKS = 7
-"""At most about as many."""
+"""The largest number of ticks, about."""
 
 _APART, _FAR_APART = 12.0, 30.0
-"""Between two ticks, in percent: a date fits in between on a screen, and on a telephone."""
+"""The distance between two ticks, in percent, into which a date fits on a screen, and on a telephone."""
 
 _CUTS = 30.0
 """All cuts together take at most this part of the width, and one takes at most ``_CUT``. In percent."""
 
 _CUT = 3.0
-
 
 _SHORTEST_S = 1e-6
 """Shorter times are those of no batch, and too short to divide by."""
@@ -70,7 +57,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What lies between two cuts. Its time in seconds since the epoch, and its place in percent."""
+    """A part of the axis between two cuts: its time in seconds since the epoch, and its place in percent."""
 
     start_s: float
     end_s: float
@@ -87,11 +74,11 @@ class TimeAxis:
 
     def __init__(self, spans_s: Iterable[tuple[float, float]]) -> None:
         """``spans_s``: the start and end of whatever is to be drawn."""
-        every = _joined(spans_s, 0)
+        every = _join(spans_s, 0)
         gaps_s = sorted(after[0] - before[1] for before, after in itertools.pairwise(every))
         usual_s = 10 * statistics.median(gaps_s) if gaps_s else 0
-        pieces = _joined(every, _longest_drawn_s(every, gaps_s, usual_s))
-        self._runs_s = [start_s for start_s, _ in _joined(every, usual_s)]
+        pieces = _join(every, _longest_drawn_s(every, gaps_s, usual_s))
+        self._runs_s = [start_s for start_s, _ in _join(every, usual_s)]
         cut = min(_CUT, _CUTS / max(len(pieces) - 1, 1))
         drawn_s = sum(end_s - start_s for start_s, end_s in pieces)
         self._per_s = (100 - cut * (len(pieces) - 1)) / drawn_s if drawn_s > _SHORTEST_S else 0.0
@@ -105,7 +92,7 @@ class TimeAxis:
         self._parts = parts
         self._starts_s = [part.start_s for part in parts]
         self.cuts = cuts
-        self.ticks = self._chosen_ticks(_step_s(drawn_s))
+        self.ticks = self._choose_ticks(_step_s(drawn_s))
 
     def run(self, at_s: float) -> int:
         """Return the number of the stretch without an unusual gap in which a time lies."""
@@ -116,7 +103,7 @@ class TimeAxis:
         part = self._parts[max(bisect.bisect_right(self._starts_s, at_s) - 1, 0)]
         return part.x + (min(max(at_s, part.start_s), part.end_s) - part.start_s) * self._per_s
 
-    def _chosen_ticks(self, step_s: float) -> list[Tick]:
+    def _choose_ticks(self, step_s: float) -> list[Tick]:
         """Starts of parts come first: after a cut, no other tick shows where in time one is."""
         chosen: dict[float, Tick] = {}
         for at_s in [*self._starts_s, *self._regular_s(step_s)]:
@@ -144,7 +131,7 @@ def seconds(at: str) -> float | None:
         return None
 
 
-def _joined(spans_s: Iterable[tuple[float, float]], longest_gap_s: float) -> list[tuple[float, float]]:
+def _join(spans_s: Iterable[tuple[float, float]], longest_gap_s: float) -> list[tuple[float, float]]:
     """Join spans that overlap or lie close to each other."""
     joined: list[tuple[float, float]] = []
     for start_s, end_s in sorted(spans_s):

@@ -1,7 +1,8 @@
-"""How a quantity changed along an axis of time: a line of medians, in a band from smallest to largest. No I/O."""
+"""A drawing of a quantity along an axis of time: a line of medians, in a band from smallest to largest. No I/O."""
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -13,19 +14,18 @@ COLUMNS = 250
 """A hundred thousand batches are drawn as this many medians."""
 
 HEIGHT = 100
-"""Of a drawing, in its own units. Its width has 100 as well: percent of the axis."""
+"""The height of a drawing, in its own units. Its width is 100 as well: percent of the axis."""
 
 _LARGE_RATIO = 100
 """From this ratio of the largest to the smallest on, a linear scale shows the small ones as zero."""
 
-
 _SMALLEST, _LARGEST = 1e-3, 1e18
-"""Of the values that a scale can have."""
+"""The range of values that a scale can show."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """How a quantity is written, and the round values of its scales.
+    """A unit of a quantity, and the round values of its scales.
 
     Attributes:
         show: writes a value with its unit.
@@ -123,16 +123,13 @@ def _scale(values: Sequence[float], unit: Unit) -> tuple[Callable[[float], float
     return height, [Level(height(mark), unit.show(mark)) for mark in marks[:: math.ceil(len(marks) / 5)]], True
 
 
-def _duration(ms: float) -> str:
-    units = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"))
-    size, unit = next(((size, unit) for size, unit in units if ms >= size), (1, "ms"))
-    return f"{ms / size:.3g} {unit}"
+_UNITS_OF_TIME = ((86_400_000, " d"), (3_600_000, " h"), (60_000, " min"), (1000, " s"), (0, " ms"))
+_UNITS_OF_RATE = ((1e12, " T/s"), (1e9, " G/s"), (1e6, " M/s"), (1e3, " k/s"), (0, "/s"))
 
 
-def _rate(per_s: float) -> str:
-    units = ((1e12, " T"), (1e9, " G"), (1e6, " M"), (1e3, " k"))
-    size, unit = next(((size, unit) for size, unit in units if per_s >= size), (1, ""))
-    return f"{per_s / size:.3g}{unit}/s"
+def _write(units: Sequence[tuple[float, str]], value: float) -> str:
+    size, unit = next((size, unit) for size, unit in units if value >= size)
+    return f"{value / (size or 1):.3g}{unit}"
 
 
 _DECADES = tuple(10.0**power for power in range(-3, 19))
@@ -141,11 +138,11 @@ _OF_MINUTES = tuple(60_000.0 * minutes for minutes in (1, 2, 5, 10, 20, 30, 60, 
 _OF_DAYS = tuple(86_400_000 * number for number in _DECIMAL if number >= 1)
 
 DURATION = Unit(
-    _duration,
+    functools.partial(_write, _UNITS_OF_TIME),
     steps=(*(ms for ms in _DECIMAL if ms <= 20_000), *_OF_MINUTES, *_OF_DAYS),
     marks=(*(ms for ms in _DECADES if ms <= 10_000), *_OF_MINUTES[::3], *_OF_DAYS[::3]),
 )
-"""Of values in milliseconds."""
+"""The unit of values in milliseconds."""
 
-RATE = Unit(_rate, _DECIMAL, _DECADES)
-"""Of records per second."""
+RATE = Unit(functools.partial(_write, _UNITS_OF_RATE), _DECIMAL, _DECADES)
+"""The unit of records per second."""

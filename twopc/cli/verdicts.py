@@ -1,4 +1,4 @@
-"""What becomes of each transaction, according to the log. No I/O."""
+"""The log's verdict on each transaction. No I/O."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def judge(tail: Entry, pool: TransactionalIdPool, open_: Iterable[Committable]) 
     found = list(open_)
     rows = [
         Judged(pool.sink, Verdict.DECIDED if _is_among(committable, found) else Verdict.ENDED, committable, batch_id)
-        for batch_id, committable in _decided(tail.unresolved, pool.sink)
+        for batch_id, committable in _decisions_for(tail.unresolved, pool.sink)
     ]
     decided = [row.committable for row in rows]
     undecided = [committable for committable in found if not _is_among(committable, decided)]
-    return rows + [Judged(pool.sink, _of_undecided(tail, pool, c.transaction_id), c) for c in undecided]
+    return rows + [Judged(pool.sink, _judge_undecided(tail, pool, c.transaction_id), c) for c in undecided]
 
 
-def _decided(decisions: Iterable[Decision], sink: str) -> list[tuple[int, Committable]]:
+def _decisions_for(decisions: Iterable[Decision], sink: str) -> list[tuple[int, Committable]]:
     return [(decision.batch_id, c) for decision in decisions for c in decision.committables.get(sink, ())]
 
 
@@ -81,7 +81,7 @@ def _is_among(committable: Committable, others: list[Committable]) -> bool:
     return any(committable.is_same_transaction(other) for other in others)
 
 
-def _of_undecided(tail: Entry, pool: TransactionalIdPool, transaction_id: str) -> Verdict:
+def _judge_undecided(tail: Entry, pool: TransactionalIdPool, transaction_id: str) -> Verdict:
     # A driver writes the batch after the newest decided one, and transactions of decided ones again.
     following = 0 if tail.decided is None else tail.decided + 1
     unresolved = [decision.batch_id for decision in tail.unresolved]

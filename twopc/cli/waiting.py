@@ -17,7 +17,7 @@ from twopc.errors import Retriable
 from twopc.events import CallRetried, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 
 FIRST_WORD_S = 2.0
-"""When an operator begins to wonder. After that, the pause before the next line doubles."""
+"""The wait before the first line, when an operator begins to wonder. After that, each pause is twice as long."""
 
 STEP_S = 0.5
 

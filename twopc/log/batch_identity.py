@@ -74,8 +74,8 @@ def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, lo
         "'twopc checkpoint repair' writes what the checkpoint lacks back, as far as the log keeps it; else restore a"
         " newer checkpoint"
         if batch_id < newest
-        else "restore the log that was replaced (or, where Spark has repartitioned the query's state, which counts as a"
-        " batch, see 'Repartitioned state' in docs/operating.md)"
+        else "restore the log that was replaced (or, if Spark has just repartitioned the query's state, which counts as"
+        " a batch, begin a new log)"
     )
     raise LogMismatch(
         f"the query is at batch {batch_id}, and its commit log at {log} has decided batch {newest}, so only {newest} or"

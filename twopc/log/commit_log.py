@@ -11,7 +11,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 from twopc import effects
 from twopc.effects import Effect, Steps, log_line, perform
 from twopc.errors import Retriable
-from twopc.log import steps
+from twopc.log import notices, steps
 from twopc.log.entries import Entry, parse, serialise
 from twopc.log.steps import Changed, where
 from twopc.log.store import LogStore, ReplicatedLogStore
@@ -60,6 +60,8 @@ def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one 
             return store.require_current() if isinstance(store, ReplicatedLogStore) else None
         case effects.Settle(look):
             return _settled(store, lambda: on_store(store, look()))
+        case effects.Noted(tail):
+            return notices.noted(store, tail)
         case effects.Log():
             return log_line(effect)
     raise AssertionError(f"no effect of a log: {effect!r}")

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Literal, get_args
 
@@ -71,6 +71,41 @@ class Abandonment:
 
 
 @dataclass(frozen=True, slots=True)
+class Repetition:
+    """A failure that no table of outages knows, and that no decision has followed.
+
+    Attributes:
+        count: how many starts it has ended, one after the other.
+        since: when it ended the first of them, in UTC.
+        batch_id: the batch that failed; None if the start had not come to one.
+        failure: a hash of the error's class and words, which may hold values of records.
+    """
+
+    count: int
+    since: str
+    batch_id: int | None
+    failure: str
+
+    @classmethod
+    def of(cls, value: Mapping[str, Any]) -> Repetition:
+        """Return what ``asdict`` has made a dictionary of. Raises KeyError, TypeError or AttributeError."""
+        batch_id = value["batch_id"]
+        return cls(
+            _count(value["count"]),
+            _text(value["since"]),
+            None if batch_id is None else _count(batch_id),
+            _text(value["failure"]),
+        )
+
+
+def repeated(before: Repetition | None, batch_id: int | None, failure: str) -> Repetition:
+    """Return the repetition that a failure makes of the one ``before`` it."""
+    if before is None or (before.batch_id, before.failure) != (batch_id, failure):
+        return Repetition(1, _now(), batch_id, failure)
+    return replace(before, count=before.count + 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One entry, and with it the whole state of the log at that point.
 
@@ -90,6 +125,7 @@ class Entry:
             until the next decision, since a batch may come again long after its commit.
         newest: the newest decided batch that has transactions of a sink, by the sink's name. A sink compares it with
             what its target system has. An older log does not know it of every sink.
+        repetition: the failure that has ended the starts before this entry, if any. The next decision clears it.
     """
 
     kind: Kind
@@ -104,6 +140,7 @@ class Entry:
     prefixes: Mapping[str, str] = field(default_factory=dict)
     reads: JsonValue = None
     newest: Mapping[str, int] = field(default_factory=dict)
+    repetition: Repetition | None = None
 
     @property
     def committed_through(self) -> int | None:
@@ -114,9 +151,16 @@ class Entry:
 # Pure: what the next entry is. -----------------------------------------------------------------------------------
 
 
-def opened(tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = None) -> Entry:
-    """Return the entry of a coordinator that starts after ``tail``. ``sinks``: the prefix of each of its sinks; None if
-    it only maintains the log.
+def opened(
+    tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = None, noted: Repetition | None = None
+) -> Entry:
+    """Return the entry of a coordinator that starts after ``tail``.
+
+    Args:
+        tail: the newest entry.
+        owner: the coordinator's query.
+        sinks: the prefix of each of its sinks; None if it only maintains the log.
+        noted: what the last start has noted of its failure.
 
     Raises:
         LogMismatch: the log belongs to another owner, has work left for a sink that is not among ``sinks``, or has
@@ -140,7 +184,8 @@ def opened(tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = Non
                 " that sink."
             )
     check_prefixes(tail, sinks or {})
-    return _next(tail, "open", incarnation=tail.incarnation + 1, prefixes={**tail.prefixes, **(sinks or {})})
+    changes = {"prefixes": {**tail.prefixes, **(sinks or {})}, "repetition": noted or tail.repetition}
+    return _next(tail, "open", incarnation=tail.incarnation + 1, **changes)
 
 
 def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
@@ -167,7 +212,8 @@ def decided(tail: Entry, decision: Decision, reads: JsonValue = None) -> Entry:
     before."""
     written = {name: decision.batch_id for name, committables in decision.committables.items() if committables}
     newest = {**tail.newest, **written}
-    return _next(tail, "decide", decided=decision.batch_id, unresolved=(decision,), reads=reads, newest=newest)
+    changes = {"unresolved": (decision,), "reads": reads, "newest": newest, "repetition": None}
+    return _next(tail, "decide", decided=decision.batch_id, **changes)
 
 
 def amended(tail: Entry, decision: Decision) -> Entry:
@@ -263,6 +309,8 @@ def serialise(entry: Entry) -> bytes:
         value["reads"] = entry.reads
     if entry.newest:  # nor this one
         value["newest"] = dict(entry.newest)
+    if entry.repetition is not None:  # nor this one
+        value["repetition"] = asdict(entry.repetition)
     data = _laid_out(value).encode()
     if entry.kind == "decide" and len(data) > LONGEST_DECISION:
         raise ConfigurationError(
@@ -311,7 +359,7 @@ def parse(data: bytes, where: str) -> Entry:
     """
     try:
         if len(data) > LONGEST_ENTRY:
-            raise ValueError(f"{len(data)} bytes, and no entry has more than {LONGEST_ENTRY}")
+            raise ValueError(f"no entry has more than {LONGEST_ENTRY} bytes")
         value = json.loads(data)
         if (found := _count(value["format"])) > FORMAT:
             raise CorruptLog(
@@ -336,6 +384,7 @@ def parse(data: bytes, where: str) -> Entry:
             prefixes={name: _text(prefix) for name, prefix in value.get("prefixes", {}).items()},
             reads=value.get("reads"),
             newest={name: _count(batch_id) for name, batch_id in value.get("newest", {}).items()},
+            repetition=Repetition.of(value["repetition"]) if "repetition" in value else None,
         )
         batches = [decision.batch_id for decision in entry.unresolved]
         if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):

@@ -1,4 +1,5 @@
-"""The call that a coordinator waits for, in a file beside its log, for ``twopc status`` in another process.
+"""The notice of a coordinator, in a file beside its log: the call that it waits for, for ``twopc status`` in another
+process; or the failure that has ended it, for the next start.
 
 No decision depends on a notice, and it may be lost. It is valid while the log's newest entry is the one that it names,
 so a process that is killed while it waits leaves none that lasts.
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 
 from twopc.events import CallRetried
-from twopc.log.entries import Entry
+from twopc.log.entries import Entry, Repetition
 from twopc.log.store import LogStore
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,11 @@ class Notices:
         self._is_posted = True
         self._write(json.dumps(asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))).encode())
 
+    def note(self, tail: Entry, repetition: Repetition) -> None:
+        """Leave the failure that ends this coordinator to the next start."""
+        self._is_posted = False
+        self._write(json.dumps({"entry_id": tail.entry_id, "repetition": asdict(repetition)}).encode())
+
     def withdraw(self) -> None:
         """Record that no call waits any more."""
         if self._is_posted:
@@ -70,3 +76,13 @@ def read(store: LogStore, tail: Entry) -> Notice | None:
     except (ValueError, TypeError):  # none, or of another version
         return None
     return notice if notice.entry_id == tail.entry_id else None
+
+
+def noted(store: LogStore, tail: Entry) -> Repetition | None:
+    """Return the failure that is noted after ``tail``, or None. Raises nothing: no start depends on it."""
+    try:
+        value = json.loads(store.posted() or b"null")
+        return Repetition.of(value["repetition"]) if value["entry_id"] == tail.entry_id else None
+    except Exception as error:  # noqa: BLE001  # there is none, it is damaged or of another kind, or the store is away
+        logger.debug("no failure is noted beside the commit log at %s: %s", store.url, error)
+        return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from twopc.effects import DeleteSlot, Log, LogView, Put, ReadSlot, RequireCurrent, Settle, Slots, Steps
+from twopc.effects import DeleteSlot, Log, LogView, Noted, Put, ReadSlot, RequireCurrent, Settle, Slots, Steps
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.entries import Entry, entry_name, opened, renamed
 
@@ -76,7 +76,8 @@ def open_log(url: str, owner: str, sinks: Mapping[str, str] | None) -> Steps[Log
 def _opened(url: str, owner: str, sinks: Mapping[str, str] | None) -> Steps[LogView]:
     slot, tail = (yield from read_tail()) or (-1, None)
     try:
-        entry = yield from _appended(url, slot + 1, opened(tail, owner, sinks), after=tail)
+        noted = None if tail is None else (yield Noted(tail))
+        entry = yield from _appended(url, slot + 1, opened(tail, owner, sinks, noted), after=tail)
     except Fenced:
         raise Changed from None  # another coordinator opened at the same moment; the newer of the two goes on
     # A query that is refused and started again decides nothing, and its repair needs what was decided.

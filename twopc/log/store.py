@@ -12,13 +12,14 @@ from typing import Any, Protocol, runtime_checkable
 
 from twopc import registry
 from twopc.checks import CheckResult
-from twopc.durable_files import KEEP_A_LOG, LocalFolder, Unusable, folder_at_store
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable
-from twopc.log.entries import ENTRY_SUFFIX, entry_name
-from twopc.mounts import Mount, mount_of
+from twopc.errors import DESCRIBED_BY, ConfigurationError, OperatorRequired, Retriable
+from twopc.log.entries import ENTRY_SUFFIX, LONGEST_ENTRY, entry_name
 from twopc.options import did_you_mean
-from twopc.places import LOCAL, canonical, file_system, parsed_place
-from twopc.store_errors import REFUSING, TEMPORARY, meaning
+from twopc.stores.disk import LocalFolder
+from twopc.stores.errors import REFUSING, TEMPORARY, Unusable
+from twopc.stores.mounts import Mount, mount_of
+from twopc.stores.places import LOCAL, canonical, file_system, parsed_place
+from twopc.stores.remote import KEEP_A_LOG, folder_at_store, meaning
 
 logger = logging.getLogger(__name__)
 
@@ -86,10 +87,20 @@ def _slot(name: str) -> int | None:
     return int(stem) if name.endswith(ENTRY_SUFFIX) and len(stem) == 20 and stem.isdecimal() else None
 
 
+_HOW_TO_GIVE_THEM = f"{DESCRIBED_BY}open_store shows how to give them"
+
+
 def open_store(url: str | os.PathLike[str], **storage_options: Any) -> LogStore:
     """Return the store for ``url``: a path or ``file://``, an object store (``s3://``, ``gs://``, ``abfs://``), HDFS
     (``webhdfs://``), ``memory://`` for this process alone, or what a plugin brings (``postgresql://``). Makes no
     request and writes nothing.
+
+    A log's store must create a file only where there is none, whole or not at all, and list it at once. Permission to
+    create, read, list and delete is needed. Options and credentials are given here, in the environment
+    (``FSSPEC_S3_ENDPOINT_URL``, ``AWS_ACCESS_KEY_ID``), or in a file of ``~/.config/fsspec``, which the ``twopc``
+    command reads, too::
+
+        log = twopc.open_store("s3://bucket/twopc-log", endpoint_url="https://minio.internal:9000")
 
     Args:
         url: the log's folder, as path or URL.
@@ -163,7 +174,8 @@ class LocalStore:
 
     def read(self, slot: int) -> bytes:
         with self._permitted("read"):
-            return self._folder.read(entry_name(slot))
+            # A longer file is no entry, and may fill the memory.
+            return self._folder.read(entry_name(slot), LONGEST_ENTRY + 1)
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
         with self._permitted("written"):
@@ -239,7 +251,7 @@ class ObjectStore:
             raise ConfigurationError(
                 f"the client for {url!r} can't be made ({type(error).__name__}: {error}). Is it installed (for S3:"
                 " pip install 'twopc-core[s3]', for Google Cloud Storage: 'twopc-core[gcs]'), and does it take these"
-                " options? docs/stores.md shows how to give them"
+                f" options? {_HOW_TO_GIVE_THEM}"
             ) from error
         except OSError as error:
             raise Retriable(f"the client for {url!r} can't be made at this moment ({error})") from error
@@ -294,8 +306,8 @@ class ObjectStore:
             yield
         except Unusable as error:
             raise ConfigurationError(
-                f"a commit log can't be kept at {self.url}: {error}. No entry was written. docs/stores.md lists what a"
-                " store must offer, and how to give options"
+                f"a commit log can't be kept at {self.url}: {error}. No entry was written. Use a store that creates a"
+                f" file only where there is none, or give it options: {_HOW_TO_GIVE_THEM}"
             ) from error
 
     @contextlib.contextmanager
@@ -318,12 +330,12 @@ class ObjectStore:
             if number in TEMPORARY:
                 raise Retriable(
                     f"the store of the commit log at {self.url} gave no answer {what}. Is it up, and are the client's"
-                    " options right? docs/stores.md shows how to give them"
+                    f" options right? {_HOW_TO_GIVE_THEM}"
                 ) from error
             if number in REFUSING:
                 raise ConfigurationError(
                     f"the store of the commit log at {self.url} does not let this process read it {what}. Check its"
-                    " credentials and rights; docs/stores.md shows how to give them"
+                    f" credentials and permissions: {_HOW_TO_GIVE_THEM}"
                 ) from error
             raise OperatorRequired(
                 f"the store of the commit log at {self.url} refused a request {what}. It is not known to pass, so it is"
@@ -333,7 +345,6 @@ class ObjectStore:
 
 ON_WHICH_DISK = (
     "on a disk with hard links or with RENAME_NOREPLACE; or keep the log at an object store or in PostgreSQL"
-    " (docs/stores.md)"
 )
 
 PUT_IF_ABSENT = "put-if-absent"

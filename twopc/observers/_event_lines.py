@@ -1,9 +1,9 @@
 """Events as lines of JSON, and back. No I/O.
 
-A line has the time of its event in a key that is named for the event, such as ``finished_at``. Events of a kind that
-may come for many transactions of a batch share lines. Handles of transactions are left out: no observer needs them,
-they may be long, and with some a transaction can be ended. What a file holds may have been written by anybody: a line
-is read only if every value is of its type.
+A line has the time of its event in a key that is named for the event, such as ``finished_at``, and the event's fields.
+Events of a kind that may come for many transactions of a batch share lines. Handles of transactions are left out: no
+observer needs them, they may be long, and with some a transaction can be ended. Anybody may have written to a file: a
+line is read only if every value is of its type.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, TypeAlias
+from types import SimpleNamespace
+from typing import Any, TypeAlias, get_args, get_origin, get_type_hints
 
 from twopc import errors
-from twopc.datasets import Dataset
 from twopc.events import (
     BatchCommitted,
     BatchFailed,
     BatchFinished,
-    BatchPart,
     CallRetried,
     Event,
     PhaseEntered,
@@ -33,19 +32,30 @@ from twopc.events import (
 from twopc.phases import Phase
 from twopc.transaction import Committable
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 EVENTS_PER_LINE = 500
-"""How many events share a line at most: their committables take about 100 kB."""
+"""The most events that share a line: their committables take about 100 kB."""
+
+_KINDS: dict[str, type[Any]] = {
+    "entered_at": PhaseEntered,
+    "retried_at": CallRetried,
+    "finished_at": BatchFinished,
+    "failed_at": BatchFailed,
+    "committed_at": BatchCommitted,
+    "aborted_at": TransactionAborted,
+    "transactions_committed_at": TransactionCommitted,
+    "replayed_at": TransactionReplayed,
+}
+_KEYS = {kind: key for key, kind in _KINDS.items()}
 
 _MOST = 2**63
-"""No count is as large, and what is larger may be too large to calculate with."""
+"""The bound of a count. Larger numbers may be too large to calculate with."""
 
-_A_CENTURY_S = 3.2e9
-"""Nothing takes as long."""
+_A_CENTURY_MS = 3.2e12
+"""The bound of a time in an event, whether in seconds or in milliseconds."""
 
 _LONGEST_NAME = 100
+
+_PHASES = {phase.value for phase in Phase}
 
 Values: TypeAlias = "dict[str, Any]"
 
@@ -70,201 +80,91 @@ def group_of(event: Event) -> tuple[object, ...] | None:
     return None
 
 
-def encoded(events: Sequence[Event], at: datetime) -> bytes:
+def encode(events: Sequence[Event], at: datetime) -> bytes:
     """Return the line of events of one group, or of one event of no group. ``at`` is when the last one happened."""
-    key, values = _values(events)
-    return json.dumps({key: at.isoformat(timespec="milliseconds"), **values}).encode() + b"\n"
+    values: Values = _to_json(events[-1])
+    if isinstance(events[-1], CallRetried):
+        values["times"] = len(events)
+    elif "committable" in values:
+        del values["committable"]
+        values["transactions"] = [_to_json(getattr(event, "committable")) for event in events]  # noqa: B009  # of two
+    time = {_KEYS[type(events[-1])]: at.isoformat(timespec="milliseconds")}
+    return json.dumps(time | values).encode() + b"\n"
 
 
-def _values(events: Sequence[Event]) -> tuple[str, Values]:
-    match events[-1]:
-        case PhaseEntered(phase, batch_id, owner):
-            return "entered_at", {"phase": phase.value, "batch_id": batch_id, "owner": owner}
-        case CallRetried() as retried:
-            return "retried_at", {**asdict(retried), "times": len(events)}
-        case BatchFinished() as batch:
-            return "finished_at", asdict(batch)
-        case BatchFailed(batch_id, error, phases_ms, owner):
-            failed = {"batch_id": batch_id, "error": type(error).__name__, "message": str(error)}
-            return "failed_at", {**failed, "phases_ms": phases_ms, "owner": owner}
-        case BatchCommitted(batch_id, parts, reads, recovered, log_id, owner):
-            batch_values = {"batch_id": batch_id, "parts": [*map(_part_values, parts)], "reads": reads}
-            return "committed_at", {**batch_values, "recovered": recovered, "log_id": log_id, "owner": owner}
-    return _values_of_transactions(events)
-
-
-def _values_of_transactions(events: Sequence[Event]) -> tuple[str, Values]:
-    transactions = [*map(_transaction, events)]
-    match events[-1]:
-        case TransactionAborted(sink, _, recovered, owner):
-            aborted = {"sink": sink, "recovered": recovered, "owner": owner}
-            return "aborted_at", {**aborted, "transactions": transactions}
-        case TransactionCommitted(sink, batch_id, _, recovered, owner):
-            committed = {"sink": sink, "batch_id": batch_id, "recovered": recovered, "owner": owner}
-            return "transactions_committed_at", {**committed, "transactions": transactions}
-        case TransactionReplayed(sink, batch_id, _, _, owner):
-            replayed = {"sink": sink, "batch_id": batch_id, "owner": owner}
-            return "replayed_at", {**replayed, "transactions": transactions}
-    raise AssertionError("unreachable")
-
-
-def _transaction(event: Event) -> Any:
-    if isinstance(event, TransactionReplayed):
-        return [_without_handle(event.lost), _without_handle(event.replacement)]
-    assert isinstance(event, TransactionAborted | TransactionCommitted)
-    return _without_handle(event.committable)
-
-
-def _without_handle(committable: Committable) -> Any:
-    return replace(committable, handle={}).to_json()
-
-
-def _part_values(part: BatchPart) -> Values:
-    schema = None if part.schema is None else base64.b64encode(part.schema.serialize()).decode()
-    datasets = None if part.datasets is None else [[each.namespace, each.name] for each in part.datasets]
-    return {"sink": part.sink, "records": part.records, "datasets": datasets, "schema": schema}
+def _to_json(value: Any) -> Any:
+    match value:
+        case Committable():
+            value = replace(value, handle={}).to_json()
+        case BaseException():
+            value = {"kind": type(value).__name__, "message": str(value)}
+        case Phase():
+            value = value.value
+        case tuple():
+            value = [*map(_to_json, value)]
+        case _ if is_dataclass(value):
+            value = {field.name: _to_json(getattr(value, field.name)) for field in fields(value)}
+        case _ if hasattr(value, "serialize"):  # a schema of Arrow
+            value = base64.b64encode(value.serialize()).decode()
+    return value
 
 
 # Reading. -------------------------------------------------------------------------------------------------------
 
 
-def decoded(line: bytes) -> list[Recorded] | None:
+def decode(line: bytes) -> list[Recorded] | None:
     """Return the events of a line, none if they are of another kind; None if it can't be read, as if truncated."""
     try:
         values = json.loads(line)
-        known = [*(values.keys() & _READERS.keys())]
+        known = [*(values.keys() & _KINDS.keys())]
         if not known:
             return []
         [key] = known
         at = datetime.fromisoformat(values.pop(key)).astimezone(timezone.utc)
-        return [Recorded(at, event) for event in _READERS[key](values)]
+        return [Recorded(at, event) for event in _events(_KINDS[key], values)]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
         return None
 
 
-def _phase_entered(values: Values) -> Iterator[Event]:
-    batch_id = None if values["batch_id"] is None else _count(values["batch_id"])
-    yield PhaseEntered(Phase(values["phase"]), batch_id, _text(values["owner"]))
-
-
-def _call_retried(values: Values) -> Iterator[Event]:
-    owner, batch_id = values["owner"], values.get("decided_batch_id")  # other versions may not have it
-    event = CallRetried(
-        what=_text(values["what"]),
-        attempt=_count(values["attempt"]),
-        wait_s=_seconds(values["wait_s"]),
-        reason=_text(values["reason"]),
-        waited_s=_seconds(values["waited_s"]),
-        owner=None if owner is None else _text(owner),
-        decided_batch_id=None if batch_id is None else _count(batch_id),
-    )
-    yield from [event] * min(_count(values["times"]), EVENTS_PER_LINE)
-
-
-_OF_A_FINISHED_BATCH = {field.name for field in fields(BatchFinished)}
-"""Other versions may write more."""
-
-
-def _batch_finished(values: Values) -> Iterator[Event]:
-    batch = BatchFinished(**{key: values[key] for key in values.keys() & _OF_A_FINISHED_BATCH})
-    by_sink = (batch.records, batch.bytes, batch.transactions)
-    if not batch.records.keys() == batch.bytes.keys() == batch.transactions.keys():
+def _events(kind: type[Any], values: Values) -> list[Event]:
+    if kind is CallRetried:
+        return [_from_json(kind, values)] * min(_count(values["times"]), EVENTS_PER_LINE)
+    if kind in (TransactionAborted, TransactionCommitted):
+        return [_from_json(kind, values | {"committable": each}) for each in _list(values["transactions"])]
+    event = _from_json(kind, values)
+    if not getattr(event, "phases_ms", {}).keys() <= _PHASES:
         raise ValueError
-    for count in (batch.batch_id, batch.retries, batch.recovered, batch.unrouted, batch.bad_records):
-        _count(count)
-    for count in (count for of_sinks in by_sink for count in of_sinks.values()):
-        _count(count)
-    _phases_ms(batch.phases_ms)
-    _flag(batch.already_decided)
-    _text(batch.owner)
-    yield batch
+    if kind is BatchFinished and not event.records.keys() == event.bytes.keys() == event.transactions.keys():
+        raise ValueError
+    return [event]
 
 
-def _batch_failed(values: Values) -> Iterator[Event]:
-    error = _error(_text(values["error"]), _text(values["message"]))
-    yield BatchFailed(_count(values["batch_id"]), error, _phases_ms(values["phases_ms"]), _text(values["owner"]))
+def _from_json(kind: Any, value: Any) -> Any:
+    """Return the value of a field of this type. Raises ValueError, TypeError or KeyError if it is of another."""
+    if kind in _READERS:
+        return _READERS[kind](value)
+    arguments = get_args(kind)
+    if get_origin(kind) is tuple:
+        return tuple(_from_json(arguments[0], each) for each in _list(value))
+    if get_origin(kind) is dict:
+        return {key: _from_json(arguments[1], each) for key, each in value.items()}
+    if arguments:  # a type, or None
+        return None if value is None else _from_json(arguments[0], value)
+    # Other versions may write more, or lack what has a default.
+    return kind(**{name: _from_json(of_field, value[name]) for name, of_field in _hints(kind).items() if name in value})
 
 
-def _batch_committed(values: Values) -> Iterator[Event]:
-    yield BatchCommitted(
-        batch_id=_count(values["batch_id"]),
-        parts=tuple(map(_part, values["parts"])),
-        reads=values["reads"],
-        recovered=_flag(values["recovered"]),
-        log_id=_text(values["log_id"]),
-        owner=_text(values["owner"]),
-    )
+class _Schema:
+    """A schema of Arrow, which the core does not install."""
 
 
-def _part(values: Values) -> BatchPart:
-    datasets, schema = values["datasets"], values["schema"]
-    return BatchPart(
-        sink=_text(values["sink"]),
-        records=_count(values["records"]),
-        datasets=None if datasets is None else tuple(Dataset(_text(space), _text(name)) for space, name in datasets),
-        schema=None if schema is None else _schema(_text(schema)),
-    )
+@functools.cache
+def _hints(kind: type[Any]) -> dict[str, Any]:
+    return get_type_hints(kind, localns={"JsonValue": Any, "pa": SimpleNamespace(Schema=_Schema)})
 
 
-def _schema(text: str) -> pa.Schema | None:
-    """Return the schema, or None where it can't be read: what else the line has does not depend on it."""
-    try:
-        import pyarrow as pa  # the core does not install it
-
-        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-    except (ImportError, ValueError, OSError, NotImplementedError):  # those of Arrow are among them
-        return None
-
-
-def _aborted(values: Values) -> Iterator[Event]:
-    sink, recovered, owner = _text(values["sink"]), _flag(values["recovered"]), _text(values["owner"])
-    for each in _shared_line(values):
-        yield TransactionAborted(sink, Committable.from_json(each), recovered, owner)
-
-
-def _committed(values: Values) -> Iterator[Event]:
-    sink, recovered, owner = _text(values["sink"]), _flag(values["recovered"]), _text(values["owner"])
-    for each in _shared_line(values):
-        committable = Committable.from_json(each)
-        yield TransactionCommitted(sink, _count(values["batch_id"]), committable, recovered, owner)
-
-
-def _replayed(values: Values) -> Iterator[Event]:
-    sink, batch_id, owner = _text(values["sink"]), _count(values["batch_id"]), _text(values["owner"])
-    for lost, replacement in _shared_line(values):
-        yield TransactionReplayed(
-            sink, batch_id, Committable.from_json(lost), Committable.from_json(replacement), owner
-        )
-
-
-def _shared_line(values: Values) -> list[Any]:
-    transactions = values["transactions"]
-    return transactions if isinstance(transactions, list) else _refuse()
-
-
-_READERS: dict[str, Callable[[Values], Iterator[Event]]] = {
-    "entered_at": _phase_entered,
-    "retried_at": _call_retried,
-    "finished_at": _batch_finished,
-    "failed_at": _batch_failed,
-    "committed_at": _batch_committed,
-    "aborted_at": _aborted,
-    "transactions_committed_at": _committed,
-    "replayed_at": _replayed,
-}
-
-
-def _error(name: str, message: str) -> BaseException:
-    """Return an exception whose class has this name, and is that of ``twopc.errors`` if there is one."""
-    known = getattr(errors, name, None)
-    if isinstance(known, type) and issubclass(known, errors.TwoPhaseCommitError):
-        return known(message)
-    return _class_named(name)(message)
-
-
-@functools.lru_cache(maxsize=100)
-def _class_named(name: str) -> type[Exception]:
-    return type(name, (Exception,), {}) if name.isidentifier() and len(name) <= _LONGEST_NAME else _refuse()
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else _refuse()
 
 
 def _text(value: Any) -> str:
@@ -279,15 +179,46 @@ def _count(value: Any) -> int:
     return value if type(value) is int and 0 <= value < _MOST else _refuse()
 
 
-def _seconds(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and 0 <= value < _A_CENTURY_S else _refuse()
+def _time(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and 0 <= value < _A_CENTURY_MS else _refuse()
 
 
-def _phases_ms(value: Any) -> dict[str, float]:
-    if not value.keys() <= {phase.value for phase in Phase}:
-        raise ValueError
-    return {phase: _seconds(ms / 1000) * 1000 for phase, ms in value.items()}
+def _error(value: Any) -> BaseException:
+    """Return an exception whose class has this name, and is that of ``twopc.errors`` if there is one."""
+    known = getattr(errors, _text(value["kind"]), None)
+    is_ours = isinstance(known, type) and issubclass(known, errors.TwoPhaseCommitError)
+    kind: Any = known if is_ours else _class_named(value["kind"])
+    error: BaseException = kind(_text(value["message"]))
+    return error
+
+
+@functools.lru_cache(maxsize=100)
+def _class_named(name: str) -> type[Exception]:
+    return type(name, (Exception,), {}) if name.isidentifier() and len(name) <= _LONGEST_NAME else _refuse()
+
+
+def _schema(value: Any) -> Any:
+    """Return the schema, or None where it can't be read: what else the line has does not depend on it."""
+    try:
+        import pyarrow as pa  # the core does not install it
+
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(_text(value))))
+    except (ImportError, ValueError, OSError, NotImplementedError):  # those of Arrow are among them
+        return None
 
 
 def _refuse() -> Any:
     raise ValueError
+
+
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    str: _text,
+    bool: _flag,
+    int: _count,
+    float: _time,
+    Any: lambda value: value,
+    Phase: Phase,
+    Committable: Committable.from_json,
+    BaseException: _error,
+    _Schema: _schema,
+}

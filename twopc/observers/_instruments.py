@@ -1,4 +1,4 @@
-"""What twopc measures, under the names that Prometheus and OpenTelemetry have for it. No I/O.
+"""The metrics of twopc, under their names in Prometheus and OpenTelemetry. No I/O.
 
 Prometheus' names are made as https://prometheus.io/docs/practices/naming asks: base units, the unit last, then
 ``total``. OpenTelemetry's have no unit in them, which the instrument has beside its name. Its semantic conventions have
@@ -27,7 +27,7 @@ BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 """A decision takes milliseconds and a Spark job may take minutes."""
 
 VALUES_PER_LABEL = 1_000
-"""How many values a label may have in a process. A query's id changes with its checkpoint, so a driver that starts
+"""The most values that a label may have in a process. A query's id changes with its checkpoint, so a driver that starts
 queries all day has ever more of them."""
 
 OTHER = "other"
@@ -35,7 +35,7 @@ OTHER = "other"
 
 
 class Kind(Enum):
-    """What a measured value means: it is added up, replaces the last one, or is one of a distribution."""
+    """A kind of instrument: its values are added up, replace the last one, or form a distribution."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """Something that is measured.
+    """One metric.
 
     Attributes:
         kind: what its values mean.
@@ -76,21 +76,23 @@ def _histogram(prometheus: str, opentelemetry: str, meaning: str, *labels: str) 
     return Instrument(Kind.HISTOGRAM, prometheus, opentelemetry, "s", meaning, ("owner", *labels))
 
 
-BATCHES = _counter("batches_total", "{batch}", "Batches that finished.", "already_decided")
-BATCH_S = _histogram("batch_duration_seconds", "batch.duration", "Time of a finished batch.")
+BATCHES = _counter(
+    "batches_total", "{batch}", "Finished batches; if already decided, not written again.", "already_decided"
+)
+BATCH_S = _histogram("batch_duration_seconds", "batch.duration", "Time of a finished batch, the sum of its phases.")
 PHASE_S = _histogram("phase_duration_seconds", "phase.duration", "Time of a finished batch in each phase.", "phase")
 RECORDS = _counter("records_total", "{record}", "Records of finished batches.", "sink")
 BYTES = _counter(
-    "record_bytes_total", "By", "Their bytes as Arrow holds them in memory.", "sink", opentelemetry="record.size"
+    "record_bytes_total", "By", "Bytes of these records as Arrow holds them.", "sink", opentelemetry="record.size"
 )
 TRANSACTIONS = _counter("transactions_total", "{transaction}", "Transactions of finished batches.", "sink")
 UNROUTED = _counter("unrouted_records_total", "{record}", "Records of finished batches that went to no sink.")
 BAD = _counter("bad_records_total", "{record}", "Records that sinks refused, and another one got.")
 BATCH_ID = _gauge("batch_id", "batch.id", "1", "The newest finished batch.")
 FINISHED_S = _gauge("batch_finished_timestamp_seconds", "batch.finish_time", "s", "When it finished, as Unix time.")
-FAILED = _counter("failed_batches_total", "{batch}", "Runs of batches that failed.", "error")
+FAILED = _counter("failed_batches_total", "{batch}", "Failed runs of batches, by the class of the error.", "error")
 RETRIES = _counter("retries_total", "{call}", "Calls that a target system could not answer.")
-COMMIT_RETRIES = _counter("commit_retries_total", "{call}", "Those of them that commit or complete a decided batch.")
+COMMIT_RETRIES = _counter("commit_retries_total", "{call}", "Repeated calls that commit or complete a decided batch.")
 UNANSWERED_S = _gauge(
     "unanswered_seconds",
     "unanswered.duration",
@@ -100,8 +102,8 @@ UNANSWERED_S = _gauge(
 RECOVERED = _counter(
     "recovered_transactions_total", "{transaction}", "Those of earlier incarnations, committed or rolled back.", "sink"
 )
-ABORTED = _counter("aborted_transactions_total", "{transaction}", "Undecided transactions rolled back.", "sink")
-REPLAYED = _counter("replayed_transactions_total", "{transaction}", "Written again after they were lost.", "sink")
+ABORTED = _counter("aborted_transactions_total", "{transaction}", "Undecided transactions, rolled back.", "sink")
+REPLAYED = _counter("replayed_transactions_total", "{transaction}", "Lost transactions, written again.", "sink")
 
 INSTRUMENTS = (
     *(BATCHES, BATCH_S, PHASE_S, RECORDS, BYTES, TRANSACTIONS, UNROUTED, BAD, BATCH_ID, FINISHED_S, FAILED, RETRIES),
@@ -118,11 +120,11 @@ class Measured:
     labels: tuple[str, ...]
 
 
-def measured(event: Event, at: datetime) -> Iterator[Measured]:
+def measure(event: Event, at: datetime) -> Iterator[Measured]:
     """Yield what an event adds to the metrics. ``at`` is when it happened."""
     match event:
         case BatchFinished():
-            yield from _of_batch(event, at)
+            yield from _measure_batch(event, at)
         case BatchFailed(error=error, owner=owner):
             yield Measured(FAILED, 1, (owner, type(error).__name__))
         case CallRetried(owner=owner, waited_s=waited_s, decided_batch_id=decided):
@@ -142,7 +144,7 @@ def measured(event: Event, at: datetime) -> Iterator[Measured]:
             yield Measured(REPLAYED, 1, (owner, sink))
 
 
-def _of_batch(batch: BatchFinished, at: datetime) -> Iterator[Measured]:
+def _measure_batch(batch: BatchFinished, at: datetime) -> Iterator[Measured]:
     yield Measured(BATCHES, 1, (batch.owner, str(batch.already_decided).lower()))
     yield Measured(BATCH_S, sum(batch.phases_ms.values()) / 1000, (batch.owner,))
     for phase, spent_ms in batch.phases_ms.items():
@@ -164,9 +166,9 @@ class BoundedLabels:
 
     def of(self, one: Measured) -> tuple[str, ...]:
         """Return the values of its labels, or ``OTHER`` for one that came after ``VALUES_PER_LABEL`` others."""
-        return tuple(map(self._bounded, one.instrument.labels, one.labels))
+        return tuple(map(self._bound, one.instrument.labels, one.labels))
 
-    def _bounded(self, label: str, value: str) -> str:
+    def _bound(self, label: str, value: str) -> str:
         known = self._known.setdefault(label, set())
         if value not in known and len(known) >= VALUES_PER_LABEL:
             return OTHER

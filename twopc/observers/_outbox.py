@@ -1,4 +1,4 @@
-"""What waits for a receiver or a file: sent on a thread of its own, so that no batch waits with it."""
+"""A queue of items for a receiver or a file. A thread of its own sends them, so no batch waits for either."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Generic, TypeVar
 ItemT = TypeVar("ItemT")
 
 RETRY_S = 5.0
-"""How long after a failure an item is sent again."""
+"""The pause after a failure, before an item is sent again."""
 
 TRIES = 12
-"""After how many failures, of a minute or more, an item lets the next one pass. If others are sent then and it fails as
-often again, it is dropped."""
+"""The number of failures, in a minute or more, after which an item lets the next one pass. If others are sent then and
+it fails as often again, it is dropped."""
 
 THREAD = "twopc-outbox"
 """The name of each thread that sends."""
@@ -137,7 +137,7 @@ class Outbox(Generic[ItemT]):
             with self._changed:
                 self._is_sending = False
                 if failure is not None:
-                    self._failed(one, failure, is_last_try)
+                    self._put_back(one, failure, is_last_try)
                 self._changed.notify_all()
 
     def _failure_of(self, item: ItemT) -> Exception | None:
@@ -149,7 +149,7 @@ class Outbox(Generic[ItemT]):
         self._sent += 1
         return None
 
-    def _failed(self, one: _Waiting[ItemT], error: Exception, is_last_try: bool) -> None:
+    def _put_back(self, one: _Waiting[ItemT], error: Exception, is_last_try: bool) -> None:
         """Put an item back, or drop it. Waits with the lock released."""
         if not self._is_failing:
             text = _SECRET.sub("", f"{type(error).__name__}: {error}")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 OLDER = ".1"
-"""Follows the name of the file that was full, of which one is kept."""
+"""The suffix of the last file that was full. One such file is kept."""
 
 _FLAGS = os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -22,7 +22,7 @@ LONGEST_LINE = 4 << 20
 
 
 def older(path: Path) -> Path:
-    """Return where the file is that was at ``path`` until it was full."""
+    """Return the path to which the file at ``path`` is moved when it is full."""
     return path.with_name(path.name + OLDER)
 
 
@@ -36,10 +36,10 @@ def append(path: Path, line: bytes, max_bytes: int) -> None:
     """
     if len(line) > LONGEST_LINE:
         raise OSError(errno.EFBIG, f"an event of {len(line)} bytes is too long for a line")
-    descriptor = _opened(path)
+    descriptor = _open_to_append(path)
     try:
-        if os.fstat(descriptor).st_size >= max_bytes and _moved_aside(path, descriptor):
-            full, descriptor = descriptor, _opened(path)
+        if os.fstat(descriptor).st_size >= max_bytes and _move_aside(path, descriptor):
+            full, descriptor = descriptor, _open_to_append(path)
             os.close(full)
         size = os.fstat(descriptor).st_size
         is_torn = size > 0 and os.pread(descriptor, 1, size - 1) not in (b"\n", b"")  # such as by a full disk
@@ -50,7 +50,7 @@ def append(path: Path, line: bytes, max_bytes: int) -> None:
         os.close(descriptor)
 
 
-def _opened(path: Path) -> int:
+def _open_to_append(path: Path) -> int:
     """Open the file to append, but not through a link, which anybody may have left in a shared folder."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | _FLAGS, 0o640)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -59,7 +59,7 @@ def _opened(path: Path) -> int:
     return descriptor
 
 
-def _moved_aside(path: Path, descriptor: int) -> bool:
+def _move_aside(path: Path, descriptor: int) -> bool:
     """Move the open file aside, unless another process does so or has done so: then that file is not full."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from twopc.events import BatchFailed, BatchFinished, CallRetried, Event, TransactionCommitted
+from twopc.events import CallRetried, Event, TransactionCommitted
 from twopc.hookspecs import hookimpl
-from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decoded, encoded, group_of
+from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decode, encode, group_of
 from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
-__all__ = ["EventReader", "FailedRun", "JsonLinesObserver", "Line", "Position", "Recorded", "read_lines"]
+__all__ = ["EventReader", "JsonLinesObserver", "Position", "Recorded", "read_lines"]
 
 MAX_BYTES = 16 << 20
 """About six thousand batches, at 2.5 kB each. One older file is kept, so there are twice as many at most."""
@@ -38,12 +38,12 @@ RETRIES_APART_S = 5.0
 """Calls that are retried share a line for so long: an outage must not push everything else out of the file."""
 
 CAPACITY = 10_000
-"""How many lines wait while the disk does not respond: those of about a thousand batches, in a few MB."""
+"""The most lines that wait while the disk does not respond: those of about a thousand batches, in a few MB."""
 
 CLOSE_TIMEOUT_S = 10.0
 
 _BEGINNING_BYTES = 512
-"""By which a file is recognized: its first line has a time in milliseconds."""
+"""The bytes by which a file is recognized: its first line has a time in milliseconds."""
 
 forwarded_here: set[Path] = set()
 """The files whose events this process gives to its observers. None of these may write them there again."""
@@ -82,7 +82,7 @@ class JsonLinesObserver:
             group = group_of(event)
             if group is None:
                 self._end_groups()
-                self._outbox.put(encoded([event], at))
+                self._outbox.put(encode([event], at))
                 return
             events = self._groups.setdefault(group, [])
             events.append((event, at))
@@ -114,7 +114,7 @@ class JsonLinesObserver:
             last, at = events[-1]
             if isinstance(last, CallRetried):
                 self._retried_s = time.monotonic()
-            self._outbox.put(encoded([event for event, _ in events], at))
+            self._outbox.put(encode([event for event, _ in events], at))
 
     def _append(self, line: bytes) -> None:
         try:
@@ -137,7 +137,7 @@ class JsonLinesObserver:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a file was read: ``offset`` bytes of the one whose first bytes have this digest."""
+    """A place in a file: ``offset`` bytes into the one whose first bytes have this digest."""
 
     beginning: str
     offset: int
@@ -161,16 +161,16 @@ class EventReader:
 
     @property
     def position(self) -> Position | None:
-        """How far this reader is; None if it has read nothing yet."""
+        """The place of this reader; None if it has read nothing yet."""
         begun = [file for file in self._files if file.offset]
         return _position(begun[-1], begun[-1].offset) if begun else None
 
     def read_before(self) -> Iterator[Recorded]:
-        """Yield again what this reader has skipped and read, as far as it is still there."""
+        """Yield again the events that this reader has skipped or read, as far as the files still have them."""
         self._find()
         for file in self._files:
             for line in file.lines_before():
-                yield from decoded(line) or ()
+                yield from decode(line) or ()
 
     def read(self) -> Iterator[Recorded]:
         """Yield the events that were written since the last call, oldest first.
@@ -179,7 +179,7 @@ class EventReader:
             OSError: the file can't be read.
         """
         for line in self.lines():
-            yield from decoded(line) or ()
+            yield from decode(line) or ()
 
     def close(self) -> None:
         """Close the files."""
@@ -198,7 +198,7 @@ class EventReader:
     def _find(self) -> list[OpenFile]:
         """Open the files that were not read before. Return those that were and have no name any more."""
         # In this order, a file that is moved aside meanwhile is not missed.
-        current, aside = self._opened(self._path), self._opened(older(self._path))
+        current, aside = self._open(self._path), self._open(older(self._path))
         named = [file for file in (aside, current) if file is not None]
         gone = [file for file in self._files if file not in named]
         self._files = [*gone, *dict.fromkeys(named)]
@@ -207,7 +207,7 @@ class EventReader:
             self._begins_at = None
         return gone
 
-    def _opened(self, path: Path) -> OpenFile | None:
+    def _open(self, path: Path) -> OpenFile | None:
         """Return the file that has this name now, if any. It is among the reader's own from then on."""
         try:
             file = OpenFile(path)
@@ -235,58 +235,16 @@ def _position(file: OpenFile, offset: int) -> Position:
     return Position(hashlib.sha256(beginning).hexdigest(), offset)
 
 
-# For a report. --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One finished batch of the file. ``finished_at``: UTC, for people."""
-
-    finished_at: str
-    batch: BatchFinished
-
-    @property
-    def owner(self) -> str:
-        """The query of the batch."""
-        return self.batch.owner
-
-
-@dataclass(frozen=True, slots=True)
-class FailedRun:
-    """One failed run of a batch.
-
-    Attributes:
-        failed_at: in UTC, for people.
-        error: the class of the exception that ended the run, and ``message`` its text.
-        phases_ms: the time in each phase that the run entered, by the phase's name. The last one failed.
-    """
-
-    failed_at: str
-    batch_id: int
-    error: str
-    message: str
-    phases_ms: dict[str, float]
-    owner: str
-
-
-def read_lines(path: Path) -> Iterator[Line | FailedRun | None]:
-    """Yield the finished batches and the failed runs of every query, oldest first, and None for a line that can't be
-    read, such as a truncated one.
+def read_lines(path: Path) -> Iterator[Recorded | None]:
+    """Yield the events that the file has now, oldest first, and None for a line that can't be read, such as a truncated
+    one.
 
     Raises:
         OSError: the file can't be read.
     """
     with contextlib.closing(EventReader(path)) as reader:
-        for text in filter(None, reader.lines()):
-            recorded = decoded(text)
-            if recorded is None:
-                yield None
-            for each in recorded or ():
-                at = each.at.isoformat(timespec="milliseconds")
-                match each.event:
-                    case BatchFinished():
-                        yield Line(at, each.event)
-                    case BatchFailed(batch_id, error, phases_ms, owner):
-                        yield FailedRun(at, batch_id, type(error).__name__, str(error), phases_ms, owner)
+        for line in filter(None, reader.lines()):
+            found = decode(line)
+            yield from [None] if found is None else found
         if reader.position is None:
             path.stat()  # raises if there is no file

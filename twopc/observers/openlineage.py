@@ -66,10 +66,10 @@ _Field = schema_dataset.SchemaDatasetFacetFields
 _Statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
 
 CAPACITY = 32 * 2**20
-"""How much waits while the receiver is away, in bytes. Offsets of 10,000 partitions are 180 kB, a hundredth of that."""
+"""The most bytes that wait while the receiver is away. Offsets of 10,000 partitions are 180 kB, a hundredth of that."""
 
 _BESIDE_OFFSETS = CAPACITY // 1_000
-"""More than the rest of a batch takes, in bytes. So at most a thousand batches wait: those of hours, at one per ten
+"""An upper bound of the rest of a batch, in bytes. So at most a thousand batches wait: those of hours, at one per ten
 seconds."""
 
 CLOSE_TIMEOUT_S = 10.0
@@ -83,7 +83,7 @@ _SERVER_ERROR = 500
 
 @attr.define
 class _TwopcBatchRunFacet(RunFacet):
-    """What only twopc knows of a run: the batch."""
+    """The batch of a run, which only twopc knows."""
 
     owner: str
     logId: str  # noqa: N815  # facets are spelled so
@@ -144,7 +144,7 @@ class OpenLineageObserver:
         self._namespace = namespace or os.environ.get("OPENLINEAGE_NAMESPACE") or "default"
         self._job_name = job_name
         self._source_brokers = source_brokers
-        self._client = _configured_client() if client is None else client
+        self._client = _make_client() if client is None else client
         # It warns of each request that it repeats, for as long as the receiver is away.
         logging.getLogger("urllib3.connectionpool").addFilter(_is_of_another_thread)
         self._parent = _parent_of_environment()
@@ -154,7 +154,7 @@ class OpenLineageObserver:
 
     @property
     def dropped(self) -> int:
-        """How many batches were not sent and never will be."""
+        """The number of batches that were not sent and never will be."""
         return self._outbox.dropped
 
     @hookimpl
@@ -208,7 +208,7 @@ class OpenLineageObserver:
         return [InputDataset(each.namespace, each.name) for each in found]
 
 
-def _configured_client() -> OpenLineageClient:
+def _make_client() -> OpenLineageClient:
     try:
         return OpenLineageClient()
     except Exception as error:  # noqa: BLE001  # a transport may raise anything, and quote a URL with a password

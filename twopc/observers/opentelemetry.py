@@ -16,7 +16,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 
 from twopc.events import BatchFailed, BatchFinished, Event
 from twopc.hookspecs import hookimpl
-from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, Instrument, Kind, Measured, measured
+from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, Instrument, Kind, Measured, measure
 
 _NS_IN_MS = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -46,7 +46,7 @@ class OpenTelemetryObserver:
 
     @hookimpl
     def twopc_event(self, event: Event, at: datetime) -> None:
-        for one in measured(event, at):
+        for one in measure(event, at):
             self._record(one)
         if isinstance(event, BatchFinished | BatchFailed):
             self._trace(event, (at - _EPOCH) // timedelta(microseconds=1) * 1000)

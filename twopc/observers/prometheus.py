@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from twopc.events import Event
 from twopc.hookspecs import hookimpl
-from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, Instrument, Kind, measured
+from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, Instrument, Kind, measure
 
 
 class PrometheusObserver:
@@ -20,7 +20,7 @@ class PrometheusObserver:
 
     @hookimpl
     def twopc_event(self, event: Event, at: datetime) -> None:
-        for one in measured(event, at):
+        for one in measure(event, at):
             match self._metrics[one.instrument].labels(*self._labels.of(one)):
                 case Counter() as counter:
                     counter.inc(one.value)

@@ -1,6 +1,7 @@
 """Spark Structured Streaming on top of the two-phase-commit coordinator."""
 
 from twopc.foreign import refuse_foreign_files
+from twopc.spark.bad_records import BadRecords
 from twopc.spark.data_source.source import TwoPhaseCommitDataSource
 from twopc.spark.debezium import debezium
 from twopc.spark.doctor import doctor
@@ -11,6 +12,7 @@ from twopc.spark.output import Output
 from twopc.spark.stopping import stop
 
 __all__ = [
+    "BadRecords",
     "EventForwarder",
     "ForeachBatch",
     "Output",

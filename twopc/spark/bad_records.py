@@ -10,6 +10,7 @@ import base64
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import date, time
 from typing import Any, NamedTuple
 
@@ -17,9 +18,43 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from twopc.errors import RecordRefused
-from twopc.spark.arrow_types import arrow_schema
-from twopc.spark.output import Output, naming
+from twopc.errors import ConfigurationError, RecordRefused
+from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.output import ALL, Expression, as_column, check_columns, explain_refusal
+from twopc.spark.records import arrow_schema
+
+LIMIT = 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class BadRecords:
+    """The sink of the records that other sinks refuse, such as those that are too large.
+
+    Args:
+        sink: the sink.
+        columns: the expressions of its columns, as in an ``Output``, over ``sink`` (the name of the one that refused
+            the record), ``reason`` and ``row`` (of the batch, as JSON).
+        limit: how many records of a batch may go there. One more fails the batch before its decision.
+
+    Raises:
+        ConfigurationError: one of them is of another type.
+    """
+
+    sink: TwoPhaseCommitSink[Any]
+    columns: Sequence[Expression] = ALL
+    limit: int = LIMIT
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", check_columns("BadRecords", self.sink, self.columns))
+        given: Any = self.limit  # whatever its type says
+        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+            raise ConfigurationError("'limit' of BadRecords must be a whole number, 1 or more", option="limit")
+
+    @classmethod
+    def of(cls, given: TwoPhaseCommitSink[Any] | BadRecords) -> BadRecords:
+        """Return what a user passed, with a sink of its own. Raises like ``Output.of``."""
+        bad_records = given if isinstance(given, BadRecords) else cls(given)
+        return replace(bad_records, sink=bad_records.sink.unbound())
 
 
 class BadRecord(NamedTuple):
@@ -45,24 +80,34 @@ class BadRecord(NamedTuple):
 _SCHEMA = StructType().add("sink", "string").add("reason", "string").add("row", "string")
 
 
-def as_output_takes(bad: Sequence[BadRecord], session: SparkSession, output: Output) -> list[pa.RecordBatch]:
-    """Return bad records as the output takes them: with its columns, which Spark computes."""
-    batches: list[pa.RecordBatch] = _frame(bad, session, output).toArrow().to_batches()
+def records_for_sink(bad: Sequence[BadRecord], session: SparkSession, taker: BadRecords) -> list[pa.RecordBatch]:
+    """Return bad records as their sink takes them: with its columns, which Spark computes.
+
+    Raises:
+        RecordRefused: there are more than a batch may have.
+    """
+    if len(bad) > taker.limit:
+        raise RecordRefused(
+            f"the sinks refused {len(bad)} records of the batch, more than the limit of {taker.limit} bad records. The"
+            f" last one: {bad[-1].reason}",
+            sink=bad[-1].sink,
+        )
+    batches: list[pa.RecordBatch] = _frame(bad, session, taker).toArrow().to_batches()
     return batches
 
 
-def schema_of(session: SparkSession, output: Output, name: str) -> pa.Schema:
-    """Return the schema of bad records as the output of that name takes them.
+def schema_of(session: SparkSession, taker: BadRecords, name: str) -> pa.Schema:
+    """Return the schema of bad records as the sink of that name takes them.
 
     Raises:
-        ConfigurationError: Spark refuses the columns of the output.
+        ConfigurationError: Spark refuses the columns.
     """
-    with naming("columns", [*output.columns], name):
-        return arrow_schema(_frame((), session, output).schema)
+    with explain_refusal("columns", [*taker.columns], name):
+        return arrow_schema(_frame((), session, taker).schema)
 
 
-def _frame(bad: Sequence[BadRecord], session: SparkSession, output: Output) -> DataFrame:
-    return session.createDataFrame([*bad], _SCHEMA).selectExpr(*output.columns)
+def _frame(bad: Sequence[BadRecord], session: SparkSession, taker: BadRecords) -> DataFrame:
+    return session.createDataFrame([*bad], _SCHEMA).select(*map(as_column, taker.columns))
 
 
 def to_json(row: pa.StructScalar) -> str:
@@ -74,7 +119,7 @@ def to_json(row: pa.StructScalar) -> str:
 
 
 def _plain(value: pa.Scalar) -> Any:
-    """Return what JSON has for a value."""
+    """Return a value as JSON has it."""
     match value if value.is_valid else None:
         case None:
             return None
@@ -85,17 +130,17 @@ def _plain(value: pa.Scalar) -> Any:
         case pa.ListScalar():
             return [_plain(each) for each in value.values]
         case pa.TimestampScalar() if value.type.tz is not None:
-            return _of_one(value.cast(pa.timestamp(value.type.unit, "UTC")))  # Python lacks some zones of Spark
+            return _plain_leaf(value.cast(pa.timestamp(value.type.unit, "UTC")))  # Python lacks some zones of Spark
         case _:
-            return _of_one(value)
+            return _plain_leaf(value)
 
 
 def _as_key(plain: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
 
 
-def _of_one(value: pa.Scalar) -> str | int | float:
-    """Return the same for a value without parts."""
+def _plain_leaf(value: pa.Scalar) -> str | int | float:
+    """Return a value without parts as JSON has it."""
     try:
         given = value.as_py()
     except UnicodeDecodeError:  # Spark makes a text of any bytes

@@ -11,20 +11,16 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-from pyspark.sql.functions import expr, when
+from pyspark.sql.functions import coalesce, expr, lit, when
 from pyspark.sql.types import ArrayType, DataType, StructType
 
 from twopc.errors import RecordRefused
-from twopc.spark.sql_names import quoted
-
-if TYPE_CHECKING:
-    from twopc.spark.output import Output
+from twopc.spark.records import quoted
 
 _KEY, _ORDER, _TAKEN, _APART = "twopc key ", "twopc order ", "twopc taken ", "twopc apart "
 """The columns of an output have these names and the sink's. The last one spreads the rows that it does not take."""
@@ -54,10 +50,12 @@ class Keyed:
     Attributes:
         key: the columns of the key.
         latest_by: what the records of a key are ordered by, as SQL; None if a key must not come twice in a batch.
+        rows: what its records and deletes are made of. Outputs that are equal in all of this share their changes.
     """
 
     key: tuple[str, ...]
     latest_by: str | None
+    rows: tuple[object, ...] = ()
 
     def refuse(self, sink: str, counts: Mapping[Change, int], task: int) -> None:
         """Raise RecordRefused if a task has found records that it can't put in order."""
@@ -102,21 +100,27 @@ class Unordered:
             keyed.refuse(name, {change: count for (sink, change), count in self.counts.items() if sink == name}, task)
 
 
-def columns_of(name: str, output: Output, struct: str) -> Iterator[Column]:
+def columns_of(
+    name: str,
+    key: Sequence[str],
+    record: Column,
+    where: Column | None,
+    delete_where: Column | None,
+    latest_by: Column | None,
+) -> Iterator[Column]:
     """Yield the columns that ``applied`` needs of an output: its record where it is no delete, then key, order and
     condition. What a delete has beside its key is not computed."""
-    deletes = f"coalesce(({output.delete_where}), false)" if output.delete_where else None
-    taken = None if output.where is None else expr(f"coalesce(({output.where}), false)")
+    taken = None if where is None else coalesce(where, lit(False))
 
     def within(column: Column) -> Column:
         return column if taken is None else when(taken, column)
 
-    record = expr(struct) if deletes is None else when(~expr(deletes), expr(struct))
-    yield within(record).alias(name)
-    for number, column in enumerate(output.key):
-        yield within(expr(struct).getField(column)).alias(f"{_KEY}{name} {number}")
-    if output.latest_by is not None:
-        yield within(expr(output.latest_by)).alias(_ORDER + name)
+    kept = record if delete_where is None else when(~coalesce(delete_where, lit(False)), record)
+    yield within(kept).alias(name)
+    for number, column in enumerate(key):
+        yield within(record.getField(column)).alias(f"{_KEY}{name} {number}")
+    if latest_by is not None:
+        yield within(latest_by).alias(_ORDER + name)
     if taken is not None:
         yield taken.alias(_TAKEN + name)
         yield when(~taken, expr("monotonically_increasing_id()")).alias(_APART + name)
@@ -139,15 +143,18 @@ class ByKey:
             in_structs: whether an output's record remains a struct; else its columns take the place of it.
         """
         tasks = tasks_of(frame) if tasks is None else tasks
+        first = dict[Keyed, str]()
         for name, keyed in outputs.items():
-            frame = self._together(frame, name, keyed, tasks)
+            if first.setdefault(keyed, name) == name:
+                frame = self._together(frame, name, keyed, tasks)
         of_outputs = {
             column: name for name, keyed in outputs.items() for column in (name, *_beside(frame, name, keyed))
         }
         kept = [quoted(column) for column in frame.columns if column not in of_outputs]
         for name, keyed in outputs.items():
-            values = [*_values(frame, name, keyed)]
-            change = quoted(CHANGE + name)
+            values = [*_values(frame, first[keyed], keyed)]
+            change = quoted(CHANGE + first[keyed])
+            kept += [f"{change} AS {quoted(CHANGE + name)}"] if first[keyed] != name else []
             record = f"IF({change} IN ({Change.WRITE:d}, {Change.DELETE:d}), struct({', '.join(values)}), NULL)"
             kept += [f"{record} AS {quoted(name)}"] if in_structs else values
         return frame.selectExpr(*kept)

@@ -28,10 +28,9 @@ from pyspark.sql.types import (
 )
 
 from twopc.errors import ConfigurationError, RecordRefused
-from twopc.spark.arrow_types import arrow_schema
 from twopc.spark.changes import tasks_of
 from twopc.spark.debezium_records import DELETE, TRUNCATE, UNAVAILABLE, Column, Decoder, Place, Row
-from twopc.spark.sql_names import quoted
+from twopc.spark.records import arrow_schema, quoted
 from twopc.spark.task import portable, refusals_to_driver
 
 OP, ORDER, MISSING, TOPIC = "_op", "_order", "_unavailable", "_topic"

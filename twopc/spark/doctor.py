@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from twopc.doctor import Diagnosis
-from twopc.doctor import doctor as diagnosis
+from twopc.diagnosis import Diagnosis
+from twopc.diagnosis import doctor as diagnosis
 from twopc.errors import ConfigurationError
 from twopc.log.store import LogStore
 from twopc.sink import TwoPhaseCommitSink
@@ -37,7 +37,8 @@ def sinks_and_log(
         ConfigurationError: an option is missing or wrong, or ``writer`` is something else.
     """
     if isinstance(writer, ForeachBatch):
-        return writer._sinks, writer._log  # noqa: SLF001  # not for users
+        settings = writer._settings  # noqa: SLF001  # not for users
+        return settings.all_sinks, settings.log
     if isinstance(writer, Mapping):
         backend, own, log = target_to_check(writer)
         return {SINK: sink_alone(backend, own)}, log

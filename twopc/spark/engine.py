@@ -1,48 +1,39 @@
 """Spark's engine as a batch meets it: in the driver's own process, or through Spark Connect.
 
-Spark passes the function for ``foreachBatch`` a frame of the driver's process, where the JVM answers questions; or it
-runs the function in a Python process of its own that is a client of the server, one per start of a query. Such a client
-has no JVM: the query's id and what a batch reads come from the checkpoint folder, and nothing tells what its plan is.
+Spark passes the function for ``foreachBatch`` a frame of the driver's process, where the JVM answers questions, in the
+same way on 4.0, 4.1 and 4.2; or it runs the function in a Python process of its own that is a client of the server, one
+per start of a query. Such a client has no JVM: the query's id and what a batch reads come from the checkpoint folder,
+and nothing tells what its plan is.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any, NoReturn, Protocol, TypeAlias
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NoReturn, TypeAlias
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
-from twopc.checkpoint.folder import CheckpointFolder
-from twopc.checkpoint.source_files import read_before
+from twopc.checkpoint.folder import CheckpointFolder, url
+from twopc.checkpoint.offsets import Reads, by_source, parse, records_between
+from twopc.checkpoint.source_files import files_read, read_before, stands_for_files, with_files
 from twopc.errors import ConfigurationError, LogMismatch
-from twopc.spark.batch_input import BatchInput, BatchReads, require_made_of_batch
-from twopc.spark.tuning import Plan, Plans
+from twopc.transaction import JsonValue
+
+OFFSETS_SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+"""The next offset to read from each partition, as a consumer group stores it."""
+
+Engine: TypeAlias = "ClassicEngine | ConnectEngine"
+Input: TypeAlias = "BatchInput | ConnectEngine"
 
 _QUERY_ID = "sql.streaming.queryId"
 _DESCRIPTION = "spark.job.description"
-
-Input: TypeAlias = "BatchInput | ConnectInput"
-
-
-class Engine(Protocol):
-    """What a writer of batches asks of the engine."""
-
-    @property
-    def query_id(self) -> str:
-        """Spark's id of the query. Raises ConfigurationError."""
-
-    def look(self, batch: DataFrame) -> tuple[Input, Plans | UnknownPlans]:
-        """Return what the query reads and the plans of its batches, once per start of the query.
-
-        Raises:
-            ConfigurationError: the query can't be written exactly once, ``batch`` is not of it, or ``checkpoint`` is
-                not its checkpoint.
-        """
-
-    def described(self, description: str) -> contextlib.AbstractContextManager[None]:
-        """Show ``description`` in Spark's UI for the jobs inside."""
 
 
 def is_connected(batch: DataFrame) -> bool:
@@ -59,18 +50,24 @@ class ClassicEngine:
 
     @property
     def query_id(self) -> str:
+        """Spark's id of the query. Raises ConfigurationError."""
         query_id = self._context.getLocalProperty(_QUERY_ID)
         if query_id is None:
             raise ConfigurationError("only a streaming query can call this: use df.writeStream.foreachBatch(...)")
         return query_id
 
-    def look(self, batch: DataFrame) -> tuple[BatchInput, Plans]:
-        require_made_of_batch(batch)
-        found = BatchInput(self._session, self.query_id)
-        return found, Plans(self._session, found.query)
+    def look(self, batch: DataFrame) -> BatchInput:
+        """Return what the query reads, once per start of the query.
+
+        Raises:
+            ConfigurationError: the query can't be written exactly once, or ``batch`` is not of it.
+        """
+        _require_made_of_batch(batch)
+        return BatchInput(self._session, self.query_id)
 
     @contextlib.contextmanager
-    def described(self, description: str) -> Iterator[None]:
+    def describe(self, description: str) -> Iterator[None]:
+        """Show ``description`` in Spark's UI for the jobs inside."""
         before = self._context.getLocalProperty(_DESCRIPTION)
         self._context.setLocalProperty(_DESCRIPTION, description)
         try:
@@ -80,7 +77,18 @@ class ClassicEngine:
 
 
 class ConnectEngine:
-    """The engine of a server. ``checkpoint`` is the location of the query's checkpoint."""
+    """The engine of a server, and what the query reads by its checkpoint. Nothing else is known of the query.
+
+    Attributes:
+        checkpoint: the URL of the query's checkpoint folder.
+        file_sources: none, as a client does not see them.
+        is_active: whether the query is running: its process ends with it.
+        query: None, as a client does not see the JVM's.
+    """
+
+    file_sources: tuple[str, ...] = ()
+    is_active = True
+    query = None
 
     def __init__(self, session: Any, checkpoint: str | None) -> None:
         if checkpoint is None:
@@ -91,42 +99,27 @@ class ConnectEngine:
                 option="checkpoint",
             )
         self._session, self._folder = session, CheckpointFolder(checkpoint)
+        self.checkpoint = self._folder.url
+        self._newest: BatchReads | None = None
 
     @property
     def query_id(self) -> str:
         return self._folder.query_id()
 
-    def look(self, batch: DataFrame) -> tuple[ConnectInput, UnknownPlans]:  # noqa: ARG002  # a client sees no plan
+    def look(self, batch: DataFrame) -> ConnectEngine:  # noqa: ARG002  # a client sees no plan
+        """Like ``ClassicEngine.look``. Raises ConfigurationError if ``checkpoint`` is not the query's."""
         running = {query.id for query in self._session.streams.active}
         if self.query_id not in running:
             raise ConfigurationError(
-                f"the checkpoint at {self._folder.url} belongs to query {self.query_id}, and the session runs"
+                f"the checkpoint at {self.checkpoint} belongs to query {self.query_id}, and the session runs"
                 f" {', '.join(sorted(running)) or 'none'}. Nothing was written. Give foreach_batch the folder that is"
                 " the query's 'checkpointLocation'.",
                 option="checkpoint",
             )
-        return ConnectInput(self._folder), UnknownPlans()
+        return self
 
-    def described(self, description: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
+    def describe(self, description: str) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002
         return contextlib.nullcontext()  # a server describes each job by the client's request
-
-
-class ConnectInput:
-    """What ``BatchInput`` is where there is a JVM.
-
-    Attributes:
-        checkpoint: the URL of the query's checkpoint folder.
-        file_sources: nothing is known of them here.
-        is_active: whether the query is running: its process ends with it.
-    """
-
-    file_sources: tuple[str, ...] = ()
-    is_active = True
-
-    def __init__(self, folder: CheckpointFolder) -> None:
-        self._folder = folder
-        self.checkpoint = folder.url
-        self._newest: BatchReads | None = None
 
     def of_batch(self, batch_id: int) -> BatchReads:
         """Return what a batch reads, which is the newest that Spark has planned.
@@ -135,17 +128,15 @@ class ConnectInput:
             LogMismatch: Spark has planned another batch in this checkpoint.
         """
         if self._newest is None or self._newest.batch_id != batch_id:
-            self._newest = self._look(batch_id)
+            newest, reads = self._folder.newest()
+            if newest != batch_id:
+                raise LogMismatch(
+                    f"the query is at batch {batch_id}, and the newest batch in its checkpoint at {self.checkpoint} is"
+                    f" {newest}. Nothing was written. Does another driver run this query? Stop that one."
+                )
+            follows = read_before(self._folder, batch_id) if self._newest is None else None
+            self._newest = BatchReads(batch_id, reads, follows)
         return self._newest
-
-    def _look(self, batch_id: int) -> BatchReads:
-        newest, reads = self._folder.newest()
-        if newest != batch_id:
-            raise LogMismatch(
-                f"the query is at batch {batch_id}, and the newest batch in its checkpoint at {self.checkpoint} is"
-                f" {newest}. Nothing was written. Does another driver run this query? Stop that one."
-            )
-        return BatchReads(batch_id, reads, read_before(self._folder, batch_id) if self._newest is None else None)
 
     def kafka_offsets(self) -> NoReturn:
         raise ConfigurationError(
@@ -155,8 +146,272 @@ class ConnectInput:
         )
 
 
-class UnknownPlans:
-    """The plans of a query's batches, of which a client sees nothing."""
+# What a batch reads. ----------------------------------------------------------------------------------------------
 
-    def of(self, frame: DataFrame) -> Plan:  # noqa: ARG002
-        return Plan()
+_UTF_8 = "UTF-8"
+
+_FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]")
+"""How Spark describes a file source (the same in 4.0, 4.1 and 4.2)."""
+
+_TEMPORARY = re.compile(r"/temporary-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}/?$")
+"""How Spark names a checkpoint for a query without one."""
+
+_KAFKA_SOURCES = "org.apache.spark.sql.kafka010."
+
+_FORGETFUL = re.compile(r"TextSocket|ShareGroup|KafkaShare")
+"""In the class names of sources that can't give a batch's records again."""
+
+_UNDECIDED = {
+    "RealTimeTrigger": "real-time mode passes records on before it has recorded what a batch reads",
+    "ContinuousTrigger": "continuous processing has no batches",
+}
+"""Triggers by class, and why no batch can be decided with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchReads:
+    """The input of one batch. The same for every call for the batch: a user's function may run a batch again.
+
+    Attributes:
+        batch_id: the batch's number.
+        ends: the offset at which each source ends.
+        reads: what the batch reads, as JSON.
+        follows: what the previous batch reads, as the checkpoint has it when the query starts. None for later batches,
+            because this process has planned the previous one.
+        records: the largest number of records that the batch can have. None if that is not known: only offsets of Kafka
+            sources tell it, and those of the first batch after the query's start do not.
+    """
+
+    batch_id: int
+    reads: Reads
+    follows: Reads | None = None
+    ends: Mapping[str, JsonValue] = field(default_factory=dict)
+    records: int | None = None
+
+
+class BatchInput:
+    """The input of a query's batches, from one start of the query to its end.
+
+    Attributes:
+        query: Spark's object for this start of the query, in the JVM.
+        checkpoint: the URL of the query's checkpoint folder.
+
+    Raises:
+        ConfigurationError: Spark would not repeat a batch with the same records.
+    """
+
+    def __init__(self, session: SparkSession, query_id: str) -> None:
+        jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
+        self.query = _running_query(session, query_id)
+        _require_repeatable(self.query)
+        self._offset_log = self.query.offsetLog()
+        self._buffer = jvm.java.io.ByteArrayOutputStream()
+        root = self.query.resolvedCheckpointRoot()
+        self.checkpoint = url(str(root))
+        _require_lasting(self.checkpoint)
+        self._folder = _JvmFolder(session, root)
+        self._folders: list[str] = []
+        self._newest: BatchReads | None = None
+
+    @property
+    def file_sources(self) -> list[str]:
+        """The folder of each file source, as a URL or a pattern of URLs."""
+        named = [_FILE_SOURCE.fullmatch(str(source.toString())) for source in each(self.query.sources())]
+        return [found[1] for found in named if found]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the query is still running. When it is started again, it has other objects in the JVM."""
+        return bool(self.query.isActive())
+
+    def of_batch(self, batch_id: int) -> BatchReads:
+        """Return what a batch reads. The batch is the newest that Spark has planned."""
+        if self._newest is None or self._newest.batch_id != batch_id:
+            self._newest = self._look(batch_id, self._newest)
+        return self._newest
+
+    def _look(self, batch_id: int, before: BatchReads | None) -> BatchReads:
+        if before is not None and before.batch_id == batch_id - 1:
+            entry, began, follows = self._entry(self._in_memory(batch_id)), before.ends, None
+        else:
+            entry, began, follows = self._entry(self._written(batch_id)), {}, read_before(self._folder, batch_id)
+            if batch_id and stands_for_files(entry):
+                began = by_source(self._entry(self._written(batch_id - 1)))
+            before = None
+        ends = by_source(entry)
+        records = None if before is None or not self._is_of_kafka else _records_between(began, ends)
+        reads = with_files(entry, files_read(self._folder, batch_id, ends, began))
+        return BatchReads(batch_id, reads, follows, ends, records)
+
+    @cached_property
+    def _is_of_kafka(self) -> bool:
+        """Whether all sources are Kafka's."""
+        return all(_is_kafka(source) for source in each(self.query.sources()))
+
+    def kafka_offsets(self) -> pa.RecordBatch:
+        """Return where the query's Kafka sources are at the end of the current batch. If several sources read a
+        partition, the one that is furthest behind counts.
+
+        The engine holds each source beside the offset at which the batch ends. It has written the offset to the
+        checkpoint, and takes it from there when it repeats the batch.
+
+        Raises:
+            ConfigurationError: the query has no Kafka source.
+        """
+        sources = list(each(self.query.sources()))
+        if not any(_is_kafka(source) for source in sources):
+            raise ConfigurationError(
+                "'offsets' is for queries that read from Kafka, and the sources of this query are"
+                f" {', '.join(source.toString() for source in sources)}. Nothing was written. Remove the argument."
+            )
+        found: dict[tuple[str, int], int] = {}
+        for pair in each(self.query.availableOffsets()):
+            source, end = pair.productElement(0), pair.productElement(1)
+            for topic, partitions in (json.loads(end.json()) if _is_kafka(source) else {}).items():
+                for number, offset in partitions.items():
+                    partition = topic, int(number)
+                    found[partition] = min(offset, found.get(partition, offset))
+        rows = [{"topic": topic, "partition": number, "offset": offset} for (topic, number), offset in found.items()]
+        return pa.RecordBatch.from_pylist(rows, OFFSETS_SCHEMA)
+
+    def _entry(self, text: str) -> Reads:
+        entry = parse(text)
+        if stands_for_files(entry) and isinstance(entry["sources"], list):
+            self._folders = self._folders or self._source_folders()
+            if self._folders != [str(number) for number in range(len(self._folders))]:
+                entry["folders"] = self._folders
+        return entry
+
+    def _in_memory(self, batch_id: int) -> str:
+        """Return the entry in memory, as Spark has written it."""
+        self._buffer.reset()
+        self._offset_log.serialize(self._offset_log.get(batch_id).get(), self._buffer)
+        return str(self._buffer.toString(_UTF_8))
+
+    def _written(self, batch_id: int) -> str:
+        return self._folder.text(f"offsets/{batch_id}")
+
+    def _source_folders(self) -> list[str]:
+        """The folder of each source: its number among the distinct sources, since a plan may list a source twice."""
+        sources = list(each(self.query.sources()))
+        distinct: list[Any] = []
+        for source in sources:
+            if not any(source.equals(other) for other in distinct):
+                distinct.append(source)
+        return [str(next(n for n, other in enumerate(distinct) if source.equals(other))) for source in sources]
+
+
+def _records_between(before: Mapping[str, JsonValue], after: Mapping[str, JsonValue]) -> int | None:
+    """Return how many records lie between the offsets of Kafka sources, or None if that is not known."""
+    counts = [records_between(before.get(source), offset) for source, offset in after.items()]
+    return None if None in counts else sum(count for count in counts if count is not None)
+
+
+def _running_query(session: SparkSession, query_id: str) -> Any:
+    """Return the JVM's query. A batch has a session of its own, whose ``streams`` is empty."""
+    jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
+    shared = session._jsparkSession.sharedState()  # noqa: SLF001  # the same
+    return shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
+
+
+def _require_lasting(checkpoint: str) -> None:
+    """Raise ConfigurationError if the query was given no checkpoint: Spark then makes a temporary one at each start."""
+    if _TEMPORARY.search(checkpoint):
+        raise ConfigurationError(
+            f"the query has no checkpointLocation: its checkpoint is {checkpoint}, which its next start would not find."
+            " Everything would be written again. Nothing was written. Start the query with"
+            " .option('checkpointLocation', ...): a folder of its own that lasts.",
+            option="checkpointLocation",
+        )
+
+
+def _require_repeatable(query: Any) -> None:
+    """Raise ConfigurationError if a batch might not come again as it was. Upholds: what is decided is what comes again.
+
+    Spark refuses most of this by itself, unless it is told not to.
+    """
+    trigger = _class_of(query.trigger()).rpartition(".")[2]
+    if why := _UNDECIDED.get(trigger.removesuffix("$")):
+        raise ConfigurationError(
+            f"the query has the trigger {trigger}: {why}, so nothing could be exactly once. Nothing was written. Use"
+            " trigger(processingTime=...) or trigger(availableNow=True)."
+        )
+    if "AsyncProgressTracking" in _class_of(query):
+        raise ConfigurationError(
+            "the query has asyncProgressTrackingEnabled: Spark would write a batch before it has recorded what the"
+            " batch reads, and might plan another one after a crash. Nothing was written. Remove that option."
+        )
+    for source in each(query.sources()):
+        if _FORGETFUL.search(_class_of(source)):
+            raise ConfigurationError(
+                f"the source {source.toString()} can't give a batch's records again after a crash, so a batch that was"
+                " not decided would be lost. Nothing was written. Read from a source with offsets, such as Kafka or"
+                " files."
+            )
+
+
+_OF_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
+"""Leaves of a plan that may hold rows of a batch: the batch itself, or a frame that was made of its rows."""
+
+
+def _require_made_of_batch(frame: DataFrame) -> None:
+    """Raise ConfigurationError if no row of a frame can come from the query's batch."""
+    leaves = [str(leaf.nodeName()) for leaf in each(frame._jdf.logicalPlan().collectLeaves())]  # noqa: SLF001
+    if _OF_ROWS.isdisjoint(leaves):
+        raise ConfigurationError(
+            "the frame that was to be written is not made of the query's batch: it only reads"
+            f" {', '.join(sorted(set(leaves)))}. Nothing was written. Such rows might be others when Spark repeats the"
+            " batch. Join or union them with the frame that Spark passes to your function, and write that."
+        )
+
+
+def _class_of(value: Any) -> str:
+    return str(value.getClass().getName())
+
+
+def _is_kafka(source: Any) -> bool:
+    return _class_of(source).startswith(_KAFKA_SOURCES)
+
+
+def each(collection: Any) -> Iterator[Any]:
+    """Iterate over one of Scala's collections."""
+    iterator = collection.iterator()
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+class _JvmFolder:
+    """The checkpoint folder through Hadoop's file systems, as Spark reaches it."""
+
+    def __init__(self, session: SparkSession, root: str) -> None:
+        jvm: Any = session._jvm  # noqa: SLF001
+        self._root = root
+        self._path_of = jvm.org.apache.hadoop.fs.Path
+        self._read = jvm.org.apache.commons.io.IOUtils.toString
+        self._digest = jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex
+        conf = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        self._fs = self._path_of(root).getFileSystem(conf)
+
+    def size(self, path: str) -> int | None:
+        # Not by catching FileNotFoundException: PySpark makes a hundred calls to the JVM to classify an exception.
+        where = self._path(path)
+        return int(self._fs.getFileStatus(where).getLen()) if self._fs.exists(where) else None
+
+    def text(self, path: str, start: int = 0) -> str:
+        stream = self._fs.open(self._path(path))
+        try:
+            if start:
+                stream.seek(start)
+            return str(self._read(stream, _UTF_8))
+        finally:
+            stream.close()
+
+    def sha256(self, path: str) -> str:
+        stream = self._fs.open(self._path(path))
+        try:
+            return str(self._digest(stream))
+        finally:
+            stream.close()
+
+    def _path(self, path: str) -> Any:
+        return self._path_of(f"{self._root}/{path}")

@@ -76,7 +76,7 @@ def exiting(*, hold: str | os.PathLike[str] | None = None) -> Iterator[None]:
     with the code, what to do, and the error's own sentence.
 
     Put the whole driver into the block, so that wrong options and errors before the query starts have their codes, too.
-    See docs/operating.md for supervisors.
+    See docs/production.md for supervisors.
 
     Args:
         hold: for a supervisor that restarts a driver after any exit code. If the code asks for an operator, the process

@@ -10,26 +10,25 @@ An output whose sink has a key gets the last record of each key alone, or its de
 from __future__ import annotations
 
 import contextlib
-import itertools
-import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
-from pyspark.sql.functions import expr, when
-from pyspark.sql.types import ArrayType, DataType, StringType, StructField, StructType
+from pyspark.sql.functions import coalesce, expr, lit, struct, when
+from pyspark.sql.types import StructField, StructType
 
-from twopc.errors import ConfigurationError, RecordRefused
+from twopc.errors import ConfigurationError
 from twopc.keyed import KeyedSink, key_of
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark import changes
-from twopc.spark.arrow_types import arrow_schema, unkept
-from twopc.spark.changes import CHANGE, ByKey, Change, Keyed
-from twopc.spark.sql_names import quoted
+from twopc.spark.changes import CHANGE, ByKey, Change, Keyed, columns_of, missing
+from twopc.spark.records import arrow_schema, hash_of, quoted, row_of
+
+Expression: TypeAlias = "str | Column"
+"""An expression of Spark's: text in SQL, or a Column."""
 
 ALL = ("*",)
 
@@ -42,22 +41,19 @@ _TAKES = "twopc takes "
 _HASHES = "twopc hashes "
 """The column with the hashes of what a sink gets has this name and the sink's."""
 
-_BOUND = f"{0x9E37_79B9_7F4A_7C15 - 2**64}L"
-"""A number that no value of a record is likely to be."""
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Output:
-    """A sink, and what it gets of each batch.
+    """A sink, and what it gets of each batch. Expressions are texts in SQL, or Columns of ``pyspark.sql.functions``.
 
     Args:
         sink: the sink.
-        columns: SQL expressions of its columns, such as ``["id AS key"]``.
-        where: the SQL condition of the rows that it gets; None for all. As in SQL, a row for which the condition is
-            null is left out. The columns of a row that is left out are not computed.
-        delete_where: the SQL condition of the rows that delete the record of their key; None if no row does. Their
-            columns beside the key are not computed.
-        latest_by: the SQL expression that puts the rows of a key in order, of which the last one of a batch applies. It
+        columns: the expressions of its columns, such as ``["id AS key"]``.
+        where: the condition of the rows that it gets; None for all. As in SQL, a row for which the condition is null is
+            left out. The columns of a row that is left out are not computed.
+        delete_where: the condition of the rows that delete the record of their key; None if no row does. Their columns
+            beside the key are not computed.
+        latest_by: the expression that puts the rows of a key in order, of which the last one of a batch applies. It
             must have a value without a null in it, and another one for each row of a key. None if a key comes once in a
             batch at most.
 
@@ -68,25 +64,20 @@ class Output:
     """
 
     sink: TwoPhaseCommitSink[Any]
-    columns: Sequence[str] = ALL
-    where: str | None = None
-    delete_where: str | None = None
-    latest_by: str | None = None
+    columns: Sequence[Expression] = ALL
+    where: Expression | None = None
+    delete_where: Expression | None = None
+    latest_by: Expression | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.sink, TwoPhaseCommitSink):
-            raise ConfigurationError(  # which may be options with a password
-                f"a {type(self.sink).__name__} is not a sink: create one with twopc.create_sink, or subclass one"
-            )
-        given: Any = self.columns  # whatever their types say
-        columns = [] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
-        if not columns or not all(isinstance(each, str) and each.strip() for each in columns):
-            raise ConfigurationError("'columns' of an Output must be SQL expressions in a list, such as ['id AS key']")
-        for option, example in _SQL.items():
-            sql = getattr(self, option)
-            if sql is not None and not (isinstance(sql, str) and sql.strip()):
+        object.__setattr__(self, "columns", check_columns("an Output", self.sink, self.columns))
+        for option, example in _EXPRESSIONS.items():
+            given = getattr(self, option)
+            if given is None:
+                continue
+            if not _is_expression(given):
                 raise ConfigurationError(f"{option!r} of an Output must be {example}, or None", option=option)
-            if sql is not None and option != "where" and not self.key:
+            if option != "where" and not self.key:
                 upserts = isinstance(self.sink, KeyedSink)
                 advice = "Give the sink 'upsert_by'" if upserts else "Take a sink of a table, or leave it out"
                 raise ConfigurationError(
@@ -94,7 +85,6 @@ class Output:
                     f" {type(self.sink).__name__} only appends. {advice}.",
                     option=option,
                 )
-        object.__setattr__(self, "columns", tuple(columns))
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -115,17 +105,57 @@ class Output:
         return replace(output, sink=output.sink.unbound())
 
 
-_SQL = {
-    "where": "a condition in SQL, such as 'id > 0'",
-    "delete_where": "a condition in SQL, such as \"op = 'd'\"",
-    "latest_by": "an expression in SQL, such as 'at'",
+_EXPRESSIONS = {
+    "where": "a condition as text in SQL, such as 'id > 0', or as a Column",
+    "delete_where": "a condition as text in SQL, such as \"op = 'd'\", or as a Column",
+    "latest_by": "an expression as text in SQL, such as 'at', or as a Column",
 }
 """Parameters of an Output, and what they are."""
 
 
+def check_columns(owner: str, sink: object, columns: Any) -> tuple[Expression, ...]:
+    """Return the columns that a user passed beside a sink.
+
+    Raises:
+        ConfigurationError: they are no expressions in a list, or the sink is none.
+    """
+    if not isinstance(sink, TwoPhaseCommitSink):
+        raise ConfigurationError(  # which may be options with a password
+            f"an object of class {type(sink).__name__} is not a sink: create one with twopc.create_sink, or subclass"
+            " twopc.TwoPhaseCommitSink"
+        )
+    found = () if isinstance(columns, str | Column) or not isinstance(columns, Iterable) else tuple(columns)
+    if not found or not all(map(_is_expression, found)):
+        raise ConfigurationError(
+            f"'columns' of {owner} must be expressions in a list, in SQL as ['id AS key'] or as Columns",
+            option="columns",
+        )
+    return found
+
+
+def _is_expression(given: object) -> bool:
+    return isinstance(given, Column) or (isinstance(given, str) and bool(given.strip()))
+
+
+def as_column(given: Expression) -> Column:
+    """Return the Column of an expression. Spark parses each text by itself: none can end another one's clause."""
+    return expr(given) if isinstance(given, str) else given
+
+
+def _as_text(given: Expression) -> str:
+    return given if isinstance(given, str) else repr(given).removeprefix("Column<'").removesuffix("'>")
+
+
+def _keyed(output: Output) -> Keyed:
+    given = (*output.columns, output.where, output.delete_where, output.latest_by)
+    # Two Columns may differ and have one text, such as those of two functions in Python.
+    rows = tuple(each if each is None or isinstance(each, str) else id(each) for each in given)
+    return Keyed(output.key, None if output.latest_by is None else _as_text(output.latest_by), rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one sink gets of a record batch.
+    """One sink's part of a record batch.
 
     Attributes:
         sink: the sink's name.
@@ -154,7 +184,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the sinks find their records in a frame.
+    """The places of the sinks' records in a frame.
 
     Attributes:
         sinks: the names of the sinks.
@@ -192,9 +222,9 @@ class Rows:
         hashes, changed = (_HASHES + name for name in self.hashed), (CHANGE + name for name in self.keyed)
         return [*conditions, *hashes, *changed, *([_SOURCE_ROW] if self.with_source else ())]
 
-    def columns(self, frame: DataFrame, sinks: Collection[str]) -> Iterator[tuple[str, dict[str, StructField]]]:
-        """Return the columns that some sinks get, as the frame names them in SQL, with their fields."""
-        for name in sinks:
+    def hashed_columns(self, frame: DataFrame) -> Iterator[tuple[str, dict[str, StructField]]]:
+        """Yield the columns of each sink whose records get hashes, by their names in SQL, with their fields."""
+        for name in self.hashed:
             if self.in_structs:
                 within = frame.schema[name].dataType
                 assert isinstance(within, StructType)
@@ -203,8 +233,8 @@ class Rows:
                 beside = self._beside
                 yield name, {quoted(field.name): field for field in frame.schema if field.name not in beside}
 
-    def apart(self, batch: pa.RecordBatch) -> Iterator[Part]:
-        """Return each sink's part of a record batch."""
+    def split(self, batch: pa.RecordBatch) -> Iterator[Part]:
+        """Yield each sink's part of a record batch."""
         source = batch.column(_SOURCE_ROW) if self.with_source else None
         beside = [] if self.in_structs else self._beside
         shared = batch.drop_columns(beside) if beside else batch
@@ -245,160 +275,167 @@ def _equal(changed: pa.Array, change: Change) -> pa.BooleanArray:
     return pc.equal(changed, pa.scalar(change, changed.type)).fill_null(False)
 
 
-def refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
-    """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
-    if (position := pc.index(rows, True).as_py()) >= 0:
-        raise RecordRefused(
-            "no output takes this row: the condition of each is false or null for it, and 'otherwise' is 'refuse'."
-            " Correct the conditions, or add an output for the rest, and start again.",
-            task=task,
-            record=before + position,
-        )
-
-
-def projected(
-    batch: DataFrame, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False
-) -> tuple[DataFrame, Rows]:
-    """Return a frame with the columns of all outputs, and where they are in it. If outputs have keys, the frame is
-    complete with ``by_key``.
+class Projection:
+    """The columns of all outputs in one frame, from one start of a query to its end.
 
     Args:
-        batch: what the query has read.
         outputs: the outputs by the names of their sinks.
         hashed: the sinks whose records get hashes.
         with_source: whether a record must lead to the row of the batch that it was made from.
-
-    Raises:
-        ConfigurationError: Spark refuses an expression of an output, or it has no column of its sink's key.
     """
-    frame, rows = _projected(batch, outputs, with_source)
-    rows = replace(rows, hashed=frozenset(hashed))
-    return (frame if rows.keyed else _with_hashes(frame, rows)), rows
+
+    def __init__(self, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False) -> None:
+        self._outputs = outputs
+        self._with_source = with_source
+        # Made once: to build a struct of columns takes up to 15 ms.
+        self._parsed = {name: _Parsed(name, output) for name, output in outputs.items()}
+        self._by_key = ByKey()
+        self._rows = Rows(
+            tuple(outputs),
+            in_structs=True,
+            chosen=frozenset(name for name, output in outputs.items() if output.where is not None),
+            hashed=frozenset(hashed),
+            with_source=with_source,
+            keyed={name: _keyed(output) for name, output in outputs.items() if output.key},
+        )
+
+    def apply(self, batch: DataFrame) -> tuple[DataFrame, Rows]:
+        """Return a frame with the columns of all outputs, and where they are in it. If outputs have keys, the frame is
+        complete with ``by_key``.
+
+        Raises:
+            ConfigurationError: Spark refuses an expression of an output, or it has no column of its sink's key.
+        """
+        try:
+            frame, rows = self._select(batch)
+            schema = frame.schema  # a client of Spark Connect finds out here
+        except AnalysisException as error:
+            for name in self._outputs:
+                self._require_accepted(batch, name)
+            raise ConfigurationError(
+                f"Spark refuses the columns of {', '.join(self._outputs)}: {_first_line(error)}"
+            ) from error
+        for name in rows.keyed:
+            _require_key(name, self._outputs[name], schema[name].dataType.names)  # type: ignore[attr-defined]  # a struct
+        return (frame if rows.keyed else _with_hashes(frame, rows)), rows
+
+    def by_key(self, frame: DataFrame, rows: Rows, tasks: int | None) -> DataFrame:
+        """Return the frame of ``apply`` with what becomes of each record of the outputs that have keys, if any have.
+
+        Args:
+            frame: the frame.
+            rows: where the sinks find their records in it.
+            tasks: how many tasks the frame has, and shall have; None if that is not known.
+
+        Raises:
+            ConfigurationError: Spark can't compare or order values of an output.
+        """
+        if not rows.keyed:
+            return frame
+        try:
+            found = self._by_key.applied(frame, rows.keyed, tasks, rows.in_structs)
+            _ = found.schema
+        except AnalysisException as error:
+            raise ConfigurationError(
+                f"Spark can't put the records of {', '.join(rows.keyed)} in order by key and 'latest_by':"
+                f" {_first_line(error)}"
+            ) from error
+        return _with_hashes(found, rows)
+
+    def require_conditions_of_rows(self, batch: DataFrame) -> None:
+        """Raise ConfigurationError if a condition is not one of a single row, such as ``count(*) > 1``.
+
+        Spark takes an aggregate in a column, and makes one row of the batch when no output names a column beside it. A
+        filter takes neither aggregates nor window functions.
+        """
+        for name, output in self._outputs.items():
+            parsed, where, delete_where = self._parsed[name], output.where, output.delete_where
+            conditions = ("condition", where, parsed.where), ("'delete_where'", delete_where, parsed.deletes)
+            for what, given, condition in conditions:
+                if condition is not None:
+                    with explain_refusal(what, given, name):
+                        _ = batch.where(condition).schema  # a client of Spark Connect finds out here
+
+    def _select(self, batch: DataFrame) -> tuple[DataFrame, Rows]:
+        rows, parsed = self._rows, self._parsed
+        if not rows.keyed and all(each.takes_all for each in parsed.values()) and _can_be_named(batch.columns):
+            takes = [each.where.alias(_TAKES + name) for name, each in parsed.items() if each.where is not None]
+            shared = replace(rows, in_structs=False, with_source=False)
+            return batch.select("*", *takes) if takes else batch, shared
+        source = [row_of(batch.schema).alias(_SOURCE_ROW)] if self._with_source else []
+        if len(parsed) == 1 and not rows.keyed and not rows.chosen:
+            [output] = parsed.values()
+            frame = batch.select(*output.columns)
+            if _can_be_named(frame.columns):
+                frame = batch.select(*output.columns, *source) if source else frame
+                return frame, replace(rows, in_structs=False)
+        columns = [column for name, each in parsed.items() for column in each.in_struct(name, rows.keyed.get(name))]
+        frame = batch.select(*columns, *source)
+        if rows.keyed and len(parsed) == 1:  # ``changes`` takes the columns out of the struct
+            [name] = parsed
+            rows = replace(rows, in_structs=not _can_be_named(frame.schema[name].dataType.names))  # type: ignore[attr-defined]
+        return frame, rows
+
+    def _require_accepted(self, batch: DataFrame, name: str) -> None:
+        """Raise ConfigurationError if Spark refuses an output by itself."""
+        output, parsed = self._outputs[name], self._parsed[name]
+        with explain_refusal("columns", [*output.columns], name):
+            names = batch.select(parsed.struct.alias(name)).schema[name].dataType.names  # type: ignore[attr-defined]
+        with explain_refusal("condition", output.where, name):
+            _ = batch.select(*parsed.in_struct(name, None)).schema
+        if parsed.deletes is not None:
+            with explain_refusal("'delete_where'", output.delete_where, name):
+                _ = batch.select(coalesce(parsed.deletes, lit(False))).schema
+        if parsed.order is not None:
+            with explain_refusal("'latest_by'", output.latest_by, name):
+                _ = batch.select(parsed.order).schema
+        _require_key(name, output, names)
 
 
-def by_key(frame: DataFrame, rows: Rows, together: ByKey, tasks: int | None) -> DataFrame:
-    """Return the frame of ``projected`` with what becomes of each record of the outputs that have keys.
+class _Parsed:
+    """The expressions of an output as Columns. Raises ConfigurationError if Spark can't parse one."""
 
-    Args:
-        frame: the frame.
-        rows: where the sinks find their records in it.
-        together: brings the records of a key together.
-        tasks: how many tasks the frame has, and shall have; None if that is not known.
+    def __init__(self, name: str, output: Output) -> None:
+        def parse(what: str, given: Expression | None) -> Column | None:
+            with explain_refusal(what, given, name):
+                return None if given is None else as_column(given)
 
-    Raises:
-        ConfigurationError: Spark can't compare or order values of an output.
-    """
-    try:
-        found = together.applied(frame, rows.keyed, tasks, rows.in_structs)
-        _ = found.schema
-    except AnalysisException as error:
-        raise ConfigurationError(
-            f"Spark can't put the records of {', '.join(rows.keyed)} in order by key and 'latest_by': {_told(error)}"
-        ) from error
-    return _with_hashes(found, rows)
+        self.takes_all = all(isinstance(each, str) for each in output.columns) and output.columns == ALL
+        with explain_refusal("columns", [*output.columns], name):
+            self.columns = [*map(as_column, output.columns)]
+        self.struct = struct(*self.columns)
+        self.where = parse("condition", output.where)
+        self.deletes = parse("'delete_where'", output.delete_where)
+        self.order = parse("'latest_by'", output.latest_by)
+
+    def in_struct(self, name: str, keyed: Keyed | None) -> Iterator[Column]:
+        """Yield the struct where the condition holds; with a key, what ``changes`` needs."""
+        if keyed is None:
+            yield (self.struct if self.where is None else when(self.where, self.struct)).alias(name)
+        else:
+            yield from columns_of(name, keyed.key, self.struct, self.where, self.deletes, self.order)
 
 
 def _with_hashes(frame: DataFrame, rows: Rows) -> DataFrame:
-    if not (hashed := rows.hashed):
+    if not rows.hashed:
         return frame
     try:
-        hashes = [f"{_hash(columns)} AS {quoted(_HASHES + name)}" for name, columns in rows.columns(frame, hashed)]
+        hashes = [f"{hash_of(columns)} AS {quoted(_HASHES + name)}" for name, columns in rows.hashed_columns(frame)]
         with_hashes = frame.selectExpr("*", *hashes)
         _ = with_hashes.schema
     except AnalysisException as error:
         raise ConfigurationError(
-            f"recompute=True needs a hash of each record of {', '.join(sorted(hashed))}, and Spark refuses to make it:"
-            f" {_told(error)} Nothing was written. Write the column in another type, such as a map as"
-            " to_json(column), or use 'replay_copies' instead."
+            f"on_loss='recompute' needs a hash of each record of {', '.join(sorted(rows.hashed))}, and Spark refuses to"
+            f" make it: {_first_line(error)} Nothing was written. Write the column in another type, such as a map as"
+            " to_json(column), or use twopc.ReplayCopies instead.",
+            option="on_loss",
         ) from error
     return with_hashes
 
 
-def _projected(batch: DataFrame, outputs: Mapping[str, Output], with_source: bool) -> tuple[DataFrame, Rows]:
-    chosen = frozenset(name for name, output in outputs.items() if output.where is not None)
-    keyed = {name: Keyed(output.key, output.latest_by) for name, output in outputs.items() if output.key}
-    try:
-        frame, rows = (_keyed if keyed else _selected)(batch, outputs, chosen, with_source)
-        schema = frame.schema  # a client of Spark Connect finds out here
-    except AnalysisException as error:
-        for name, output in outputs.items():
-            _require_accepted(batch, name, output)
-        raise ConfigurationError(f"Spark refuses the columns of {', '.join(outputs)}: {_told(error)}") from error
-    for name in keyed:
-        _require_key(name, outputs[name], schema[name].dataType.names)  # type: ignore[attr-defined]  # a struct
-    return frame, replace(rows, keyed=keyed)
-
-
-def _keyed(
-    batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str], with_source: bool
-) -> tuple[DataFrame, Rows]:
-    """Return what ``_selected`` does, in structs, with key and order of each output that has them. ``changes`` takes
-    the columns out of the struct if there is one output."""
-    columns: list[Column] = []
-    for name, output in outputs.items():
-        columns += changes.columns_of(name, output, _struct(output)) if output.key else [_column(name, output)]
-    source = [_source_row(batch)] if with_source else []
-    frame = batch.select(*columns, *source)
-    [names, *others] = (frame.schema[name].dataType.names for name in outputs)  # type: ignore[attr-defined]
-    in_structs = bool(others) or not _can_be_named(names)
-    return frame, Rows(tuple(outputs), in_structs=in_structs, chosen=chosen, with_source=with_source)
-
-
-def _selected(
-    batch: DataFrame, outputs: Mapping[str, Output], chosen: frozenset[str], with_source: bool
-) -> tuple[DataFrame, Rows]:
-    names = tuple(outputs)
-    if all(output.columns == ALL for output in outputs.values()) and _can_be_named(batch.columns):
-        takes = [
-            expr(output.where).alias(_TAKES + name) for name, output in outputs.items() if output.where is not None
-        ]
-        return batch.select("*", *takes) if takes else batch, Rows(names, in_structs=False, chosen=chosen)
-    if chosen:
-        source = [_source_row(batch)] if with_source else []
-        frame = batch.select(*(_column(name, outputs[name]) for name in names), *source)
-        return frame, Rows(names, in_structs=True, chosen=chosen, with_source=with_source)
-    if len(names) == 1:
-        [output] = outputs.values()
-        frame = batch.selectExpr(*output.columns)
-        if _can_be_named(frame.columns):
-            frame = batch.select(*map(expr, output.columns), _source_row(batch)) if with_source else frame
-            return frame, Rows(names, in_structs=False, with_source=with_source)
-    # As text, which takes one call to the JVM: building the structs from columns took 15 ms per batch.
-    structs = [f"{_struct(outputs[name])} AS {quoted(name)}" for name in names]
-    frame = batch.select(*map(expr, structs), _source_row(batch)) if with_source else batch.selectExpr(*structs)
-    return frame, Rows(names, in_structs=True, with_source=with_source)
-
-
-def _source_row(batch: DataFrame) -> Column:
-    """The column with the rows of a batch, as Arrow takes them: with a name of its own for each field, and as text what
-    Arrow has no type for."""
-    row, given, taken = expr("struct(*)"), batch.schema, StructType()
-    for each in given:
-        numbers = itertools.count(2)
-        name = each.name
-        while name in taken.names:
-            name = f"{each.name}_{next(numbers)}"
-        is_plain = unkept(each.dataType) is None
-        taken.add(name, each.dataType if is_plain else StringType(), each.nullable or not is_plain)
-    return (row if taken == given else row.cast(taken)).alias(_SOURCE_ROW)
-
-
-def _require_accepted(batch: DataFrame, name: str, output: Output) -> None:
-    """Raise ConfigurationError if Spark refuses this output by itself."""
-    with naming("columns", [*output.columns], name):
-        names = batch.select(expr(_struct(output)).alias(name)).schema[name].dataType.names  # type: ignore[attr-defined]
-    with naming("condition", output.where, name):
-        _ = batch.select(_column(name, output)).schema
-    for option in ("delete_where", "latest_by"):
-        if sql := getattr(output, option):
-            with naming(f"'{option}'", sql, name):
-                _ = batch.select(expr(f"coalesce(({sql}), false)" if option == "delete_where" else sql)).schema
-    _require_key(name, output, names)
-
-
 def _require_key(name: str, output: Output, columns: Sequence[str]) -> None:
     """Raise ConfigurationError if an output lacks a column of its sink's key."""
-    if lacking := changes.missing(output.key, columns):
+    if lacking := missing(output.key, columns):
         raise ConfigurationError(
             f"output {name!r} has no column {', '.join(map(repr, lacking))}, or several: the sink's key is"
             f" {', '.join(output.key)}, and the columns are {', '.join(columns)}. Nothing was written. Select each"
@@ -407,77 +444,22 @@ def _require_key(name: str, output: Output, columns: Sequence[str]) -> None:
         )
 
 
-def require_conditions_of_rows(batch: DataFrame, outputs: Mapping[str, Output]) -> None:
-    """Raise ConfigurationError if a condition is not one of a single row, such as ``count(*) > 1``.
-
-    Spark takes an aggregate in a column, and makes one row of the batch when no output names a column beside it. A
-    filter takes neither aggregates nor window functions.
-    """
-    for name, output in outputs.items():
-        for what, condition in (("condition", output.where), ("'delete_where'", output.delete_where)):
-            if condition is not None:
-                with naming(what, condition, name):
-                    _ = batch.where(expr(condition)).schema  # a client of Spark Connect finds out here
-
-
 @contextlib.contextmanager
-def naming(what: str, given: object, name: str) -> Iterator[None]:
+def explain_refusal(what: str, given: object, name: str) -> Iterator[None]:
     """Name what was ``given`` for output ``name`` where Spark refuses it."""
     try:
         yield
     except AnalysisException as error:
         raise ConfigurationError(
-            f"Spark refuses the {what} {given!r} of output {name!r}: {_told(error)} Nothing was written."
+            f"Spark refuses the {what} {given!r} of output {name!r}: {_first_line(error)} Nothing was written."
         ) from error
 
 
-def _told(error: AnalysisException) -> str:
-    """Return the first line of Spark's text."""
+def _first_line(error: AnalysisException) -> str:
+    """Return the first line of Spark's text, as a sentence."""
     return f"{str(error).strip().partition(chr(10))[0].rstrip('. ;')}."
 
 
 def _can_be_named(columns: Sequence[str]) -> bool:
     """Whether ``frame[name]``, by which PySpark passes columns to Python, finds each column."""
     return all(name.isidentifier() for name in columns) and len({name.lower() for name in columns}) == len(columns)
-
-
-def _column(name: str, output: Output) -> Column:
-    """The struct where the condition holds. Spark parses each text by itself: none can end another one's clause."""
-    struct = expr(_struct(output))
-    return (struct if output.where is None else when(expr(output.where), struct)).alias(name)
-
-
-def _struct(output: Output) -> str:
-    return f"struct({', '.join(output.columns)})"
-
-
-def _hash(columns: Mapping[str, StructField]) -> str:
-    """Return the SQL of a record's hash. ``columns`` are those of the frame: to evaluate an expression such as rand()
-    again would give another value. Their names count, too: another plan may have exchanged them."""
-    names = zlib.crc32("\n".join(field.name for field in columns.values()).encode())
-    values = _hashed_apart({value: field.dataType for value, field in columns.items()})
-    return f"xxhash64({', '.join(values)}) ^ {names}L"
-
-
-def _hashed_apart(values: Mapping[str, DataType], depth: int = 0) -> list[str]:
-    """Return the SQL expressions of values beside each other, with a bound between two. Spark's hash skips nulls, so
-    without it, it would be the same for a value in any of them."""
-    hashed = (_hashed(value, of_spark, depth) for value, of_spark in values.items())
-    return [each for one in hashed for each in (_BOUND, *one)][1:]
-
-
-def _hashed(value: str, of_spark: DataType, depth: int) -> list[str]:
-    """Return SQL expressions that are equal for equal values alone, as far as a hash can be.
-
-    Spark's hash runs through arrays and structs as if they had no bounds, so by itself it is the same for
-    ``[1], [2, 3]`` and ``[1, 2], [3]``. The size of null depends on the session.
-    """
-    match of_spark:
-        case StructType():
-            fields = {f"{value}.{quoted(field.name)}": field.dataType for field in of_spark}
-            return [*_hashed_apart(fields, depth), f"{value} IS NULL"]
-        case ArrayType():
-            each = f"each{depth}"
-            hashed = f"xxhash64({', '.join(_hashed(each, of_spark.elementType, depth + 1))})"
-            return [f"transform({value}, {each} -> {hashed})", f"coalesce(size({value}), -1)", f"{value} IS NULL"]
-    return [value]

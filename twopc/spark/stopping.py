@@ -9,24 +9,22 @@ that.
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 from weakref import WeakValueDictionary
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
-from twopc.spark.draining import until_drained
 
-if TYPE_CHECKING:
-    from twopc.spark.foreach_batch import ForeachBatch
-
-writers: WeakValueDictionary[str, ForeachBatch] = WeakValueDictionary()
-"""The writer of a query's batches, by the query's id. A query keeps its writer alive."""
+logger = logging.getLogger(__name__)
 
 STOP_PATIENCE_S = 5.0
 """How long a batch that is to end may have waited for a target system."""
@@ -56,27 +54,34 @@ def stop(query: StreamingQuery, *, drain: bool = False) -> None:
         StreamingQueryException: the query has failed before it was drained.
         TwoPhaseCommitError: like ``Coordinator.close``. The query is stopped, and the next start recovers.
     """
-    writer = writers.get(query.id)
-    if writer:
-        writer._refuse_within_batch()  # noqa: SLF001  # not for users
+    turn = turns.get(query.id)
+    if turn:
+        turn.refuse_within_batch()
     if drain:
-        until_drained(query)
-    with writer._between_batches(query) if writer else contextlib.nullcontext():  # noqa: SLF001  # not for users
+        wait_until_drained(query)
+    with turn.between_batches(query) if turn else contextlib.nullcontext():
         query.stop()
-    if writer := writers.get(query.id):
-        writer.close()
+    if turn := turns.get(query.id):
+        turn.close()
 
 
 class Turn:
-    """The lock between a query's batches and the thread that stops the query."""
+    """The lock between a query's batches and the thread that stops the query.
 
-    def __init__(self) -> None:
+    Args:
+        waits_in_vain: whether the current batch has waited too long for a target system.
+        close: closes the query's log.
+    """
+
+    def __init__(self, waits_in_vain: Callable[[], bool], close: Callable[[], None]) -> None:
+        self.close = close
+        self._waits_in_vain = waits_in_vain
         self._lock = threading.Lock()
         self._in_batch: int | None = None
         self._batch_waits = False
 
     @contextlib.contextmanager
-    def of_batch(self, context: SparkContext) -> Iterator[None]:
+    def hold(self, context: SparkContext) -> Iterator[None]:
         """Wait for the lock and hold it. Called in the thread in which Spark runs the query's batches."""
         try:
             while not self._lock.acquire(blocking=False):
@@ -100,12 +105,12 @@ class Turn:
             )
 
     @contextlib.contextmanager
-    def between_batches(self, query: StreamingQuery, waits_in_vain: Callable[[], bool]) -> Iterator[None]:
+    def between_batches(self, query: StreamingQuery) -> Iterator[None]:
         """Wait until the current batch has ended and Spark has recorded it, and let no other begin. A batch that waits
         in vain is interrupted."""
         is_interrupted = False
         while not self._lock.acquire(timeout=_POLL_INTERVAL_S):
-            if not is_interrupted and waits_in_vain():
+            if not is_interrupted and self._waits_in_vain():
                 is_interrupted = True
                 with contextlib.suppress(Py4JJavaError):  # after Spark's 'stopTimeout': the batch ends all the same
                     query.stop()
@@ -117,8 +122,12 @@ class Turn:
             self._lock.release()
 
 
+turns: WeakValueDictionary[str, Turn] = WeakValueDictionary()
+"""The turn of a query's batches, by the query's id. The query keeps its writer alive, which has the turn."""
+
+
 @contextlib.contextmanager
-def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> Iterator[None]:
+def shorten_interrupts(batch_id: int, is_stopped: Callable[[], bool]) -> Iterator[None]:
     """Shorten the error by which Spark recognizes that its ``stop()`` interrupted the batch, during a call into Java or
     a wait for a target system.
 
@@ -128,7 +137,9 @@ def interrupts_in_few_words(batch_id: int, is_stopped: Callable[[], bool]) -> It
     try:
         yield
     except Exception as error:
-        cause = error.__cause__ if isinstance(error, RoundAborted) else error
+        cause: BaseException | None = error
+        while isinstance(cause, RoundAborted):
+            cause = cause.__cause__
         if not is_interrupt(cause) and not (isinstance(cause, Retriable) and is_stopped()):
             raise
         kind = RoundAborted if isinstance(error, RoundAborted) else Retriable  # then it may be decided
@@ -147,3 +158,99 @@ def is_interrupt(error: BaseException | None) -> bool:
             return True
         thrown = thrown.getCause()
     return False
+
+
+# A query that is to be stopped first processes what its sources have. ------------------------------------------------
+
+_DRAIN_INTERVAL_S = 0.05
+_TOLD_INTERVAL_S = 60.0
+
+
+def wait_until_drained(query: StreamingQuery) -> None:
+    """Wait until a query has processed and committed what its sources have now. Then event-time windows that these
+    records closed are emitted, too.
+
+    Spark's ``processAllAvailable`` returns when a trigger finds nothing new. With a source that never pauses it never
+    returns: then the offsets that the source had at the call are the goal. They are in the progress that Spark reports
+    after each batch, for sources that tell how far they could be read, as Kafka does.
+
+    Raises:
+        StreamingQueryException: the query has failed before that.
+    """
+    goal = _Goal(query.lastProgress)
+    paused = threading.Thread(target=_wait_for_a_pause, args=(query,), daemon=True)  # ends with the query at the latest
+    paused.start()
+    told_s = time.monotonic()
+    while query.isActive and paused.is_alive() and not goal.is_reached(query.lastProgress):
+        if time.monotonic() - told_s >= _TOLD_INTERVAL_S:
+            told_s = time.monotonic()
+            logger.warning("query %s is not drained yet: %s", query.id, goal)
+        time.sleep(_DRAIN_INTERVAL_S)
+    if (error := query.exception()) is not None:
+        raise error
+
+
+def _wait_for_a_pause(query: StreamingQuery) -> None:
+    try:
+        query.processAllAvailable()
+    except (PySparkException, Py4JJavaError) as error:
+        logger.debug("the query %s has failed while it was drained: %s", query.id, error)
+
+
+class _Goal:
+    """The offsets of the sources at the call, from the first batch that was certainly planned after it.
+
+    Which batch that is follows from the batches' numbers. Spark's clock may differ from the caller's.
+
+    Args:
+        at_call: the progress at the call, or None if there is none yet.
+    """
+
+    def __init__(self, at_call: Mapping[str, Any] | None) -> None:
+        # The batch after the newest one may be running.
+        self._planned_before: int | None = None if at_call is None else at_call["batchId"] + 1
+        self._newest: int | None = None
+        self._offsets: list[Any] | None = None
+        self._reached_by: int | None = None
+
+    def __str__(self) -> str:
+        goal = "are not known before a later batch ends" if self._offsets is None else f"are {self._offsets}"
+        return f"the newest batch that has ended is {self._newest}, and the offsets to reach {goal}"
+
+    def is_reached(self, progress: Mapping[str, Any] | None) -> bool:
+        """Whether nothing is left to wait for, as far as a progress tells."""
+        if progress is None:
+            return False
+        self._newest = progress["batchId"]
+        if self._planned_before is None:
+            self._planned_before = progress["batchId"]
+        if progress["batchId"] <= self._planned_before:
+            return False
+        sources = progress["sources"]
+        self._offsets = self._offsets or [_offset(source["latestOffset"]) for source in sources]
+        ends = [_offset(source["endOffset"]) for source in sources]
+        if self._reached_by is None and all(map(_has_reached, ends, self._offsets)):
+            self._reached_by = progress["batchId"]
+        if self._reached_by is None:
+            return False
+        # The watermark of a batch closes windows in the next one.
+        return progress["batchId"] > self._reached_by or not progress["stateOperators"]
+
+
+def _offset(given: Any) -> Any:
+    """Return an offset as JSON has it. Spark's progress has it as JSON within JSON, or as text."""
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
+def _has_reached(end: Any, goal: Any) -> bool:
+    """Whether an offset is at the goal or beyond. False if the source does not tell how far it could be read."""
+    match end, goal:
+        case dict(), dict():
+            return all(_has_reached(end.get(name), goal[name]) for name in goal)
+        case int(), int():
+            return end >= goal
+        case _:
+            return goal is not None and bool(end == goal)

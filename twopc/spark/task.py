@@ -7,38 +7,42 @@ would look like a failure worth retrying.
 from __future__ import annotations
 
 import contextlib
+import functools
+import gc
 import json
+import logging
 import re
+import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import TaskContext, cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from twopc import errors
 from twopc.participant import Participant, Vote
+from twopc.plugins import distribution_of
 from twopc.recompute import Wanted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord
 from twopc.spark.changes import CHANGE, Unordered
-from twopc.spark.gathering import gathered
-from twopc.spark.output import Part, Rows, refuse_unrouted
-from twopc.spark.pickled_sinks import PickledSinks
-from twopc.spark.worker import spare_garbage_collection
+from twopc.spark.output import Part, Rows
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 VOTE_SCHEMA = StructType().add("vote", "string").add("unrouted", "long").add("bad_records", "string")
-"""Of the row by which a task returns what it has ``Written``; vote and bad records as JSON. A value, because a schema
+"""The row by which a task returns what it has ``Written``; vote and bad records as JSON. A value, because a schema
 given as text takes a call to the JVM to parse."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What an attempt has written.
+    """The result of an attempt.
 
     Attributes:
         vote: its vote.
@@ -91,7 +95,7 @@ class Task:
         assert context is not None
         with refusals_to_driver():
             # Spark counts task attempts through all jobs of an application: a retry of a whole stage has other numbers.
-            written = self.write(self.sinks.loaded(), batches, context.partitionId(), context.taskAttemptId())
+            written = self.write(self.sinks.load(), batches, context.partitionId(), context.taskAttemptId())
             spare_garbage_collection()
             yield written.to_batch()
 
@@ -107,7 +111,7 @@ class Task:
         with Participant(
             sinks, self.round, partition=partition, serial=serial, max_bad_records=self.max_bad_records
         ) as participant:
-            for part in gathered(self._parts(batches, partition, unrouted)):
+            for part in gather(self._parts(batches, partition, unrouted)):
                 add = participant.delete if part.deletes else participant.write
                 refused = add(part.sink, part.records, part.hashes)
                 bad += [BadRecord.of(each, part.sink, part.source_row) for each in refused]
@@ -121,19 +125,150 @@ class Task:
         for batch in batches if self._writes(partition) else ():
             if (left := self.rows.unrouted(batch)) is not None:
                 if self.refuses_unrouted:
-                    refuse_unrouted(left, partition, read)
+                    _refuse_unrouted(left, partition, read)
                 unrouted.append(left.true_count)
             for name in self.rows.keyed:
                 unordered.add(name, batch.column(CHANGE + name))
-            yield from (part for part in self.rows.apart(batch) if self._writes(partition, part.sink))
+            yield from (part for part in self.rows.split(batch) if self._writes(partition, part.sink))
             read += batch.num_rows
-        unordered.refuse(self.rows.keyed, partition)
+        if self.rows.keyed:
+            unordered.refuse(self.rows.keyed, partition)
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
         """Whether the task of a partition writes to a sink, or to any."""
         if self.wanted is None:
             return True
         return any(partition in partitions for name, partitions in self.wanted.items() if sink in (name, None))
+
+
+def _refuse_unrouted(rows: pa.BooleanArray, task: int, before: int) -> None:
+    """Raise RecordRefused if one of ``rows`` goes nowhere. The task has had ``before`` rows before these."""
+    if (position := pc.index(rows, True).as_py()) >= 0:
+        raise errors.RecordRefused(
+            "no output takes this row: the condition of each is false or null for it, and 'unrouted' is 'refuse'."
+            " Correct the conditions, or add an output for the rest, and start again.",
+            task=task,
+            record=before + position,
+        )
+
+
+@functools.cache
+def spare_garbage_collection() -> None:
+    """Exempt from garbage collection, once per process, all that it has loaded. For the end of its first task.
+
+    PySpark collects garbage after each task (``manager`` in ``pyspark/daemon.py``). To look through the modules of
+    Arrow and a sink each time takes 50 ms of CPU, more than the task of a small batch. Of the first task's own objects,
+    those that refer to each other in a circle stay until the process ends.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+# Small parts are written together. ---------------------------------------------------------------------------------
+
+ENOUGH_RECORDS = 8_192
+ENOUGH_BYTES = 4 * 1024 * 1024
+"""Parts of this size are written at once. Bounds the memory of the parts that wait."""
+
+
+@dataclass
+class _Waiting:
+    """The parts of a sink, records or deletes, that wait for more."""
+
+    parts: list[Part] = field(default_factory=list)
+    records: int = 0
+    bytes: int = 0
+
+
+def gather(parts: Iterable[Part]) -> Iterator[Part]:
+    """Yield the records of all parts, and apart from them the deletes, in the order in which each sink gets them, in
+    fewer and larger parts. A part that is large enough is passed on as it is.
+
+    Spark passes 10,000 rows at a time, of which an output with a condition may get few, and each write has a fixed
+    cost, of 0.4 ms to Kafka.
+    """
+    waiting: dict[tuple[str, bool], _Waiting] = {}
+    for part in parts:
+        kind = part.sink, part.deletes
+        records, size = part.records.num_rows, part.records.nbytes
+        if not records:
+            continue
+        if kind in waiting and _is_enough(records, size):
+            yield _join(waiting.pop(kind).parts)
+        of_sink = waiting.setdefault(kind, _Waiting())
+        of_sink.parts.append(part)
+        of_sink.records += records
+        of_sink.bytes += size
+        if _is_enough(of_sink.records, of_sink.bytes):
+            yield _join(waiting.pop(kind).parts)
+    yield from (_join(of_sink.parts) for of_sink in waiting.values())
+
+
+def _is_enough(records: int, size_bytes: int) -> bool:
+    return records >= ENOUGH_RECORDS or size_bytes >= ENOUGH_BYTES
+
+
+def _join(parts: list[Part]) -> Part:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    return replace(
+        first,
+        records=pa.concat_batches([each.records for each in parts]),
+        hashes=None if first.hashes is None else pa.concat_arrays([each.hashes for each in parts]),
+        source=None if first.source is None else pa.concat_arrays([each.source for each in parts]),
+    )
+
+
+# What travels to the executors, where distributions may not be installed. --------------------------------------------
+
+
+@dataclass(frozen=True)
+class PickledSinks:
+    """Pickled sinks by name, each with the distribution to install where it can't be loaded.
+
+    Spark unpickles everything that it sends to a task before any code of ours runs. A missing distribution would then
+    end the task with the name of a module only.
+    """
+
+    _pickled: Mapping[str, tuple[bytes, str]] = field(repr=False)  # a sink may hold credentials
+
+    @classmethod
+    def of(cls, sinks: Mapping[str, TwoPhaseCommitSink[Any]]) -> PickledSinks:
+        dumps: Callable[[object], bytes] = cloudpickle.dumps
+        return cls({name: (dumps(sink), distribution_of(type(sink))) for name, sink in sinks.items()})
+
+    def load(self) -> dict[str, TwoPhaseCommitSink[Any]]:
+        """Return the sinks, in a task.
+
+        Raises:
+            ConfigurationError: a sink can't be loaded here. The message names what to install, and where.
+        """
+        return {name: _load(name, *pickled) for name, pickled in self._pickled.items()}
+
+
+def _load(name: str, pickled: bytes, distribution: str) -> TwoPhaseCommitSink[Any]:
+    try:
+        sink: TwoPhaseCommitSink[Any] = cloudpickle.loads(pickled)
+    except (ImportError, AttributeError) as error:  # not installed, or in another version
+        raise errors.ConfigurationError(
+            f"sink {name!r} can't be loaded on the executor at {socket.gethostname()} by {sys.executable}:"
+            f" {type(error).__name__}: {error}. Install {distribution} into that Python on every executor, as on the"
+            " driver."
+        ) from error
+    return sink
+
+
+class _HidesPickledTasks(logging.Filter):
+    """Drops py4j's DEBUG lines of commands to the JVM that contain pickled tasks: these contain sinks' credentials, in
+    base64."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "\nj" not in record.getMessage()  # an argument of bytes, in py4j's protocol
+
+
+for _logs_commands in ("py4j.clientserver", "py4j.java_gateway"):
+    logging.getLogger(_logs_commands).addFilter(_HidesPickledTasks())
 
 
 def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterable[Any]], Iterator[Any]]:
@@ -173,6 +308,9 @@ def portable(task: Callable[[Iterable[Any]], Iterator[Any]]) -> Callable[[Iterab
     return run
 
 
+# Errors, on their way back. ------------------------------------------------------------------------------------------
+
+
 class TaskRefused(Exception):
     """A ``Refused`` error on its way from a task to the driver, as one line of JSON: class, message and attributes."""
 
@@ -180,14 +318,14 @@ class TaskRefused(Exception):
 _RAISED = re.compile(rf"^{re.escape(__name__)}\.{TaskRefused.__qualname__}: (.+)$", re.MULTILINE)
 
 _LACKS_TWOPC = re.compile(r"^ModuleNotFoundError: (.* has no package 'twopc'.*)$", re.MULTILINE)
-"""What ``portable`` raises."""
+"""Matches the error of ``portable``."""
 
 _UNFIT_PYTHON = re.compile(
     r"^(?:[\w.]+\.)?(?:ImportError|ModuleNotFoundError|PySparkImportError|PySparkRuntimeError): "
     r"(.*(?:\b(?:PyArrow|Pandas) >= |No module named '(?:pyarrow|pandas)[.']|PYTHON_VERSION_MISMATCH).*)$",
     re.MULTILINE,
 )
-"""What Spark's own worker raises before it calls a task. On 4.0 to 4.2 a missing pyarrow is a ``ModuleNotFoundError``.
+"""Matches errors of Spark's own worker before a task. On 4.0 to 4.2 a missing pyarrow is a ``ModuleNotFoundError``.
 Elsewhere PySpark raises ``PySparkImportError`` for pyarrow and pandas."""
 
 _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executor")

@@ -1,4 +1,4 @@
-"""What a batch's plan allows: fewer tasks for a small batch, and Arrow record batches that end by rows alone.
+"""What a batch's plan allows: fewer tasks for a small batch, or none; and Arrow record batches that end by rows alone.
 
 Spark passes ``foreachBatch`` a frame over an RDD. The query's plan is below that RDD, in the same job, and the frame
 does not show it. The query's engine in the driver's JVM does: it plans every batch from one logical plan, which is
@@ -16,16 +16,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql.functions import expr
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType, TimestampType
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import MOST_TRANSACTIONS
-from twopc.spark.batch_input import each
-from twopc.spark.record_size import is_larger
-from twopc.spark.sql_names import quoted
+from twopc.spark.engine import each
+from twopc.spark.records import FIXED, is_larger, quoted
+from twopc.spark.stopping import is_interrupt
+from twopc.spark.task import Task, Written
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,7 @@ is in neither: anything may be below it."""
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of the plan of one batch.
+    """Properties of the plan of one batch.
 
     Attributes:
         tasks: the number of its tasks, or None if that is not known.
@@ -92,7 +94,10 @@ class Plan:
 
 
 class Plans:
-    """The plans of a query's batches, from one start of the query to its end. ``query`` is Spark's, in the JVM."""
+    """The plans of a query's batches, from one start of the query to its end.
+
+    ``query`` is Spark's, in the JVM; None through Spark Connect, where a client sees no plan.
+    """
 
     def __init__(self, session: SparkSession, query: Any) -> None:
         self._session = session
@@ -100,6 +105,8 @@ class Plans:
 
     def of(self, frame: DataFrame) -> Plan:
         """Return the plan of ``frame``, which was made of the query's current batch."""
+        if self._query is None:
+            return Plan()
         try:
             return self._plan_of(frame)
         except Py4JJavaError:
@@ -122,7 +129,7 @@ class Plans:
 
     @cached_property
     def _of_query(self) -> Plan:
-        """What is known of the logical plan from which Spark plans each batch."""
+        """Properties of the logical plan from which Spark plans each batch."""
         plan, (of_python, of_scala) = self._query.logicalPlan(), self._patterns
         functions = plan.containsPattern(of_python) or plan.containsPattern(of_scala)
         in_python = any(".python." in str(source.getClass().getName()) for source in each(self._query.sources()))
@@ -163,7 +170,7 @@ RECORDS_PER_CORE = 10_000
 """Batches of up to this many records per core count as small: one Arrow batch, by Spark's default."""
 
 
-def on_few_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
+def merge_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
     """Return ``frame`` on as many tasks as there are cores, if it had more, ``plan`` allows it and the previous batch
     was small; and the number of its tasks, or None if that is not known.
 
@@ -183,6 +190,106 @@ def on_few_tasks(frame: DataFrame, plan: Plan) -> tuple[DataFrame, int | None]:
     return frame.coalesce(cores), cores
 
 
+RECORDS_AT_MOST = 10_000
+"""The most records of a batch that the driver writes: one Arrow record batch, by Spark's default."""
+
+BYTES_AT_MOST = 16 * 1024 * 1024
+"""The most bytes of a batch that the driver writes, divided evenly among the records."""
+
+PAUSE_BATCHES = 100
+"""How many batches are left to tasks after one that the driver could not write."""
+
+DRIVERS_SERIAL = 1 << 62
+"""The serial number of the driver's attempt. Spark's task attempts begin with 0."""
+
+_TOO_LARGE_FOR_DRIVER = "twopc: a record is too large for the driver"
+"""Spark raises this in the job."""
+
+_SAME_ON_DRIVER = (FIXED - {"TimeType", "DayTimeIntervalType", "NullType"}) | {"StringType", "BinaryType"}
+"""The types that the driver gets as tasks do: not CHAR and VARCHAR, for example."""
+
+
+class Collecting:
+    """Small batches that the driver writes without Python tasks, from one start of the query to its end.
+
+    Python tasks, and the transaction that each of them begins, take a third of the time of a batch of 1,000 records:
+    see docs/internals/performance-notes.md. What Spark knows before it sends any record bounds the driver's memory:
+
+    - The number of records, by the offsets of Kafka sources. The plan must not make more rows of them.
+    - The size of a record, by a condition that Spark evaluates where it reads it. A record that is too large ends the
+      job.
+
+    A batch that turns out to be too large, or that the driver can't write, is left to tasks in the same call.
+    """
+
+    def __init__(self) -> None:
+        self._pause = 0
+        self._parsed: dict[str, Column] = {}
+
+    def write(
+        self, frame: Callable[[], DataFrame], schema: StructType, plan: Plan, records: int | None, task: Task
+    ) -> Written | None:
+        """Take the records of a batch and write them, or return None: then tasks do.
+
+        Args:
+            frame: returns the batch.
+            schema: its schema.
+            plan: its plan.
+            records: how many records its sources give at most, or None if that is not known.
+            task: what a task would do.
+        """
+        if self._pause:
+            self._pause -= 1
+            return None
+        if not plan.keeps_rows or records is None or not 0 < records <= RECORDS_AT_MOST:
+            return None
+        # The same for most batches: Spark compiles each new condition.
+        bytes_a_record = BYTES_AT_MOST // 2 ** (records - 1).bit_length()
+        condition = _fits(schema, bytes_a_record)
+        if condition is None:
+            return None
+        if condition not in self._parsed:
+            self._parsed[condition] = expr(condition)
+        try:
+            batches = _collect(frame().where(self._parsed[condition]))
+            # With copies of the sinks, as tasks have them.
+            return task.write(task.sinks.load(), batches, partition=0, serial=DRIVERS_SERIAL)
+        except Exception as error:
+            if is_interrupt(error):
+                raise
+            # What was written is rolled back, and tasks find out what is wrong.
+            self._pause = PAUSE_BATCHES
+            logger.warning(
+                "the driver can't write %s: tasks write it and the %d batches after it. %s: %s",
+                *(task.round, PAUSE_BATCHES, type(error).__name__, str(error).partition("\n")[0]),
+            )
+            return None
+
+
+def _collect(frame: DataFrame) -> list[pa.RecordBatch]:
+    """Return the records of a frame as tasks get them."""
+    table = frame.toArrow()
+    fields = zip(table.schema, frame.schema, strict=True)
+    as_in_tasks = pa.schema([_as_in_tasks(arrow, field, frame) for arrow, field in fields])
+    batches: list[pa.RecordBatch] = table.cast(as_in_tasks).to_batches()
+    return batches
+
+
+def _fits(schema: StructType, bytes_at_most: int) -> str | None:
+    """Return a condition in SQL that raises for a larger record; None if the driver can't bound or can't take them."""
+    if any(type(field.dataType).__name__ not in _SAME_ON_DRIVER for field in schema):
+        return None
+    too_large = is_larger(schema, bytes_at_most)
+    return None if too_large is None else f"IF({too_large}, raise_error('{_TOO_LARGE_FOR_DRIVER}'), true)"
+
+
+def _as_in_tasks(arrow: pa.Field, field: StructField, frame: DataFrame) -> pa.Field:
+    """Return the field of Arrow that tasks get. Their timestamps have the session's time zone."""
+    if not isinstance(field.dataType, TimestampType):
+        return arrow
+    return arrow.with_type(pa.timestamp(arrow.type.unit, frame.sparkSession.conf.get("spark.sql.session.timeZone")))
+
+
 # Record batches. ---------------------------------------------------------------------------------------------------
 
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -191,7 +298,7 @@ _NO_LIMIT = 2**31 - 1
 """The limit of bytes at which Spark does not add up sizes."""
 
 _TOO_LARGE = "twopc: a record is too large for the limit of rows alone"
-"""What Spark raises in the job."""
+"""Spark raises this in the job."""
 
 ResultT = TypeVar("ResultT")
 
@@ -212,25 +319,18 @@ class LimitedByRows:
 
     def __init__(self) -> None:
         self._is_over = False
-        self._limits: tuple[int, int] | None = None  # of rows and bytes; a query has the settings of its start
+        self._limits: tuple[int, int] | None = None  # of rows (0: the one of bytes stays) and bytes
         self._parsed: dict[str, Column] = {}
 
-    def run(
-        self, job: Callable[[DataFrame], ResultT], frame: DataFrame, schema: StructType, plan: Plan, in_structs: bool
-    ) -> ResultT:
-        """Return ``job(frame)``.
-
-        Args:
-            job: writes a frame.
-            frame: what to write.
-            schema: the frame's, which takes calls to the JVM.
-            plan: the frame's.
-            in_structs: whether no sink gets the columns of the frame as they are.
-        """
+    def run(self, job: Callable[[DataFrame], ResultT], frame: DataFrame, plan: Plan, in_structs: bool) -> ResultT:
+        """Return ``job(frame)``, which writes a frame of this plan. ``in_structs``: whether no sink gets the columns of
+        the frame as they are."""
+        if not plan.repeatable or self._is_over:  # a client of Spark Connect, which has no context, sees no plan
+            return job(frame)
         context = frame.sparkSession.sparkContext
         # Spark copies a session's settings into the properties of its jobs, over these.
-        may_lift = plan.repeatable and not self._is_over and context.getLocalProperty(_BYTES) is None
-        checked = self._checked(frame, schema, in_structs) if may_lift else None
+        may_lift = context.getLocalProperty(_BYTES) is None
+        checked = self._with_check(frame, in_structs) if may_lift else None
         if checked is None:
             return job(frame)
         context.setLocalProperty(_BYTES, str(_NO_LIMIT))
@@ -245,18 +345,19 @@ class LimitedByRows:
             context.setLocalProperty(_BYTES, None)  # type: ignore[arg-type]  # None clears it
         return job(frame)
 
-    def _checked(self, frame: DataFrame, schema: StructType, in_structs: bool) -> DataFrame | None:
+    def _with_check(self, frame: DataFrame, in_structs: bool) -> DataFrame | None:
         """Return the frame with a check of each record, or None if there is no limit of rows or no check.
 
         The check is in a column. Spark would evaluate a filter below the columns, and so compute them twice.
         """
         if self._limits is None:
             settings = frame.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers
-            self._limits = settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
+            is_users = settings.contains(_BYTES)
+            self._limits = 0 if is_users else settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
         rows, limit = self._limits
-        too_large = is_larger(schema, limit // rows) if rows > 0 else None
+        too_large = is_larger(frame.schema, limit // rows) if rows > 0 else None
         # With the check, a column may be null as far as Spark knows.
-        column = next((field.name for field in schema if field.nullable or in_structs), None)
+        column = next((field.name for field in frame.schema if field.nullable or in_structs), None)
         if too_large is None or column is None:
             return None
         if too_large == "false":

@@ -26,13 +26,12 @@ import pyarrow.compute as pc
 from twopc.checks import CheckStatus
 from twopc.commits import calls_of
 from twopc.errors import OperatorRequired, Refused, Retriable
-from twopc.leases import BATCH_SLOTS
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.testing.kills import Choice, killed_at_each_step
 from twopc.testing.query import FIRST_ROUND, Query
 from twopc.transaction import Committable
-from twopc.transactional_ids import Round
+from twopc.transactional_ids import BATCH_SLOTS, Round
 
 LOG_ID = "contract"
 SINK = "a_sink"

@@ -33,7 +33,7 @@ class Drivers:
     """The drivers of one demonstration.
 
     Attributes:
-        script: what a driver runs.
+        script: what a driver runs: a file of this folder, or a path.
         show: shows what goes on; returns how many records are visible.
     """
 
@@ -65,7 +65,7 @@ class Drivers:
         """A driver in a process group of its own, with its JVM and Python workers; all of it is killed at the end."""
         with self._log(number).open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name(self.script)), json.dumps(asdict(settings))],
+                [sys.executable, str(Path(__file__).parent / self.script), json.dumps(asdict(settings))],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "PYSPARK_PYTHON": sys.executable},

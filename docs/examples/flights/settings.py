@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from twopc_kafka.options import ARROW
+
 SOURCE, TARGET, BASELINE = "flights", "enriched", "baseline"
 """The topics."""
 
@@ -18,7 +20,7 @@ class Settings:
     jars: str
     folder: str
     records_per_batch: int
-    writer: str
+    writer: str = ARROW
     die_at: str | None = None
 
 

@@ -26,8 +26,8 @@ import orjson
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from twopc.durable_files import NotSynced
 from twopc.errors import Retriable, TwoPhaseCommitError
+from twopc.stores.errors import NotSynced
 from twopc.transaction import Committable, JsonValue
 from twopc_delta import changes, outcomes
 from twopc_delta.changes import Keys, actions_of, live_files

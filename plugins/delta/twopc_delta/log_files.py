@@ -15,7 +15,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from twopc.durable_files import LocalFolder, ObjectFolder, Unusable, names_in, put_in_place, sync_folder
+from twopc.stores.disk import LocalFolder, put_in_place, sync_folder
+from twopc.stores.errors import Unusable
+from twopc.stores.remote import ObjectFolder, names_in
 from twopc_delta.entry import Entry
 from twopc_delta.storage import Storage
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import orjson
 
-from twopc.durable_files import LocalFolder, ObjectFolder, make_folder
+from twopc.stores.disk import LocalFolder, make_folder
+from twopc.stores.remote import ObjectFolder
 from twopc_delta.storage import NOTES, Storage
 
 _ENDING = ".json"

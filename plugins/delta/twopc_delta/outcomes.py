@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from twopc.durable_files import Unusable
 from twopc.errors import (
     ConfigurationError,
     LogMismatch,
@@ -19,7 +18,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.store_errors import DISK_AWAY, TEMPORARY
+from twopc.stores.errors import DISK_AWAY, TEMPORARY, Unusable
 from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
@@ -89,9 +88,9 @@ class Failure:
             return True
         if getattr(self.error.__cause__, "response", None) is None:
             return self.error.errno in TEMPORARY | DISK_AWAY  # a new look shows whether the table is there
-        from twopc.s3 import translated  # needs S3's client, which raised this
+        from twopc.stores.s3 import translate  # needs S3's client, which raised this
 
-        return translated(self.error).errno in TEMPORARY  # s3fs gives the errno of a disk to S3's unknown codes
+        return translate(self.error).errno in TEMPORARY  # s3fs gives the errno of a disk to S3's unknown codes
 
     @property
     def is_of_content(self) -> bool:

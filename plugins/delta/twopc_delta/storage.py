@@ -16,9 +16,10 @@ from typing import IO, Any, TypeVar
 import fsspec
 import pyarrow as pa
 
-from twopc.durable_files import LocalFolder, ObjectFolder, make_folder, sync_folder
 from twopc.errors import ConfigurationError
-from twopc.places import LOCAL, canonical, parsed_place
+from twopc.stores.disk import LocalFolder, make_folder, sync_folder
+from twopc.stores.places import LOCAL, canonical, parsed_place
+from twopc.stores.remote import ObjectFolder
 
 NOTES = "_twopc"
 """The folder of notes, below the table's own. Readers of Delta look at the log alone; VACUUM skips a folder whose name

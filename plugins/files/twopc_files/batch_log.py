@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from twopc.durable_files import NotSynced, Unusable, durable_folder
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable, TwoPhaseCommitError
-from twopc.store_errors import TEMPORARY, meaning
+from twopc.stores.errors import TEMPORARY, NotSynced, Unusable
+from twopc.stores.remote import durable_folder, meaning
 
 COMPACTION_INTERVAL = 10
 """Spark's default (spark.sql.streaming.fileSink.log.compactInterval). While the log has fewer than two compact entries,

@@ -33,7 +33,7 @@ class RecordWriter(Protocol):
     def encoder_bytes(self) -> int:
         """Approximate fixed memory of the encoder, in bytes, independent of the records; 0 if it is small."""
 
-    def write(self, batch: pa.RecordBatch) -> None:
+    def write(self, batch: pa.RecordBatch, /) -> None:
         """Encode ``batch``, which the format's ``checker`` has passed."""
 
     def flush(self) -> None:

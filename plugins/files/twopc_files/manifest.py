@@ -9,7 +9,7 @@ import orjson
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
-from twopc.places import file_system
+from twopc.stores.places import file_system
 from twopc_files.batch_log import KEPT_FOR_S, BatchLog, CommittedFile, digest, require_digest
 
 _VERSION = 1

@@ -14,14 +14,14 @@ A store's error has an errno, with one meaning for all stores:
 | ``ETIMEDOUT``, and the other network errors of ``TEMPORARY`` | no answer: the store may have done it |
 | ``EIO``, and any other | the store may have done it, and may answer differently the next time |
 
-``twopc.http_status`` has the errno of each HTTP status. A failed sync of a disk is a ``NotSynced``, whatever its errno.
+``twopc.stores.errors`` has the errno of each HTTP status. A failed sync of a disk is a ``NotSynced``, whatever its
+errno.
 """
 
 from __future__ import annotations
 
 import errno
 
-from twopc.durable_files import NotSynced
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -31,7 +31,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.store_errors import REFUSING, TEMPORARY
+from twopc.stores.errors import REFUSING, TEMPORARY, NotSynced
 from twopc_files.file_names import FileHandle
 from twopc_files.stores.store import NO_FILE, Sight
 

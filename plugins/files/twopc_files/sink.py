@@ -19,7 +19,7 @@ from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
 from twopc.failures import mapped
 from twopc.sink import TwoPhaseCommitSink
-from twopc.store_errors import TEMPORARY
+from twopc.stores.errors import TEMPORARY
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round
 from twopc_files.batch_log import CommittedFile

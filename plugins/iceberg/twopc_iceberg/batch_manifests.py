@@ -57,7 +57,7 @@ class BatchManifest:
         return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
 
     def write(self, io: DurableFileIO) -> None:
-        if self.is_new:
+        if self.is_new and not self.prepared.by_position:
             io.write_same(self.prepared.manifest, self.content)
 
 

@@ -16,18 +16,23 @@ from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
 from pyiceberg.catalog.rest import Endpoint, HttpMethod, RestCatalog
 from pyiceberg.catalog.rest.auth import OAuth2AuthManager, OAuth2TokenProvider
 from pyiceberg.catalog.rest.response import _handle_non_200_response
+from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.table import CommitTableRequest, Table
-from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.io import load_file_io
+from pyiceberg.table import CommitTableRequest, CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV2, TableMetadataV3
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate, ValidatableTableRequirement
+from pyiceberg.typedef import IcebergBaseModel, Identifier
 from pyiceberg.utils.config import Config
 from requests import Session
-from sqlalchemy import make_url
+from sqlalchemy import make_url, select
+from sqlalchemy.orm import Session as DatabaseSession
 
 from twopc.errors import ConfigurationError
 from twopc_iceberg.files import IO_CLASS, DurableFileIO, io_of
 from twopc_iceberg.options import OF_CATALOG, OWNER, IcebergOptions
-from twopc_iceberg.outcomes import CATALOG_ERRORS, is_refused_by_store
-from twopc_iceberg.sql_catalog import KeptSqlCatalog
+from twopc_iceberg.outcomes import CATALOG_ERRORS, is_refused_by_store, reading
 from twopc_iceberg.table import are_expiring, are_given_out, assume_end
 
 HTTP_TIMEOUT_S = (10, 60)
@@ -221,6 +226,92 @@ def _refresh_token(provider: OAuth2TokenProvider) -> None:
         raise ValueError("the token's server does not report expires_in: set it in the catalog's properties")
     provider._token = answer["access_token"]  # noqa: SLF001
     provider._expires_at = time.monotonic() + lasts_s - provider.refresh_margin  # noqa: SLF001
+
+
+# SQL catalogs whose commits do not become slower with each snapshot that the table keeps. -----------------------------
+
+
+class _Shared(IcebergBaseModel):
+    """A table's metadata, of which a changed copy shares what has not changed."""
+
+    def model_copy(self, *, update: Any = None, deep: bool = False) -> Any:  # noqa: ARG002
+        return super().model_copy(update=update)
+
+    def model_dump_json(  # type: ignore[override]  # as pyiceberg has it
+        self, exclude_none: bool = True, exclude: Any | None = None, by_alias: bool = True, **kwargs: Any
+    ) -> str:
+        # pyiceberg 0.12 refuses version 3.
+        return IcebergBaseModel.model_dump_json(self, exclude_none, exclude, by_alias, **kwargs)
+
+
+class _SharedV2(_Shared, TableMetadataV2):
+    """Metadata of format version 2."""
+
+
+class _SharedV3(_Shared, TableMetadataV3):
+    """Metadata of format version 3."""
+
+
+def _shared(metadata: TableMetadata) -> TableMetadata:
+    """Return the same metadata. That of version 1, which the sink refuses, is left as it is."""
+    match metadata:
+        case TableMetadataV2():
+            return _SharedV2.model_construct(**dict(metadata))
+        case TableMetadataV3():  # pyiceberg creates such tables without the number that the specification has
+            return _SharedV3.model_construct(**{**dict(metadata), "next_row_id": metadata.next_row_id or 0})
+        case _:
+            return metadata
+
+
+class _NewSequenceNumber(ValidatableTableRequirement):
+    """A snapshot has a sequence number that no other has. pyiceberg looks at it in version 2 alone."""
+
+    type: str = "twopc-new-sequence-number"
+    snapshot: Snapshot
+
+    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]  # as pyiceberg has it
+        if not isinstance(base_metadata, TableMetadataV3) or self.snapshot.parent_snapshot_id is None:
+            return
+        if (self.snapshot.sequence_number or 0) <= base_metadata.last_sequence_number:
+            raise CommitFailedException(f"sequence number {self.snapshot.sequence_number} is taken")
+
+
+class KeptSqlCatalog(SqlCatalog):
+    """A SQL catalog that keeps the metadata of the table that it was last asked for.
+
+    It asks the database for the location of the metadata each time, and reads the file only if that has changed.
+    """
+
+    _kept: tuple[str, TableMetadata] | None = None
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        kept, location = self._kept, self._location(identifier)
+        if kept is None or kept[0] != location:
+            with reading(location):
+                table = super().load_table(identifier)
+            kept = self._kept = table.metadata_location, _shared(table.metadata)
+        location, metadata = kept
+        io = load_file_io({**self.properties, **metadata.properties}, location)
+        return Table(Catalog.identifier_to_tuple(identifier), metadata, location, io, self)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        added = [each.snapshot for each in updates if isinstance(each, AddSnapshotUpdate)]
+        own = (_NewSequenceNumber(snapshot=each) for each in added)
+        response = super().commit_table(table, (*requirements, *own), updates)  # type: ignore[arg-type]  # it is compared here
+        self._kept = response.metadata_location, response.metadata
+        return response
+
+    def _location(self, identifier: str | Identifier) -> str | None:
+        """Return the location of the table's metadata by the database."""
+        wanted = select(IcebergTables.metadata_location).where(
+            IcebergTables.catalog_name == self.name,
+            IcebergTables.table_namespace == Catalog.namespace_to_string(Catalog.namespace_from(identifier)),
+            IcebergTables.table_name == Catalog.table_name_from(identifier),
+        )
+        with DatabaseSession(self.engine) as session:
+            return session.scalar(wanted)
 
 
 def _sql(options: IcebergOptions, properties: dict[str, Any]) -> Catalog:

@@ -6,10 +6,11 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pyiceberg.manifest import ManifestContent
+from pyiceberg.manifest import DataFileContent, ManifestContent
 
 from twopc.checks import CheckResult
 from twopc_iceberg.files import DurableFileIO
+from twopc_iceberg.manifests import entries
 from twopc_iceberg.notes import FOLDER
 from twopc_iceberg.support import require_honest
 
@@ -22,7 +23,7 @@ MANY_SNAPSHOTS = 200
 """Each commit writes, and with a REST catalog reads, the list of all snapshots that a table keeps."""
 
 MANY_DELETE_FILES = 100
-"""Readers open every delete file that may apply to a data file."""
+"""Readers open every file of keys that may apply to a data file. Of positions, a data file has one file."""
 
 _DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
 
@@ -31,7 +32,7 @@ def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterato
     """Yield the result of each check of a table that the sink supports."""
     metadata = table.metadata
     columns = ", ".join(metadata.schema().column_names)
-    yield CheckResult.passed(f"{options}: existence", f"format version 2, columns {columns}")
+    yield CheckResult.passed(f"{options}: existence", f"format version {metadata.format_version}, columns {columns}")
     yield CheckResult.of("requirements of commits in the catalog", lambda: require_honest(table, options))
     yield CheckResult.of("trial file of the table", lambda: _try_files(io, metadata.location))
     check, kept = "snapshots that the table keeps", str(len(metadata.snapshots))
@@ -56,17 +57,18 @@ def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> I
     """Report the delete files of the branch, if it has any."""
     snapshot = table.metadata.snapshot_by_name(options.branch)
     manifests = [] if snapshot is None else snapshot.manifests(io)
-    deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
-    count = sum((each.added_files_count or 0) + (each.existing_files_count or 0) for each in deletes)
-    check = "delete files that the table keeps"
-    if count > MANY_DELETE_FILES:
+    of_deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
+    found = [entry.data_file.content for each in of_deletes for entry in entries(io, each)]
+    of_keys = found.count(DataFileContent.EQUALITY_DELETES)
+    check, kept = "delete files that the table keeps", f"{of_keys} of keys, {len(found) - of_keys} of positions"
+    if of_keys > MANY_DELETE_FILES:
         yield CheckResult.warning(
             check,
-            f"{count}: readers open each that may apply to a file they read",
+            f"{kept}: readers open each one of keys that may apply to a file they read",
             "run Spark's rewrite_data_files with rewrite-all=true regularly, without remove-dangling-deletes",
         )
-    elif count:
-        yield CheckResult.passed(check, str(count))
+    elif found:
+        yield CheckResult.passed(check, kept)
 
 
 def _try_files(io: DurableFileIO, location: str) -> None:

@@ -117,10 +117,11 @@ def _check_struct(given: list[pa.Field], wanted: StructType, what: str, path: st
         if field.name not in by_name:
             raise SchemaMismatch(f"{what} has no column {name!r}. It has: {', '.join(by_name)}. Drop or rename it.")
         _check(field.type, by_name[field.name].field_type, what, name, is_nested=bool(path))
-    missing = [f"{path}{field.name}" for field in wanted.fields if field.required]
-    missing = [name for name in missing if name not in [f"{path}{field.name}" for field in given]]
-    if missing:
-        raise SchemaMismatch(f"column {missing[0]!r} of {what} is required: add it")
+    missing = [field for name, field in by_name.items() if name not in {field.name for field in given}]
+    for absent in missing:
+        if absent.required or absent.write_default is not None:
+            why = "is required" if absent.required else "has a default, which the sink does not write"
+            raise SchemaMismatch(f"column {path + absent.name!r} of {what} {why}: add it")
 
 
 def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nested: bool = True) -> None:

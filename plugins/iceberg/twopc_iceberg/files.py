@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType
@@ -22,7 +22,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
-from twopc.durable_files import make_folder, sync_folder
+from twopc.stores.disk import make_folder, sync_folder
 
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
@@ -37,6 +37,13 @@ _CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
 
 AT_ONCE = 16
 """Requests to an object store at a time. Each mostly waits."""
+
+
+READERS = 8
+"""Files whose content is read and compared at a time."""
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
 
 
 class DurableFile(PyArrowFile):
@@ -184,8 +191,7 @@ class DurableFileIO(PyArrowFileIO):
         """Return the result of ``call`` for each location; in threads if a request to a store takes long."""
         if len(locations) <= 1 or self.scheme(locations[0]) == LOCAL:
             return [call(each) for each in locations]
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="twopc-iceberg") as pool:
-            return list(pool.map(call, locations))
+        return in_threads(call, locations, AT_ONCE)
 
     def scheme(self, location: str) -> str:
         return self.parse_location(location, self.properties)[0]
@@ -193,6 +199,14 @@ class DurableFileIO(PyArrowFileIO):
     def _located(self, location: str) -> tuple[Any, str]:
         scheme, netloc, path = self.parse_location(location, self.properties)
         return self.fs_by_scheme(scheme, netloc), path
+
+
+def in_threads(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], most: int = READERS) -> list[ResultT]:
+    """Return the result of ``call`` for each item, from at most so many calls at a time."""
+    if len(items) <= 1:
+        return [call(each) for each in items]
+    with ThreadPoolExecutor(min(most, len(items)), thread_name_prefix="twopc-iceberg") as pool:
+        return list(pool.map(call, items))
 
 
 def _remove(remove: Callable[[str], None], name: str) -> None:

@@ -21,8 +21,7 @@ from twopc.errors import TwoPhaseCommitError
 from twopc_iceberg.batch_manifests import FileChanged
 from twopc_iceberg.catalogs import Lake, TransactionalCatalog
 from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, answer, told
-from twopc_iceberg.prepared import Prepared
-from twopc_iceberg.snapshot import BatchCommitter, DecidedBatch, Proposal, pause
+from twopc_iceberg.snapshot import Added, BatchCommitter, DecidedBatch, Proposal, pause
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ class Part:
     lake: Lake
     committer: BatchCommitter
     batch: DecidedBatch
-    manifests: Callable[[], Sequence[Prepared]] = field(repr=False)
+    manifests: Callable[[], Added] = field(repr=False)
 
     def proposal(self) -> Proposal | None:
         """Return what the request has to change in the table; None if it is done, or left to the table's own commit."""

@@ -1,159 +1,298 @@
-"""Many small manifests become few large ones, so that readers and commits stay fast however long a query runs.
+"""Manifests and manifest lists, in the format versions 2 and 3. pyiceberg 0.12 reads version 3 without the fields that
+are new in it, and does not write it.
 
-A batch adds a manifest. After a day of one batch per second, a reader would open 86 400 of them. Iceberg
-for Java merges in the commit that adds; here a commit of its own does it, after the batch is visible: a failure costs
-nothing, and is repeated after the next batch.
-
-Manifests are merged with others of their size, ten times smaller to ten times larger: so each data file's entry is
-copied a few times in its life, and not with every merge.
+The list of a batch is the one before it and a manifest more. So the list that this process wrote last is kept, and its
+Avro blocks are copied: a commit neither reads nor encodes again what the table had before.
 """
 
 from __future__ import annotations
 
-import logging
-import uuid
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.exceptions import CommitFailedException
-from pyiceberg.manifest import ManifestContent, ManifestFile
-from pyiceberg.table import TableProperties
-from pyiceberg.table.snapshots import Operation, Snapshot, Summary
-from pyiceberg.types import DoubleType
-from pyiceberg.utils.properties import property_as_bool, property_as_int
+from pyiceberg.avro.file import AvroFile, AvroOutputFile
+from pyiceberg.manifest import (
+    MANIFEST_ENTRY_SCHEMAS,
+    MANIFEST_LIST_FILE_SCHEMAS,
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    ManifestListWriterV2,
+    ManifestWriterV2,
+    PartitionFieldSummary,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, ListType, NestedField, StructType
 
-from twopc_iceberg.batch_manifests import packed
-from twopc_iceberg.deletes import manifest_writer
-from twopc_iceberg.layout import Layout
-from twopc_iceberg.outcomes import told
-from twopc_iceberg.prepared import with_both_zeros
-from twopc_iceberg.snapshot import Attempt, moved, new_snapshot, requirements
+from twopc_iceberg import avro
+from twopc_iceberg.outcomes import reading
 from twopc_iceberg.table import avro_compression
 
 if TYPE_CHECKING:
-    from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.snapshots import Snapshot
+    from typing_extensions import Self  # typing has it from Python 3.11 on
 
-    from twopc_iceberg.catalogs import Lake
     from twopc_iceberg.files import DurableFileIO
-    from twopc_iceberg.manifest_lists import ManifestLists
 
-logger = logging.getLogger(__name__)
+NUMBERS_ROWS: Final = 3
+"""The format version from which on each row has an id, and deletion vectors take the place of position delete files."""
+
+EQUALITY_IDS, ELEMENT = 135, 136
+"""Ids of fields of a manifest."""
+
+_OF_LIST = len(MANIFEST_LIST_FILE_SCHEMAS[2].fields)
+_FIRST_ROW_ID = 16
+"""Where the first id is in a record of a manifest list, and in one of a data file."""
 
 
-def target_bytes(properties: Mapping[str, str]) -> int:
-    """Return how large a manifest of the table may become."""
-    found = property_as_int({**properties}, TableProperties.MANIFEST_TARGET_SIZE_BYTES, 8 * 2**20)
-    assert found is not None
+@dataclass(frozen=True, slots=True)
+class NewSnapshot:
+    """What a manifest list says of its snapshot.
+
+    Attributes:
+        snapshot_id: the snapshot's.
+        sequence_number: the snapshot's, which only one snapshot of the table ever has.
+        manifest_list: the file that is written for it.
+        parent_snapshot_id: the snapshot that the branch had.
+        first_row_id: the id of the first row that gets one; None before format version 3.
+    """
+
+    snapshot_id: int
+    sequence_number: int
+    manifest_list: str
+    parent_snapshot_id: int | None
+    first_row_id: int | None
+
+
+# Entries. -------------------------------------------------------------------------------------------------------------
+
+
+def data_file(**arguments: Any) -> DataFile:
+    """Return a data or delete file with the fields of every format version."""
+    return DataFile.from_args(_table_format_version=NUMBERS_ROWS, **arguments)
+
+
+def entries(io: DurableFileIO, manifest: ManifestFile) -> list[ManifestEntry]:
+    """Return the files of a manifest, with what they inherit from it. Errors of the store pass through.
+
+    Raises:
+        Damaged: the manifest is.
+    """
+    with reading(manifest.manifest_path):
+        file = AvroFile[ManifestEntry](
+            io.new_input(manifest.manifest_path),
+            MANIFEST_ENTRY_SCHEMAS[NUMBERS_ROWS],
+            read_types={-1: ManifestEntry, 2: DataFile},
+            read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
+        )
+        with file as reader:
+            found = [entry for entry in reader if entry.status is not ManifestEntryStatus.DELETED]
+    next_row_id = _first_row_id(manifest)
+    for entry in found:
+        is_new = entry.status is ManifestEntryStatus.ADDED or manifest.sequence_number == 0
+        if entry.snapshot_id is None and manifest.added_snapshot_id is not None:
+            entry.snapshot_id = manifest.added_snapshot_id
+        if is_new and entry.sequence_number is None:
+            entry.sequence_number = manifest.sequence_number
+        if is_new and entry.file_sequence_number is None:
+            entry.file_sequence_number = manifest.sequence_number
+        entry.data_file.spec_id = manifest.partition_spec_id
+        if next_row_id is not None and entry.data_file[_FIRST_ROW_ID] is None:
+            entry.data_file[_FIRST_ROW_ID] = next_row_id
+            next_row_id += entry.data_file.record_count
     return found
 
 
-class ManifestMerger:
-    """Merges the small manifests of one table. A failure is logged, and stops no query."""
+class ManifestWriter(ManifestWriterV2):
+    """Writes manifests of data files or of delete files. pyiceberg has neither the latter nor version 3."""
 
-    def __init__(self, lake: Lake, lists: ManifestLists) -> None:
-        self._lake = lake
-        self._lists = lists
-        self._has_warned = False
+    def __init__(self, content: ManifestContent, format_version: int, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._content = content
+        self._format_version: Any = format_version
 
-    def merge(self, branch: str) -> None:
-        """Merge the branch's small manifests, if there are as many as the table's properties name."""
-        try:
-            _merge(self._lake, self._lists, branch)
-        except CommitFailedException as error:  # another writer was faster
-            logger.debug("manifests are not merged now: %s", told(error))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the batch is visible
-            log = logger.debug if self._has_warned else logger.warning
-            self._has_warned = True
-            log("manifests of %s are not merged, and commits become slower with each batch: %s", branch, told(error))
+    def content(self) -> ManifestContent:
+        return self._content
 
+    @property
+    def version(self) -> Any:
+        return self._format_version
 
-def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
-    table, io = lake.table(), lake.io()
-    metadata = table.metadata
-    parent = metadata.snapshot_by_name(branch)
-    if parent is None or not property_as_bool(metadata.properties, TableProperties.MANIFEST_MERGE_ENABLED, True):
-        return
-    found = lists.live(io, parent)
-    groups = [
-        group for group in mergeable(found, metadata.properties) if _can_rewrite(metadata, group[0].partition_spec_id)
-    ]
-    if not groups:
-        return
-    attempt = Attempt.of(table, parent)
-    merged = [_merged(table, io, group, attempt) for group in groups]
-    replaced = {each.manifest_path for group in groups for each in group}
-    kept = [each for each in found if each.manifest_path not in replaced]
-    lists.write(io, metadata, attempt, [*merged, *kept])
-    snapshot = new_snapshot(metadata, attempt, _summary(parent, merged, kept, replaced))
-    try:
-        response = table.catalog.commit_table(
-            table, requirements(metadata, branch, parent), moved(metadata, snapshot, branch)
+    @property
+    def _meta(self) -> dict[str, str]:
+        return {**super()._meta, "content": self._content.name.lower()}
+
+    def _with_partition(self, format_version: Any) -> Schema:
+        """Return the schema of entries. The specification has ids of columns as ``int``, and pyiceberg as ``long``."""
+        schema = super()._with_partition(format_version)
+        return Schema(*[_with_int_ids(field) for field in schema.fields])
+
+    def new_writer(self) -> AvroOutputFile[ManifestEntry]:
+        schema = self._with_partition(self.version)
+        return AvroOutputFile[ManifestEntry](
+            output_file=self._output_file,
+            file_schema=schema,
+            record_schema=schema,
+            schema_name="manifest_entry",
+            metadata=self._meta,
         )
-    except CommitFailedException:
-        if attempt.is_dead(lake.load().metadata):
-            io.remove([attempt.manifest_list, *(each.manifest_path for each in merged)])
-        raise
-    lake.seen(response.metadata, response.metadata_location)
 
 
-def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
-    """Whether pyiceberg can write what it reads of a manifest with a partition spec.
+def _with_int_ids(field: NestedField) -> NestedField:
+    if isinstance(field.field_type, StructType):
+        parts = StructType(*map(_with_int_ids, field.field_type.fields))
+        return field.model_copy(update={"field_type": parts})
+    if field.field_id == EQUALITY_IDS:
+        return field.model_copy(update={"field_type": ListType(ELEMENT, IntegerType(), element_required=True)})
+    return field
 
-    It needs the types of the columns that the spec is made from. And it reads doubles as floats: the partitions' values
-    would change, which Spark takes for those of the records.
+
+# Lists. ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A manifest list that this process wrote.
+
+    Attributes:
+        location: its file, which never changes.
+        form: the format version, and how its blocks are compressed.
+        blocks: its Avro blocks.
+        manifests: the manifests in it.
     """
-    spec, schema = metadata.specs().get(spec_id), metadata.schema()
-    if spec is None or not all(field.source_id in schema.field_ids for field in spec.fields):
-        return False
-    return not any(isinstance(each, DoubleType) for each in Layout.of(schema, spec).partition_types())
+
+    location: str
+    form: tuple[int, str]
+    blocks: tuple[bytes, ...]
+    manifests: tuple[ManifestFile, ...]
 
 
-def mergeable(found: Sequence[ManifestFile], properties: dict[str, str]) -> Iterator[list[ManifestFile]]:
-    """Yield groups of manifests that are to become one each."""
-    target = target_bytes(properties)
-    least = property_as_int(properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, 100)
-    assert least is not None
-    alike: dict[tuple[ManifestContent, int, int], list[ManifestFile]] = defaultdict(list)
-    for each in found:
-        if each.manifest_length < target:
-            alike[each.content, each.partition_spec_id, len(str(each.manifest_length))].append(each)
-    for group in alike.values():
-        if len(group) >= max(2, least):
-            packs = packed(group, target, lambda each: each.manifest_length)
-            yield from (pack for pack in packs if len(pack) > 1)
+class ManifestLists:
+    """Reads and writes the manifest lists of one table, and keeps the last ones that it wrote and read.
+    Errors of the store pass through."""
+
+    def __init__(self) -> None:
+        self._last: _Written | None = None
+        self._read: tuple[str, Sequence[ManifestFile]] | None = None  # the location of the last one read, and it
+
+    def read(self, io: DurableFileIO, snapshot: Snapshot) -> Sequence[ManifestFile]:
+        """Return the manifests of a snapshot. Raises Damaged."""
+        if (last := self._written_for(snapshot)) is not None:
+            return last.manifests
+        if self._read is None or self._read[0] != snapshot.manifest_list:
+            with reading(snapshot.manifest_list):
+                self._read = snapshot.manifest_list, _parsed(io.new_input(snapshot.manifest_list))
+        return self._read[1]
+
+    def live(self, io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
+        """Return the manifests of a snapshot that have files."""
+        found = [] if snapshot is None else self.read(io, snapshot)
+        return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
+
+    def write(
+        self,
+        io: DurableFileIO,
+        metadata: TableMetadata,
+        new: NewSnapshot,
+        manifests: Iterable[ManifestFile],
+        parent: Snapshot | None = None,
+        without: Collection[str] = (),
+    ) -> int:
+        """Write the manifest list of a proposed snapshot. Returns how many rows it gives ids.
+
+        Args:
+            io: access to the table's files.
+            metadata: the table's.
+            new: the snapshot.
+            manifests: what the snapshot has beside the manifests of ``parent``.
+            parent: the snapshot whose manifests it keeps; None to keep none.
+            without: the locations of manifests that it does not keep.
+        """
+        form = metadata.format_version, avro_compression(metadata.properties)
+        last = None if without else self._written_for(parent)
+        if last is None or last.form != form:
+            others = [each for each in self.live(io, parent) if each.manifest_path not in without]
+            content, rows = _encoded(form, new, [*manifests, *others])
+            blocks, kept = list[bytes](), tuple[ManifestFile, ...]()
+        else:
+            content, rows = _encoded(form, new, manifests)
+            blocks, kept = [*last.blocks], last.manifests
+        start = avro.header(content)[1]
+        blocks = [*avro.blocks(content, start), *blocks]
+        with io.new_output(new.manifest_list).create(overwrite=True) as stream:
+            stream.write(avro.with_blocks(content, start, blocks))
+        added = _parsed(avro.InMemory(content))
+        self._last = _Written(new.manifest_list, form, tuple(blocks), (*added, *kept))
+        return rows
+
+    def _written_for(self, snapshot: Snapshot | None) -> _Written | None:
+        last = self._last
+        return last if last is not None and snapshot is not None and snapshot.manifest_list == last.location else None
 
 
-def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], attempt: Attempt) -> ManifestFile:
-    """Write one manifest with the files of several. Each file keeps its snapshot and its sequence number."""
-    metadata = table.metadata
-    location = table.location_provider().new_metadata_location(f"{uuid.uuid4()}-m0.avro")
-    with manifest_writer(
-        group[0].content,
-        format_version=metadata.format_version,
-        spec=metadata.specs()[group[0].partition_spec_id],
-        schema=metadata.schema(),
-        output_file=io.new_output(location),
-        snapshot_id=attempt.snapshot_id,
-        avro_compression=avro_compression(metadata.properties),
-    ) as writer:
-        for manifest in group:
-            for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
-                writer.existing(entry)
-    layout = Layout.of(metadata.schema(), metadata.specs()[group[0].partition_spec_id])
-    return with_both_zeros(writer.to_manifest_file(), layout.partition_types())
+def _parsed(file: Any) -> list[ManifestFile]:
+    reader = AvroFile[ManifestFile](
+        file,
+        MANIFEST_LIST_FILE_SCHEMAS[NUMBERS_ROWS],
+        read_types={-1: ManifestFile, 508: PartitionFieldSummary},
+        read_enums={517: ManifestContent},
+    )
+    with reader as manifests:
+        return [*manifests]
 
 
-def _summary(
-    parent: Snapshot, merged: Sequence[ManifestFile], kept: Sequence[ManifestFile], replaced: set[str]
-) -> Summary:
-    """Return the summary: totals are those of the parent, as no file comes or goes."""
-    before = parent.summary.additional_properties if parent.summary else {}
-    totals = {name: value for name, value in before.items() if name.startswith("total-")}
-    counts = {
-        "manifests-created": str(len(merged)),
-        "manifests-kept": str(len(kept)),
-        "manifests-replaced": str(len(replaced)),
-    }
-    return Summary(operation=Operation.REPLACE, **totals, **counts)
+def _first_row_id(manifest: ManifestFile) -> int | None:
+    """Return the id of the first row in a manifest that has no id of its own."""
+    found: int | None = manifest[_OF_LIST] if len(manifest) > _OF_LIST else None
+    return found
+
+
+def _encoded(form: tuple[int, str], new: NewSnapshot, manifests: Iterable[ManifestFile]) -> tuple[bytes, int]:
+    """Return the bytes of a list, and how many rows it gives ids."""
+    file = avro.InMemory()
+    with _ListWriter(file, form, new) as writer:
+        writer.add_manifests([*manifests])
+    return file.content, writer.rows
+
+
+class _ListWriter(ManifestListWriterV2):
+    """Writes lists of both versions. In version 3, a manifest of data files without an id of its first row gets one.
+
+    Attributes:
+        rows: how many rows were given ids.
+    """
+
+    def __init__(self, file: Any, form: tuple[int, str], new: NewSnapshot) -> None:
+        version, codec = form
+        super().__init__(file, new.snapshot_id, new.parent_snapshot_id, new.sequence_number, codec)  # type: ignore[arg-type]
+        self._format_version: Any = version
+        self._meta["format-version"] = str(version)
+        self._first_row_id = new.first_row_id
+        if new.first_row_id is not None:
+            self._meta["first-row-id"] = str(new.first_row_id)
+        self.rows = 0
+
+    def __enter__(self) -> Self:
+        schema = MANIFEST_LIST_FILE_SCHEMAS[self._format_version]
+        self._writer = AvroOutputFile[ManifestFile](
+            output_file=self._output_file,
+            record_schema=schema,
+            file_schema=schema,
+            schema_name="manifest_file",
+            metadata=self._meta,
+        )
+        self._writer.__enter__()
+        return self
+
+    def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
+        prepared, first = super().prepare_manifest(manifest_file), _first_row_id(manifest_file)
+        if self._first_row_id is not None and first is None and prepared.content is ManifestContent.DATA:
+            first = self._first_row_id + self.rows
+            self.rows += (prepared.added_rows_count or 0) + (prepared.existing_rows_count or 0)
+        return ManifestFile(*(prepared[place] for place in range(_OF_LIST)), first)

@@ -10,12 +10,15 @@ from typing import Any
 from pyiceberg.table.refs import MAIN_BRANCH
 
 from twopc.errors import ConfigurationError
-from twopc.options import UPSERT_BY, Kind, Option, names, parse, text, unknown, whole_number
+from twopc.options import UPSERT_BY, Kind, Option, choice, names, parse, text, unknown, whole_number
 
 OWNER = "the iceberg sink"
 
 OF_CATALOG = "catalog."
 """The start of every option that is passed on to pyiceberg's catalog."""
+
+EQUALITY, POSITION = "equality", "position"
+"""How rows are deleted."""
 
 _PASSED_ON = f"and {OF_CATALOG}* for the properties of the catalog"
 
@@ -56,6 +59,13 @@ OPTIONS = (
         default_text="the table's `write.target-file-size-bytes`, or 512 MiB",
     ),
     UPSERT_BY,
+    Option(
+        "deletes",
+        choice(EQUALITY, POSITION),
+        "with `upsert_by`: `equality` has tasks write the keys as delete files; `position` has the driver find the rows"
+        " of the keys, for readers that do not apply equality deletes",
+        default=EQUALITY,
+    ),
 )
 
 NOT_PASSED_ON = ("py-io-impl", "py-catalog-impl", "init_catalog_tables")
@@ -73,6 +83,7 @@ class IcebergOptions:
         branch: the branch that batches are appended to.
         target_file_bytes: when a task begins a new data file; None for the table's own setting.
         upsert_by: the columns by which a record replaces a row; empty if records are only added.
+        deletes: how rows are deleted, ``equality`` or ``position``.
     """
 
     table: str
@@ -81,6 +92,7 @@ class IcebergOptions:
     branch: str
     target_file_bytes: int | None
     upsert_by: tuple[str, ...]
+    deletes: str
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> IcebergOptions:
@@ -98,6 +110,8 @@ class IcebergOptions:
             if name in properties:
                 raise ConfigurationError(f"{OWNER} sets {name!r} itself: leave out the option '{OF_CATALOG}{name}'.")
         values = parse(OWNER, OPTIONS, own, _PASSED_ON)
+        if "deletes" in own and "upsert_by" not in values:
+            raise ConfigurationError(f"{OWNER} takes 'deletes' only with 'upsert_by'.", option="deletes")
         return cls(
             values["table"],
             values["catalog"],
@@ -105,6 +119,7 @@ class IcebergOptions:
             values["branch"],
             values.get("target_file_bytes"),
             values.get("upsert_by", ()),
+            values["deletes"],
         )
 
     def __str__(self) -> str:

@@ -45,8 +45,7 @@ from requests.exceptions import (
 from sqlalchemy.exc import DBAPIError, InterfaceError, ProgrammingError, SQLAlchemyError
 
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
-from twopc.http_status import of_status
-from twopc.store_errors import DISK_AWAY, TEMPORARY
+from twopc.stores.errors import DISK_AWAY, TEMPORARY, of_status
 
 
 class CatalogAnswer(Enum):

@@ -87,7 +87,7 @@ def split(records: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[Pa
     if not spec.fields:
         yield Partition(Record(), "", records)
         return
-    columns = [_transformed(records, field, schema) for field in spec.fields]
+    columns = [transformed(records, field, schema) for field in spec.fields]
     encoded = [column.dictionary_encode(null_encoding="encode") for column in columns]
     codes = np.stack([each.indices.to_numpy(zero_copy_only=False) for each in encoded], axis=1)
     keys, group_of = np.unique(codes, axis=0, return_inverse=True)
@@ -99,7 +99,7 @@ def split(records: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[Pa
         yield Partition(values, _folder(spec.partition_to_path(values, schema)), chosen)
 
 
-def _transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa.Array:
+def transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa.Array:
     """Return the values of a partition field, one per record."""
     if isinstance(field.transform, VoidTransform):
         return pa.nulls(records.num_rows, pa.int32())

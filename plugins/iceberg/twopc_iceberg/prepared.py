@@ -20,7 +20,8 @@ from twopc_iceberg.layout import Layout
 
 _TEXTS = ("table", "manifest", "layout")
 _SEVERAL = "manifests"
-_LATER = ("digest", "equality_ids")  # what a log of an older release does not have
+_LATER = ("digest", "equality_ids", "by_position")  # what a log of an older release does not have
+_IF_ANY = ("equality_ids", "by_position")
 
 MOST_SUMMARY_CHARACTERS = 1000
 """Longer summaries of partitions are left out, as each committable is in the commit log. Readers then open the
@@ -42,7 +43,8 @@ class Prepared:
         bytes: how large they are.
         partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if they are left out.
         digest: of the manifest's bytes as the task made them; None in a log of an older release.
-        equality_ids: if its files are equality deletes, the ids of the key's columns; None for data files.
+        equality_ids: if its files are of keys, the ids of the key's columns; None for data files.
+        by_position: whether the commit finds the rows of these keys. Else the files are equality deletes.
     """
 
     table: str
@@ -56,6 +58,7 @@ class Prepared:
     partitions: list[JsonValue] | None
     digest: str | None = None
     equality_ids: list[int] | None = None
+    by_position: bool | None = None
 
     @classmethod
     def of(
@@ -66,6 +69,7 @@ class Prepared:
         bytes: int,
         digest: str,
         equality_ids: list[int] | None = None,
+        by_position: bool | None = None,
     ) -> Prepared:
         summary: list[JsonValue] = [_summary(field) for field in manifest.partitions or []]
         is_short = len(json.dumps(summary)) <= MOST_SUMMARY_CHARACTERS
@@ -81,21 +85,19 @@ class Prepared:
             partitions=summary if is_short else None,
             digest=digest,
             equality_ids=equality_ids,
+            by_position=by_position,
         )
 
     def to_json(self) -> dict[str, JsonValue]:
-        found = asdict(self)
-        if self.equality_ids is None:
-            del found["equality_ids"]
-        return found
+        return {name: value for name, value in asdict(self).items() if value is not None or name not in _IF_ANY}
 
     @classmethod
     def from_json(cls, handle: Mapping[str, Any]) -> Prepared:
         """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
         found = {each.name: handle[each.name] for each in fields(cls) if each.name not in _LATER}
         found.update({name: handle.get(name) for name in _LATER})
-        kinds = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}
-        kinds["equality_ids"] = list | None
+        kinds: dict[str, Any] = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}
+        kinds |= {"equality_ids": list | None, "by_position": bool | None}
         if not all(isinstance(found[name], kind) for name, kind in kinds.items()):
             raise TypeError("a committable of the iceberg sink has another handle")
         if not all(type(found[name]) is int for name in found.keys() - kinds.keys()):

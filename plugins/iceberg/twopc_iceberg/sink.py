@@ -37,13 +37,12 @@ from twopc_iceberg.batch_manifests import BatchManifest, FileChanged, of_batch
 from twopc_iceberg.catalogs import Lake
 from twopc_iceberg.checks import examine
 from twopc_iceberg.columns import check_columns
-from twopc_iceberg.deletes import require_key, require_spec, require_whole
 from twopc_iceberg.joint import Part, commit_parts
-from twopc_iceberg.manifest_lists import ManifestLists
-from twopc_iceberg.manifests import ManifestMerger, target_bytes
-from twopc_iceberg.marks import Mark
-from twopc_iceberg.notes import Note, Notes
-from twopc_iceberg.options import IcebergOptions
+from twopc_iceberg.keys import require_key, require_spec, require_whole
+from twopc_iceberg.manifests import ManifestLists, entries
+from twopc_iceberg.merging import ManifestMerger, target_bytes
+from twopc_iceberg.notes import Mark, Note, Notes
+from twopc_iceberg.options import POSITION, IcebergOptions
 from twopc_iceberg.outcomes import (
     CATALOG_ERRORS,
     CatalogAnswer,
@@ -52,11 +51,11 @@ from twopc_iceberg.outcomes import (
     asked_in_vain,
     commit_failed,
     is_refused_by_store,
-    reading,
     told,
 )
+from twopc_iceberg.positions import Keys, Positions, unfit
 from twopc_iceberg.prepared import Prepared, of_committable, to_handle
-from twopc_iceberg.snapshot import BatchCommitter, DecidedBatch, head
+from twopc_iceberg.snapshot import Added, BatchCommitter, DecidedBatch, head
 from twopc_iceberg.support import obstacle, require_honest, require_supported
 from twopc_iceberg.table import TableForTasks, are_given_out
 from twopc_iceberg.writer import TransactionWriter, target_file_bytes
@@ -83,7 +82,17 @@ STALE_S = 60.0
 """How long a catalog may show a table without a batch that it has committed, as one does that reads from a replica.
 Shorter than the coordinator's patience before a decision."""
 
-_OF_THIS_PROCESS = ("_lake", "_lists", "_committer", "_merger", "_look", "_protected", "_committed", "_behind_since_s")
+_OF_THIS_PROCESS = (
+    "_lake",
+    "_lists",
+    "_positions",
+    "_committer",
+    "_merger",
+    "_look",
+    "_protected",
+    "_committed",
+    "_behind_since_s",
+)
 """Attributes that do not travel to the tasks."""
 
 
@@ -122,7 +131,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     Args:
         options: ``table``: its namespace and name. ``catalog``: the catalog's name; ``catalog.*``: its properties.
             ``branch``: the branch to append to. ``target_file_bytes``: when a task begins a new file. ``upsert_by``:
-            the columns by which a record replaces a row.
+            the columns by which a record replaces a row. ``deletes``: how the row is deleted.
 
     Raises:
         ConfigurationError: an option is unknown, missing or wrong. No connection was made.
@@ -137,7 +146,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         """Make what stays in this process."""
         self._lake = Lake(self._options)
         self._lists = ManifestLists()
-        self._committer = BatchCommitter(self._lake, self._lists)
+        self._positions = Positions()
+        self._committer = BatchCommitter(self._lake, self._lists, self._positions)
         self._merger = ManifestMerger(self._lake, self._lists)
         self._look = _NO_LOOK
         self._protected = _NOTHING  # the transactions whose notes this process has removed
@@ -166,7 +176,9 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             notes = Notes(table.io(), table.parsed.location, self.transactional_ids.scope)
             target = target_file_bytes(self._options.target_file_bytes, table.parsed.properties)
             what, key = str(self._options), self.key
-            writer = TransactionWriter(table, name, lambda note: notes.write(name, note), target, what, key)
+            by_position = self._options.deletes == POSITION
+            announce = functools.partial(notes.write, name)
+            writer = TransactionWriter(table, name, announce, target, what, key, by_position)
             return IcebergTransaction(transaction_id, writer, notes)
 
     def write(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> None:
@@ -268,22 +280,25 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             metadata = table.metadata
             self._require_same_table(metadata, prepared)
             found = self._undecided_mark(metadata, committables)
-            if any(each.equality_ids for each in prepared) and require_spec(table):
+            if any(each.equality_ids and not each.by_position for each in prepared) and require_spec(table):
                 table = self._lake.load()
-            # Its manifest list is what the commit begins with.
-            self._lists.live(self._lake.io(), head(metadata, self._options.branch, what))
+            # Its manifests are what the commit begins with.
+            io, key = self._lake.io(), next((each.equality_ids for each in prepared if each.by_position), None)
+            manifests = self._lists.live(io, head(metadata, self._options.branch, what))
+            if key and (why := unfit(self._positions.files(io, manifests, key), metadata)):
+                raise Refused(f"{self._options} {why}")
             if why := obstacle(table, prepared, self._lake.io()):
                 raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
             since_s = time.monotonic()
             try:
-                manifests = self._manifests(prepared)
-                self._require_files(manifests)
+                of_batch = self._manifests(prepared)
+                self._require_files(of_batch)
             except FileChanged as changed:
                 raise RoundAborted(
                     f"file {changed.location} of {self._options} is not there as its task has written it: the"
                     " transaction was rolled back, or the store has lost or changed the file"
                 ) from None
-        self._look = _Look(_names(committables), since_s, manifests)
+        self._look = _Look(_names(committables), since_s, of_batch)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
         return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
 
@@ -402,17 +417,22 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             self._protected = names
         return Part(self._lake, self._committer, batch, functools.cache(lambda: self._written(prepared, names)))
 
-    def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Sequence[Prepared]:
-        """Write the manifests of a decided batch, and return them. Raises FileChanged."""
-        look = self._look
+    def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Added:
+        """Write the manifests of a decided batch, and read its keys. Raises FileChanged."""
+        look, io = self._look, self._lake.io()
         if look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
             manifests = look.manifests
         else:
             manifests = self._manifests(prepared)
             self._require_files(manifests)
         for each in manifests:
-            each.write(self._lake.io())
-        return [each.prepared for each in manifests]
+            each.write(io)
+        of_keys = [each for each in manifests if each.prepared.by_position]
+        keys = None
+        if of_keys:
+            ids = of_keys[0].prepared.equality_ids or []
+            keys = Keys.read(io, ids, [location for each in of_keys for location in each.files()])
+        return Added([each.prepared for each in manifests if not each.prepared.by_position], keys)
 
     def _use(self, table: TableForTasks) -> None:
         """Write the next batches to the table as it is now. If its columns are others, records are checked again."""
@@ -445,8 +465,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         with self._asking(what, commit_failed):
             if (snapshot := self._snapshot_of(batch_id)) is not None:
                 used = {manifest.manifest_path for manifest in self._lists.read(self._lake.io(), snapshot)}
-                written = {each.manifest for committable in committables for each in self._prepared(committable)}
-                self._lake.io().remove(written - used)
+                prepared = [each for committable in committables for each in self._prepared(committable)]
+                io = self._lake.io()
+                io.remove(_files_of_keys(io, prepared))
+                io.remove({each.manifest for each in prepared} - used)
         self._merger.merge(self._branch(committables))
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
@@ -537,10 +559,18 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             raise failed(self._lake.failed(error), what) from error
 
 
+def _files_of_keys(io: DurableFileIO, prepared: Iterable[Prepared]) -> list[str]:
+    """Return the files of keys that a visible batch has left, and whose rows were found."""
+    found: list[str] = []
+    for each in prepared:
+        with contextlib.suppress(FileNotFoundError):  # a process that ended here goes on with the next manifest
+            found += _data_files(io, each.manifest_file(0)) if each.by_position else ()
+    return found
+
+
 def _data_files(io: DurableFileIO, manifest: ManifestFile) -> list[str]:
     """Return the locations of the data files in a manifest. Raises Damaged."""
-    with reading(manifest.manifest_path):
-        return [entry.data_file.file_path for entry in manifest.fetch_manifest_entry(io)]
+    return [entry.data_file.file_path for entry in entries(io, manifest)]
 
 
 def _names(committables: Iterable[Committable]) -> frozenset[str]:

@@ -30,11 +30,11 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pyiceberg.table import CommitTableRequest, Namespace, Table, TableIdentifier
-from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV1, TableMetadataV3
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary, update_snapshot_summaries
 from pyiceberg.table.update import (
@@ -53,9 +53,11 @@ from pyiceberg.table.update import (
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_iceberg.batch_manifests import FileChanged
 from twopc_iceberg.catalogs import Lake
-from twopc_iceberg.manifest_lists import ManifestLists
-from twopc_iceberg.marks import BATCH, SCOPE, Mark
-from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, answer, commit_failed, is_denial, told
+from twopc_iceberg.delete_files import NO_CHANGES, Changes
+from twopc_iceberg.manifests import ManifestLists, NewSnapshot
+from twopc_iceberg.notes import BATCH, SCOPE, Mark
+from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, Damaged, answer, commit_failed, is_denial, told
+from twopc_iceberg.positions import Keys, Positions
 from twopc_iceberg.prepared import Prepared
 from twopc_iceberg.support import obstacle
 
@@ -92,40 +94,68 @@ class DecidedBatch:
     prepared: Sequence[Prepared]
     what: str
 
+    @property
+    def added(self) -> list[Prepared]:
+        """The manifests whose files the snapshot gets as they are."""
+        return [each for each in self.prepared if not each.by_position]
+
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class Added:
+    """What is written of a batch before its first attempt.
+
+    Attributes:
+        manifests: the manifests that its snapshot gets.
+        keys: the files of keys whose rows each attempt finds.
+    """
+
+    manifests: Sequence[Prepared]
+    keys: Keys | None = None
+
+
+NOTHING = Added(())
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(NewSnapshot):
     """A snapshot that was proposed to the catalog.
 
     Attributes:
-        snapshot_id: the snapshot's.
-        sequence_number: the snapshot's, which only one snapshot of the table ever has.
-        manifest_list: the file that was written for it.
-        parent_snapshot_id: the snapshot that the branch had.
         batch: the batch in it; None for a snapshot that adds no record.
+        changes: which rows of older files it deletes, and the files that were written for that.
+        rows: how many rows get an id by it.
     """
 
-    snapshot_id: int
-    sequence_number: int
-    manifest_list: str
-    parent_snapshot_id: int | None
     batch: DecidedBatch | None
+    changes: Changes = NO_CHANGES
+    rows: int = 0
 
     @classmethod
     def of(cls, table: Table, parent: Snapshot | None, batch: DecidedBatch | None = None) -> Attempt:
         """Return the table's next snapshot. Asks nothing of the catalog."""
-        snapshot_id = table.metadata.new_snapshot_id()
-        location = table.location_provider().new_metadata_location(f"snap-{snapshot_id}-0-{uuid.uuid4()}.avro")
-        parent_snapshot_id = None if parent is None else parent.snapshot_id
-        return cls(snapshot_id, table.metadata.next_sequence_number(), location, parent_snapshot_id, batch)
+        metadata = table.metadata
+        snapshot_id = metadata.new_snapshot_id()
+        name = f"snap-{snapshot_id}-0-{uuid.uuid4()}.avro"
+        return cls(
+            snapshot_id=snapshot_id,
+            sequence_number=metadata.next_sequence_number(),
+            manifest_list=table.location_provider().new_metadata_location(name),
+            parent_snapshot_id=None if parent is None else parent.snapshot_id,
+            first_row_id=(metadata.next_row_id or 0) if isinstance(metadata, TableMetadataV3) else None,
+            batch=batch,
+        )
+
+    @property
+    def files(self) -> list[str]:
+        """The files that were written for it alone."""
+        return [self.manifest_list, *self.changes.written]
 
     def is_like(self, other: Attempt) -> bool:
         """Whether the other one's manifest list would say the same."""
-        return (self.sequence_number, self.parent_snapshot_id, self.batch) == (
-            other.sequence_number,
-            other.parent_snapshot_id,
-            other.batch,
+        mine, its = (
+            (each.sequence_number, each.parent_snapshot_id, each.first_row_id, each.batch) for each in (self, other)
         )
+        return mine == its
 
     def is_taken(self, metadata: TableMetadata) -> bool:
         """Whether a snapshot has the attempt's sequence number: this one or another.
@@ -173,12 +203,13 @@ class Proposal:
 class BatchCommitter:
     """Commits batches to one table, and removes the files of attempts that failed."""
 
-    def __init__(self, lake: Lake, lists: ManifestLists) -> None:
+    def __init__(self, lake: Lake, lists: ManifestLists, positions: Positions) -> None:
         self._lake = lake
         self._lists = lists
+        self._positions = positions
         self._attempts: list[Attempt] = []
 
-    def commit(self, batch: DecidedBatch, manifests: Callable[[], Sequence[Prepared]]) -> None:
+    def commit(self, batch: DecidedBatch, manifests: Callable[[], Added]) -> None:
         """Make ``batch`` visible; nothing if it is visible.
 
         Args:
@@ -194,7 +225,7 @@ class BatchCommitter:
             OperatorRequired: the catalog refuses, the branch is gone, or the table can't read the files any more.
         """
         table = self._asked(self._lake.table, batch)
-        added: Sequence[Prepared] | None = None
+        added: Added | None = None
         for number in range(ATTEMPTS):
             if is_visible(table.metadata, batch):
                 return self._end(table, batch)
@@ -217,7 +248,7 @@ class BatchCommitter:
             pause(number)
         raise Retriable(f"{batch.what}: other writers were faster {ATTEMPTS} times in a row")
 
-    def proposal(self, batch: DecidedBatch, manifests: Callable[[], Sequence[Prepared]]) -> Proposal | None:
+    def proposal(self, batch: DecidedBatch, manifests: Callable[[], Added]) -> Proposal | None:
         """Return what a request for several tables has to change in this one; None if the batch is visible.
 
         The request is not sent here. A branch without snapshots gets its empty one here, by a request of its own.
@@ -227,7 +258,7 @@ class BatchCommitter:
         if is_visible(table.metadata, batch):
             return None
         if head(table.metadata, batch.branch, batch.what) is None:
-            if (failure := self._try(table, batch, ())) is not None:
+            if (failure := self._try(table, batch, NOTHING)) is not None:
                 raise commit_failed(self._lake.failed(failure), batch.what) from failure
             table = self._lake.table()
         added = self._asked(manifests, batch)
@@ -240,7 +271,7 @@ class BatchCommitter:
             OperatorRequired: an attempt of this process has landed, and the table can't be read any more.
         """
         landed = [each for each in self._attempts if each.batch == batch and each.has_landed(table.metadata)]
-        if landed and (lost := {each.spec for each in batch.prepared} - table.metadata.specs().keys()):
+        if landed and (lost := {each.spec for each in batch.added} - table.metadata.specs().keys()):
             raise _spec_was_removed(batch, min(lost), " as it was committed, and the table can't be read")
         self.clean_up(table)
 
@@ -281,10 +312,15 @@ class BatchCommitter:
             return Retriable(f"{batch.what}: the catalog reports a conflict and shows no change: {told(failure)}")
         return commit_failed(self._lake.failed(failure), batch.what)
 
-    def _try(self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]) -> Exception | None:
+    def _try(self, table: Table, batch: DecidedBatch, added: Added) -> Exception | None:
         """Propose the batch's snapshot once; or an empty one, if the branch has none. Returns the error, which does not
         mean that the snapshot has not landed."""
-        proposal = self._asked(lambda: self._propose(table, batch, added), batch)
+        try:
+            proposal = self._propose(table, batch, added)
+        except Damaged as damaged:  # a file of the table that another writer may just have replaced
+            return damaged
+        except CATALOG_ERRORS as error:
+            raise commit_failed(self._lake.failed(error), batch.what) from error
         try:
             response = table.catalog.commit_table(table, proposal.requirements, proposal.updates)
         except CATALOG_ERRORS as error:
@@ -294,7 +330,7 @@ class BatchCommitter:
             return Retriable("the catalog reports success, and shows a table without the snapshot")
         return None
 
-    def _propose(self, table: Table, batch: DecidedBatch, added: Sequence[Prepared]) -> Proposal:
+    def _propose(self, table: Table, batch: DecidedBatch, added: Added) -> Proposal:
         """Return what to ask of the catalog.
 
         Raises:
@@ -302,7 +338,7 @@ class BatchCommitter:
         """
         metadata, io = table.metadata, self._lake.io()
         parent = head(metadata, batch.branch, batch.what)
-        if lost := {each.spec for each in batch.prepared} - metadata.specs().keys():
+        if lost := {each.spec for each in batch.added} - metadata.specs().keys():
             raise _spec_was_removed(batch, min(lost), "")
         if why := obstacle(table, batch.prepared, io):
             raise OperatorRequired(
@@ -314,7 +350,7 @@ class BatchCommitter:
             snapshot = new_snapshot(metadata, attempt, update_snapshot_summaries(Summary(operation=Operation.APPEND)))
             updates = moved(metadata, snapshot, batch.branch)
         else:
-            snapshot = new_snapshot(metadata, attempt, _summary(batch, parent))
+            snapshot = new_snapshot(metadata, attempt, _summary(batch, attempt.changes, parent))
             updates = (
                 *_guards(metadata, batch),
                 *moved(metadata, snapshot, batch.branch),
@@ -322,19 +358,23 @@ class BatchCommitter:
             )
         return Proposal(table, attempt, requirements(metadata, batch.branch, parent), updates)
 
-    def _attempt(
-        self, table: Table, parent: Snapshot | None, batch: DecidedBatch, added: Sequence[Prepared]
-    ) -> Attempt:
+    def _attempt(self, table: Table, parent: Snapshot | None, batch: DecidedBatch, added: Added) -> Attempt:
         """Write the manifest list of the next snapshot, unless an attempt that may still land has it."""
         new, io = Attempt.of(table, parent, None if parent is None else batch), self._lake.io()
         known = next((each for each in self._attempts if each.is_like(new)), None)
-        attempt = known or new
         # A clean-up job may have removed the file of an attempt that was proposed days ago.
-        if known is None or not io.new_input(known.manifest_list).exists():
-            files = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added]
-            self._lists.write(io, table.metadata, attempt, files, parent)
-        if known is None:
-            self._attempts.append(attempt)
+        if known is not None and io.new_input(known.manifest_list).exists():
+            return known
+        attempt = known or new
+        if parent is not None and added.keys:
+            before = self._lists.live(io, parent)
+            changes = self._positions.changes(table, io, attempt.snapshot_id, before, added.keys)
+            attempt = replace(attempt, changes=changes)
+        files = [] if parent is None else [each.manifest_file(attempt.snapshot_id) for each in added.manifests]
+        files += attempt.changes.manifests
+        rows = self._lists.write(io, table.metadata, attempt, files, parent, attempt.changes.replaced)
+        attempt = replace(attempt, rows=rows)
+        self._attempts = [*(each for each in self._attempts if each is not known), attempt]
         return attempt
 
     def clean_up(self, table: Table) -> None:
@@ -343,7 +383,8 @@ class BatchCommitter:
         ended = [attempt for attempt in self._attempts if attempt.is_taken(table.metadata)]
         self._attempts = [attempt for attempt in self._attempts if attempt not in ended]
         try:
-            self._lake.io().remove([each.manifest_list for each in ended if each.is_dead(table.metadata)])
+            dead = (each for each in ended if each.is_dead(table.metadata))
+            self._lake.io().remove([file for each in dead for file in each.files])
         except CATALOG_ERRORS as error:
             logger.debug("could not remove files of failed attempts: %s", told(error))
 
@@ -364,7 +405,7 @@ def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdat
     """Yield updates that change nothing, and by which catalogs refuse the request if an older spec is gone: no
     requirement names it. Not every catalog looks."""
     current = metadata.default_spec_id
-    for spec in sorted({each.spec for each in batch.prepared} - {current}):
+    for spec in sorted({each.spec for each in batch.added} - {current}):
         yield SetDefaultSpecUpdate.model_validate({"spec-id": spec})
         yield SetDefaultSpecUpdate.model_validate({"spec-id": current})
 
@@ -427,6 +468,8 @@ def new_snapshot(metadata: TableMetadata, attempt: Attempt, summary: Summary) ->
         manifest_list=attempt.manifest_list,
         summary=summary,
         schema_id=metadata.current_schema_id,
+        first_row_id=attempt.first_row_id,
+        added_rows=None if attempt.first_row_id is None else attempt.rows,
     )
 
 
@@ -461,23 +504,25 @@ def requirements(metadata: TableMetadata, branch: str, parent: Snapshot | None) 
     )
 
 
-def _summary(batch: DecidedBatch, parent: Snapshot | None) -> Summary:
+def _summary(batch: DecidedBatch, changes: Changes, parent: Snapshot | None) -> Summary:
     def total(parts: Sequence[Prepared], of: Callable[[Prepared], int]) -> str:
         return str(sum(map(of, parts)))
 
-    data = [each for each in batch.prepared if each.equality_ids is None]
-    deletes = [each for each in batch.prepared if each.equality_ids is not None]
+    data = [each for each in batch.added if each.equality_ids is None]
+    deletes = [each for each in batch.added if each.equality_ids is not None]
     added = {
         "added-data-files": total(data, lambda each: each.files),
         "added-records": total(data, lambda each: each.rows),
-        "added-files-size": total(batch.prepared, lambda each: each.bytes),
+        "added-files-size": str(sum(each.bytes for each in batch.added) + changes.bytes),
         SCOPE: batch.mark.scope,
         BATCH: str(batch.batch_id),
+        **changes.summary,
     }
     operation = Operation.APPEND
+    if deletes or changes.summary:
+        operation = Operation.OVERWRITE if data else Operation.DELETE
     if deletes:
-        files, operation = total(deletes, lambda each: each.files), Operation.OVERWRITE if data else Operation.DELETE
-        keys = total(deletes, lambda each: each.rows)
+        files, keys = total(deletes, lambda each: each.files), total(deletes, lambda each: each.rows)
         added |= {"added-delete-files": files, "added-equality-delete-files": files, "added-equality-deletes": keys}
     before = parent.summary if parent is not None else None
     return update_snapshot_summaries(Summary(operation=operation, **added), before)

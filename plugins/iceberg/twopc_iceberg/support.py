@@ -13,14 +13,14 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
 
 from twopc.errors import ConfigurationError
-from twopc_iceberg.deletes import require_key
 from twopc_iceberg.files import SUPPORTED, DurableFileIO
+from twopc_iceberg.keys import require_key
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.options import IcebergOptions
 from twopc_iceberg.partitions import check_spec
 from twopc_iceberg.prepared import Prepared
 
-FORMAT_VERSION = 2
+FORMAT_VERSIONS = (2, 3)
 
 _ENCRYPTION = "encryption.key-id"
 _PROBE = "twopc.probe"
@@ -35,8 +35,12 @@ def require_supported(table: Table, options: IcebergOptions) -> None:
         ConfigurationError: names the feature.
     """
     what, metadata = str(options), table.metadata
-    if metadata.format_version != FORMAT_VERSION:
-        raise ConfigurationError(f"{what} has the format version {metadata.format_version}. {_of_version(metadata)}")
+    if metadata.format_version not in FORMAT_VERSIONS:
+        raise ConfigurationError(
+            f"{what} has the format version {metadata.format_version}. Its manifests have no sequence numbers, by which"
+            " the sink tells an old request from a new one. Upgrade it: ALTER TABLE … SET TBLPROPERTIES"
+            " ('format-version' = '2')."
+        )
     file_format = metadata.properties.get(TableProperties.WRITE_FILE_FORMAT, "parquet")
     if file_format.lower() != "parquet":
         raise ConfigurationError(
@@ -57,15 +61,6 @@ def require_supported(table: Table, options: IcebergOptions) -> None:
             f"{what} has files at {foreign}://, and the sink is tested with {', '.join(SUPPORTED)} alone."
         )
     _require_branch(metadata, options)
-
-
-def _of_version(metadata: TableMetadata) -> str:
-    if metadata.format_version == 1:
-        return (
-            "Its manifests have no sequence numbers, by which the sink tells an old request from a new one. Upgrade it:"
-            " ALTER TABLE … SET TBLPROPERTIES ('format-version' = '2')."
-        )
-    return "pyiceberg can't write its manifests, which number rows. Use a table of version 2."
 
 
 def _require_branch(metadata: TableMetadata, options: IcebergOptions) -> None:
@@ -108,21 +103,23 @@ def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> s
     Asks the store only if the table's columns or partition specs have changed since.
     """
     metadata, specs = table.metadata, table.metadata.specs()
-    if metadata.format_version != FORMAT_VERSION:
+    if metadata.format_version not in FORMAT_VERSIONS:
         return f"has the format version {metadata.format_version}"
     if _ENCRYPTION in metadata.properties:
         return f"is encrypted ({_ENCRYPTION})"
     if foreign := _foreign_scheme([table.location_provider().metadata_path, metadata.location]):
         return f"has files at {foreign}://"
     for each in {(each.content, each.spec, each.layout): each for each in prepared}.values():
+        # Iceberg for Java can't apply deletes by a column that the table has dropped, and so can't read the table.
+        if {*(each.equality_ids or ())} - {field.field_id for field in metadata.schema().fields}:
+            return "has lost a column by which records replace others"
+        if each.by_position:
+            continue
         if each.spec not in specs:
             return f"has lost its partition spec {each.spec}"
         layout = Layout.of(metadata.schema(), specs[each.spec])
         if layout.fingerprint != each.layout and (why := each.written(io).unreadable_by(layout)):
             return f"can't read the files: {why}"
-        # Iceberg for Java can't apply deletes by a column that the table has dropped, and so can't read the table.
-        if {*(each.equality_ids or ())} - {field.field_id for field in layout.columns.fields}:
-            return "has lost a column by which records replace others"
     return None
 
 

@@ -19,9 +19,10 @@ from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.typedef import IcebergBaseModel
 
 from twopc_iceberg.files import DurableFileIO, io_of
-from twopc_iceberg.marks import PREFIX
+from twopc_iceberg.notes import PREFIX
 
 _TOKEN, _EXPIRES_AT = "s3.session-token", "s3.session-token-expires-at-ms"  # names
 SHORTEST_LIFE_S = 900.0
@@ -45,7 +46,8 @@ class TableForTasks:
     @classmethod
     def of(cls, table: Table) -> TableForTasks:
         """Return what tasks need of ``table``."""
-        return cls(_without_history(table.metadata).model_dump_json(), io_of(table.io.properties).properties)
+        slim = IcebergBaseModel.model_dump_json(_without_history(table.metadata))  # pyiceberg 0.12 refuses version 3
+        return cls(slim, io_of(table.io.properties).properties)
 
     @property
     def is_expiring(self) -> bool:

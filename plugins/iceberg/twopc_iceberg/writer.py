@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.fileformat import DataFileStatistics
+from pyiceberg.io.pyarrow import ParquetFormatWriter, parquet_path_to_id_mapping
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -21,11 +25,11 @@ from pyiceberg.typedef import Record
 
 from twopc_iceberg import avro
 from twopc_iceberg.columns import aligned, check_columns
-from twopc_iceberg.deletes import Deletes, manifest_writer, require_whole
 from twopc_iceberg.files import DurableFile
+from twopc_iceberg.keys import Deletes, require_whole
 from twopc_iceberg.layout import Layout
+from twopc_iceberg.manifests import ManifestWriter, data_file
 from twopc_iceberg.notes import Note
-from twopc_iceberg.parquet import ParquetWriter
 from twopc_iceberg.partitions import Partition, split
 from twopc_iceberg.prepared import Prepared, digest_of, with_both_zeros
 from twopc_iceberg.table import TableForTasks, avro_compression
@@ -90,6 +94,7 @@ class TransactionWriter:
         target_file_bytes: when a file is full.
         what: names the table in errors.
         key: the columns by which a record replaces another; empty to append.
+        by_position: whether the commit finds the rows of the keys.
     """
 
     def __init__(
@@ -100,6 +105,7 @@ class TransactionWriter:
         target_file_bytes: int,
         what: str,
         key: Sequence[str] = (),
+        by_position: bool = False,
     ) -> None:
         self._table = table
         self._what = what
@@ -107,6 +113,7 @@ class TransactionWriter:
         self._name = name
         self._announce = announce
         self._target_file_bytes = target_file_bytes
+        self._by_position = by_position
         self._io = table.io()
         self._locations = table.locations
         # By the partition's key, the one that was written to longest ago first.
@@ -204,7 +211,7 @@ class TransactionWriter:
         self._flush(file)
         statistics, form = file.writer.close(), self._forms[file.content]
         self._done.append(
-            DataFile.from_args(
+            data_file(
                 content=file.content,
                 file_path=file.location,
                 file_format=FileFormat.PARQUET,
@@ -232,24 +239,25 @@ class TransactionWriter:
         """Write a manifest."""
         metadata, in_memory = self._table.parsed, avro.InMemory(location=form.manifest)
         # Entries without a snapshot id: they inherit that of the manifest list which first names the manifest.
-        with manifest_writer(
+        with ManifestWriter(
             ManifestContent.DATA if form.equality_ids is None else ManifestContent.DELETES,
-            format_version=metadata.format_version,
+            metadata.format_version,
             spec=form.spec,
             schema=self._table.schema,
             output_file=in_memory,
             snapshot_id=None,
             avro_compression=avro_compression(metadata.properties),
         ) as writer:
-            for data_file in files:
-                writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=data_file))
-        sizes = sum(data_file.file_size_in_bytes for data_file in files)
+            for each in files:
+                writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=each))
+        sizes = sum(each.file_size_in_bytes for each in files)
         layout = Layout.of(self._table.schema, form.spec)
         manifest = with_both_zeros(writer.to_manifest_file(), layout.partition_types())
         with self._io.new_output(form.manifest).create(overwrite=True) as stream:
             stream.write(in_memory.content)
         digest, table = digest_of(in_memory.content), str(metadata.table_uuid)
-        return Prepared.of(table, layout.fingerprint, manifest, sizes, digest, form.equality_ids)
+        by_position = True if self._by_position and form.equality_ids is not None else None
+        return Prepared.of(table, layout.fingerprint, manifest, sizes, digest, form.equality_ids, by_position)
 
     def changed_file(self) -> str | None:
         """Return a finished file that the store does not have as it was written; None if there is none."""
@@ -287,3 +295,74 @@ def target_file_bytes(given: int | None, properties: dict[str, str]) -> int:
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
         )
     )
+
+
+# Parquet files, with a dictionary for the columns that gain from one. ------------------------------------------------
+
+
+SAMPLE_RECORDS = 10_000
+MOST_DISTINCT = 0.8
+"""The share of distinct values in a sample, above which a column gets no dictionary."""
+
+
+class ParquetWriter(ParquetFormatWriter):
+    """Writes the tables of one file.
+
+    Attributes:
+        length: how many bytes were written, once the file is closed. Counted here: a store may keep others.
+    """
+
+    length: int = 0
+
+    def write(self, table: pa.Table) -> None:
+        if self._writer is None:
+            leaves = parquet_path_to_id_mapping(self._file_schema)
+            self._parquet_writer_kwargs["use_dictionary"] = sorted(leaves.keys() - without_dictionary(table))
+        super().write(table)
+
+    def close(self) -> DataFileStatistics:
+        """Finish the file. Its bounds, by which readers pass files over, enclose every value."""
+        assert self._writer is not None
+        assert self._fos is not None
+        self._writer.close()
+        self.length = self._fos.tell()
+        statistics = super().close()
+        metadata, ids = self._writer.writer.metadata, parquet_path_to_id_mapping(self._file_schema)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(metadata.num_columns)):
+                # Of texts longer than 4 kB Arrow keeps no bounds. pyiceberg would take those of the other row groups.
+                known = column.statistics
+                if known is None or not (known.has_min_max or known.null_count == column.num_values):
+                    statistics.column_aggregates.pop(ids[column.path_in_schema], None)
+        for bounds in statistics.column_aggregates.values():
+            if isinstance(bounds.current_max, str):
+                bounds.current_max = _upper_bound(bounds.current_max, bounds.trunc_length)
+        return statistics
+
+
+def _upper_bound(text: str, length: int | None) -> str | None:
+    """Return the least text of at most ``length`` characters that is not below any text that begins as ``text`` does;
+    None if there is none. pyiceberg's own may be a surrogate, which is no character, and can't be written."""
+    if length is None or len(text) <= length:
+        return text
+    for end in range(length, 0, -1):
+        if (character := ord(text[end - 1])) < sys.maxunicode:
+            return text[: end - 1] + chr(0xE000 if character == 0xD7FF else character + 1)
+    return None
+
+
+def without_dictionary(table: pa.Table) -> set[str]:
+    """Return the columns of ``table`` that gain nothing from a dictionary. Nested ones are not among them."""
+    sample = table.slice(0, SAMPLE_RECORDS)
+    columns = zip(sample.column_names, sample.columns, strict=True)
+    return {
+        name
+        for name, column in columns
+        if not pa.types.is_nested(column.type) and _distinct(column) > MOST_DISTINCT * len(column)
+    }
+
+
+def _distinct(column: pa.ChunkedArray) -> int:
+    if isinstance(column.type, pa.BaseExtensionType):  # such as UUIDs
+        column = column.cast(column.type.storage_type)
+    return int(pc.count_distinct(column).as_py())

@@ -376,6 +376,26 @@ class ProducerIdentity:
     producer_epoch: int
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class OpenInPartition:
+    """A transaction that is open in a partition."""
+
+    topic: str
+    partition: int
+    producer_id: int
+    producer_epoch: int
+    coordinator_epoch: int
+    start_offset: int
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Producer id and epoch, which name the transaction."""
+        return self.producer_id, self.producer_epoch
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} from offset {self.start_offset}"
+
+
 @dataclass(frozen=True, slots=True)
 class TransactionState:
     """A transaction as its coordinator describes it, with the partitions that have no marker yet, when it began, in

@@ -187,7 +187,7 @@ def timeout(options: KafkaOptions) -> CheckResult:
     return CheckResult.warning(
         check,
         f"{timeout}: if a decided batch waits longer for its commit, Kafka rolls it back and the query stops",
-        "raise 'transaction.timeout.ms' or the brokers' transaction.max.timeout.ms, or set 'replay_copies'",
+        "raise 'transaction.timeout.ms' or the brokers' transaction.max.timeout.ms, or use replay copies",
     )
 
 

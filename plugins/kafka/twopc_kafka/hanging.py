@@ -17,9 +17,9 @@ from typing import TypeAlias
 
 from twopc.errors import OperatorRequired, Retriable
 from twopc.transaction import Committable, JsonValue
-from twopc_kafka.answers import Outcome, TransactionState, hangs
+from twopc_kafka.answers import OpenInPartition, Outcome, TransactionState, hangs
 from twopc_kafka.client.control import Control
-from twopc_kafka.client.leaders import Away, Leaders, OpenInPartition, Seen, TopicPartition
+from twopc_kafka.client.leaders import Away, Leaders, Seen, TopicPartition
 from twopc_kafka.client.requests import Partitions
 from twopc_kafka.ending import outcome_of, unmarked, wait_for_markers
 from twopc_kafka.handles import identity_of

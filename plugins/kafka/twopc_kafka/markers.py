@@ -19,10 +19,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from kafka.record.memory_records import MemoryRecordsBuilder
 
 from twopc.errors import RoundAborted
 from twopc.transaction import Committable, JsonValue
+from twopc_kafka.client.kafka_python import MemoryRecordsBuilder
 
 HEADER = "twopc-batch"
 

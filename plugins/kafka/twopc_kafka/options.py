@@ -1,23 +1,20 @@
-"""The sink's own options, and librdkafka's, which are passed on and translated for kafka-python.
+"""The sink's own options, and librdkafka's, which are passed on.
 
 Two clients use the options: librdkafka, if it is the writer, and kafka-python for the Arrow writer and for the control
-connection, which describes, lists and ends transactions. Both must reach the same brokers as the same principal, so an
-option of the connection that only one of them could honor is refused, not ignored.
+connection, which describes, lists and ends transactions. ``connection_options`` has those that both must honor.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import confluent_kafka
-
 from twopc.errors import ConfigurationError
 from twopc.options import Kind, Option, choice, flag, names, parse, text, unknown, whole_number, wrong_value
-from twopc_kafka.client.tokens import OAUTHBEARER, check_tokens, token_provider
-from twopc_kafka.client.tokens import OPTIONS as TOKEN_OPTIONS
+from twopc_kafka import connection_options, properties
+from twopc_kafka.properties import ALIASES, BY_KEY, MOST, PARTITIONER
 from twopc_kafka.writers.settings import HONORED, MESSAGE_BYTES, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
@@ -35,10 +32,6 @@ PREFIX = "twopc"
 OWNER = "the kafka sink"
 
 _PASSED_ON = "and librdkafka's own"
-
-_MOST = 2**31 - 1
-"""librdkafka's largest number."""
-
 
 DEFAULTS: Mapping[str, Any] = {
     "transaction.timeout.ms": 900_000,
@@ -67,32 +60,13 @@ def _topic(given: Any) -> str:
     return str(given)
 
 
-_ADDRESS = re.compile(r"(?:(\w+)://)?(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
-"""An address that both clients read alike: librdkafka takes a port modulo 65536, and kafka-python drops a scheme."""
-
-_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-
-
-def _addresses(given: Any) -> str:
-    for address in str(given).split(","):
-        found = _ADDRESS.fullmatch(address.strip())
-        if not found or not 0 < int(found[2] or 9092) < 65536 or (found[1] or "SSL").upper() not in _PROTOCOLS:
-            raise ValueError
-    return str(given)
-
-
-def _ms(least: int, why: str = "") -> Kind:
-    kind = whole_number(least, _MOST, values="ms")
+def _ms(least: int, most: int = MOST, why: str = "") -> Kind:
+    kind = whole_number(least, most, values="ms")
     return replace(kind, must_be=f"{kind.must_be}{why}")
 
 
 OPTIONS = (
-    Option(
-        "bootstrap.servers",
-        Kind("addresses", "addresses such as broker1:9092,broker2:9092, with a port of 1 to 65535", _addresses),
-        "",
-        needed=True,
-    ),
+    connection_options.SERVERS,
     Option(
         "topic",
         Kind(
@@ -163,25 +137,25 @@ OPTIONS = (
     ),
     Option(
         "message.timeout.ms",
-        _ms(1, ": without a limit, a task would wait forever for a lost broker"),
+        _ms(1, why=": without a limit, a task would wait forever for a lost broker"),
         "how long a task waits for a lost broker",
         default_text=f"{DEFAULTS['message.timeout.ms']}, or `transaction.timeout.ms` if shorter",
     ),
     Option(
         "topic.metadata.propagation.max.ms",
-        _ms(0),
+        _ms(0, 3_600_000),
         "how long a topic may be unknown before it counts as nonexistent; librdkafka's own default is 30000",
         default_text=f"{DEFAULTS['topic.metadata.propagation.max.ms']}",
     ),
     Option(
         "partitioner",
-        text(values="librdkafka's"),
+        replace(PARTITIONER, values="librdkafka's"),
         "how a key selects the partition. The default matches Spark and Java; librdkafka's own is based on CRC-32",
         default_text=f"`{DEFAULTS['partitioner']}`",
     ),
     Option(
         "queue.buffering.max.kbytes",
-        whole_number(1, _MOST, values="KiB"),
+        whole_number(1, MOST, values="KiB"),
         "how much memory a task uses for records in flight, whatever the size of its batch",
         default_text=f"{DEFAULTS['queue.buffering.max.kbytes']}",
     ),
@@ -223,16 +197,8 @@ _OWN = (
 )
 """The options that are not passed on to librdkafka."""
 
-_PASSED_ON_AS_GIVEN = ("partitioner", "enable.idempotence", "enable.sparse.connections")
-"""The options that only librdkafka checks, because it accepts more spellings."""
-
-_BY_KEY = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a")
-"""The partitioners of librdkafka by which all records of a key are in one partition. What is random of them is where a
-record without a key goes."""
-
-_MESSAGE_BYTES = Option("message.max.bytes", whole_number(1, _MOST, values="bytes"), "")
-_READ_HERE = (*(option for option in OPTIONS if option.name not in _PASSED_ON_AS_GIVEN), _MESSAGE_BYTES)
-"""The options that the sink itself reads."""
+_READ_ALIKE = ("partitioner", "enable.idempotence", "enable.sparse.connections")
+"""The options that are passed on as the sink has read them, because the clients know fewer spellings."""
 
 _OURS = {
     "metadata.broker.list": "it is librdkafka's other name for 'bootstrap.servers': use the latter",
@@ -242,29 +208,6 @@ _OURS = {
     "delivery.report.only.error": "the sink reads delivery reports itself",
     "statistics.interval.ms": "the sink reads the statistics itself",
 }
-
-# librdkafka's name → kafka-python's name and type.
-_CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "bootstrap.servers": ("bootstrap_servers", lambda text: [server.strip() for server in text.split(",")]),
-    "client.id": ("client_id", str),
-    "security.protocol": ("security_protocol", str.upper),
-    "sasl.mechanism": ("sasl_mechanism", str),
-    "sasl.mechanisms": ("sasl_mechanism", str),
-    "sasl.username": ("sasl_plain_username", str),
-    "sasl.password": ("sasl_plain_password", str),
-    "sasl.kerberos.service.name": ("sasl_kerberos_service_name", str),
-    "ssl.ca.location": ("ssl_cafile", str),
-    "ssl.certificate.location": ("ssl_certfile", str),
-    "ssl.key.location": ("ssl_keyfile", str),
-    "ssl.key.password": ("ssl_password", str),
-    "ssl.crl.location": ("ssl_crlfile", str),
-    "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", lambda text: text.lower() != "none"),
-    "socket.timeout.ms": ("request_timeout_ms", int),
-}
-CONNECTION = tuple(_CONTROL)
-"""The options of the connection that both clients support."""
-
-_WITHOUT_MEANING_FOR_CONTROL = {"ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list"}
 
 
 @dataclass(frozen=True)
@@ -332,14 +275,7 @@ class KafkaOptions:
     @property
     def control(self) -> dict[str, Any]:
         """The options of the connection, as kafka-python's."""
-        control = {
-            name: convert(str(self.properties[source]))
-            for source, (name, convert) in _CONTROL.items()
-            if source in self.properties
-        }
-        if control.get("sasl_mechanism") == OAUTHBEARER:
-            control["sasl_oauth_token_provider"] = token_provider(self.properties)
-        return control
+        return connection_options.control(self.properties)
 
 
 def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
@@ -352,11 +288,10 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
     given = {name: value for name, value in options.items() if not (name == "topic" and value is None)}
     _refuse_other_types(given)
     _refuse_spellings_of_spark(given)
-    _refuse_two_names(given, "message.timeout.ms", "delivery.timeout.ms")
-    if "delivery.timeout.ms" in given:  # librdkafka's other name of it: the default must not stand beside it
-        given["message.timeout.ms"] = given.pop("delivery.timeout.ms")
-    own = parse(OWNER, _READ_HERE, given, _PASSED_ON)
-    properties = {name: value for name, value in given.items() if name not in _OWN}
+    given = _by_one_name(given)
+    own = parse(OWNER, OPTIONS, given, _PASSED_ON)
+    given |= {name: own[name] for name in _READ_ALIKE if name in own}
+    passed_on = {name: value for name, value in given.items() if name not in _OWN}
     delivery = own["delivery"]
     writer = own.get("writer", ARROW if delivery == EXACTLY_ONCE else LIBRDKAFKA)
     two_phase_commit = own.get("two.phase.commit", AUTO if writer == ARROW else OFF)
@@ -366,21 +301,17 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
             option="two.phase.commit",
         )
     _refuse_markers_that_mean_nothing(own.get("batch.markers"), own.get("topic"), delivery)
-    for name in properties:
-        if name in _OURS:
-            raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}", option=name)
-        _refuse_what_control_cannot_honor(name)
-    _refuse_another_protocol(own["bootstrap.servers"], properties)
-    _refuse_two_names(properties, "sasl.mechanism", "sasl.mechanisms")
-    check_tokens(properties.get("sasl.mechanism", properties.get("sasl.mechanisms")), properties)
-    merged = _with_defaults(properties, delivery)
-    if "upsert_by" in own and merged["partitioner"] not in _BY_KEY:
+    _refuse_unknown(passed_on)
+    checked = connection_options.checked(OWNER, own["bootstrap.servers"], passed_on)
+    properties.check(OWNER, passed_on)
+    merged = _with_defaults(checked, delivery)
+    if "upsert_by" in own and merged["partitioner"].lower() not in BY_KEY:
         raise ConfigurationError(
             f"{OWNER} with 'upsert_by' needs a 'partitioner' that sends each key to one partition, else a tombstone"
-            f" would not reach the record that it deletes. Use one of {', '.join(_BY_KEY)}.",
+            f" would not reach the record that it deletes. Use one of {', '.join(BY_KEY)}.",
             option="partitioner",
         )
-    _refuse_what_librdkafka_does_not_know(merged, delivery)
+    properties.check_together(OWNER, merged, is_transactional=delivery == EXACTLY_ONCE)
     if writer == ARROW:
         _refuse_what_the_arrow_writer_cannot_honor(merged, delivery)
     return KafkaOptions(
@@ -390,34 +321,11 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
         two_phase_commit=two_phase_commit,
         prefix=own["transactional.id.prefix"],
         commit_margin_ms=_margin_ms(own.get("commit.margin.ms"), int(merged["transaction.timeout.ms"])),
-        asks_for_most="transaction.timeout.ms" not in properties,
+        asks_for_most="transaction.timeout.ms" not in passed_on,
         properties=merged,
         marker_topic=own.get("batch.markers"),
         upsert_by=tuple(own["upsert_by"].split(",")) if "upsert_by" in own else (),
     )
-
-
-def _refuse_another_protocol(servers: str, properties: Mapping[str, Any]) -> None:
-    """Refuse what asks for another protocol than 'security.protocol'. The clients would ignore it, and write in plain
-    text or without a login."""
-    protocol = str(properties.get("security.protocol", _PROTOCOLS[0])).upper()
-    for address in servers.split(","):
-        scheme, is_given, _ = address.strip().upper().partition("://")
-        if is_given and scheme != protocol:
-            raise ConfigurationError(
-                f"'bootstrap.servers' of {OWNER} has an address that begins with {scheme}://, but the connection would"
-                f" use 'security.protocol' = {protocol!r}. Set 'security.protocol' to {scheme!r}, or take the scheme"
-                " off the address.",
-                option="security.protocol",
-            )
-    for name in properties:
-        layer = name.partition(".")[0].upper()
-        if layer in ("SSL", "SASL") and protocol in _PROTOCOLS and layer not in protocol.split("_"):
-            raise ConfigurationError(
-                f"{name!r} of {OWNER} has no effect with 'security.protocol' = {protocol!r}. Set 'security.protocol' to"
-                f" one with {layer}, such as 'SASL_SSL', or leave {name!r} out.",
-                option=name,
-            )
 
 
 def _refuse_markers_that_mean_nothing(marker_topic: str | None, topic: str | None, delivery: str) -> None:
@@ -442,11 +350,11 @@ def _margin_ms(margin_ms: int | None, timeout_ms: int) -> int:
     return margin_ms
 
 
-def _with_defaults(properties: Mapping[str, Any], delivery: str) -> dict[str, Any]:
+def _with_defaults(given: Mapping[str, Any], delivery: str) -> dict[str, Any]:
     # With idempotence, librdkafka's retries duplicate no record and keep the order. A transaction implies it.
     idempotence = {} if delivery == EXACTLY_ONCE else {"enable.idempotence": delivery != NONE}
-    merged = {**DEFAULTS, **idempotence, **properties}
-    if "message.timeout.ms" not in properties:
+    merged = {**DEFAULTS, **idempotence, **given}
+    if "message.timeout.ms" not in given:
         # librdkafka refuses a message timeout that is longer than the transaction's.
         merged["message.timeout.ms"] = min(DEFAULTS["message.timeout.ms"], int(merged["transaction.timeout.ms"]))
     return merged
@@ -470,74 +378,36 @@ def _refuse_spellings_of_spark(options: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_two_names(options: Mapping[str, Any], one: str, other: str) -> None:
-    if one in options and other in options:
-        raise ConfigurationError(
-            f"{one!r} and {other!r} are two names of the same option of {OWNER}: set only one", option=other
-        )
+def _by_one_name(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with librdkafka's other names of the sink's own options and of the connection's replaced."""
+    for other, one in ALIASES.items():
+        if one in given and other in given:
+            raise ConfigurationError(
+                f"{one!r} and {other!r} are two names of the same option of {OWNER}: set only one", option=other
+            )
+    ours = (*names(OPTIONS), *connection_options.NAMES)
+    return {ALIASES[name] if ALIASES.get(name) in ours else name: value for name, value in given.items()}
 
 
-def _refuse_what_control_cannot_honor(name: str) -> None:
-    security = name.startswith(("ssl.", "sasl.", "enable.ssl.", "https."))
-    if security and name not in (*_CONTROL, *TOKEN_OPTIONS, *_WITHOUT_MEANING_FOR_CONTROL):
-        options = (*_CONTROL, *TOKEN_OPTIONS)
-        known = ", ".join(sorted(known for known in options if known.startswith(("ssl.", "sasl.", "https."))))
-        raise ConfigurationError(
-            f"{name!r} can't be used, because the sink's control connection does not support it. Use one of {known}.",
-            option=name,
-        )
+def _refuse_unknown(passed_on: Mapping[str, Any]) -> None:
+    known = (*names(OPTIONS), *connection_options.NAMES, *properties.NAMES)
+    for name in passed_on:
+        if name in _OURS:
+            raise ConfigurationError(f"{name!r} can't be set on a kafka sink: {_OURS[name]}", option=name)
+        if name not in known and not connection_options.is_security(name):
+            raise unknown(OWNER, name, names(OPTIONS), _PASSED_ON, known)
 
 
-def _refuse_what_the_arrow_writer_cannot_honor(properties: Mapping[str, Any], delivery: str) -> None:
+def _refuse_what_the_arrow_writer_cannot_honor(merged: Mapping[str, Any], delivery: str) -> None:
     if delivery != EXACTLY_ONCE:
         raise ConfigurationError(
             f"'writer' = 'arrow' is only for 'delivery' = 'exactly-once', not {delivery!r}", option="writer"
         )
-    for name in properties:
-        if name not in (*HONORED, *_CONTROL, *TOKEN_OPTIONS):
+    for name in merged:
+        if name not in HONORED and not connection_options.is_known(name):
             raise ConfigurationError(
                 f"{name!r} is an option of librdkafka that the arrow writer does not support. Leave it out, or set"
                 " 'writer' = 'librdkafka'.",
                 option=name,
             )
-    settings(properties)
-
-
-def _refuse_what_librdkafka_does_not_know(properties: Mapping[str, Any], delivery: str) -> None:
-    """Have librdkafka check names and values without connecting to a broker."""
-    online = ("bootstrap.servers", "sasl.oauthbearer.method")  # with this option, librdkafka fetches a token
-    offline = {name: value for name, value in properties.items() if name not in online}
-    if delivery == EXACTLY_ONCE:  # some values are not allowed with a transaction
-        offline["transactional.id"] = "offline"
-    try:
-        confluent_kafka.Producer(offline, logger=_SILENT)
-    except confluent_kafka.KafkaException as error:
-        refusal = error.args[0].str()
-    except (TypeError, ValueError) as error:
-        refusal = str(error)
-    else:
-        return
-    raise wrong_options(refusal)  # outside the handlers: librdkafka's error, which quotes values, would be its context
-
-
-def wrong_options(message: str) -> ConfigurationError:
-    """Return the error for options that librdkafka refuses. librdkafka quotes some values, and a value may be a secret
-    that was given to the wrong option. So the values are left out, and librdkafka's own error must not be the cause."""
-    message = message.strip()
-    if stranger := re.fullmatch(r'No such configuration property: "(.*)"', message):
-        return unknown(OWNER, stranger[1], names(OPTIONS), _PASSED_ON, [*HONORED, *_CONTROL, *TOKEN_OPTIONS])
-    if named := re.search(r'(?:property|for) "([^"]*)"', message):
-        allowed = re.search(r"allowed range (\S+)", message)
-        return wrong_value(OWNER, named[1], f"within {allowed[1]}" if allowed else "a value that librdkafka accepts")
-    without_values = re.sub(r'value "[^"]*"', "value", message)
-    return ConfigurationError(f"librdkafka refuses the options of {OWNER}: {without_values}")
-
-
-class _Silent:
-    """A logger for a producer that exists only to check its options. It drops every message."""
-
-    def log(self, *_: object) -> None:
-        pass
-
-
-_SILENT = _Silent()
+    settings(merged)

@@ -29,11 +29,10 @@ from twopc.errors import (
     TransactionLost,
 )
 from twopc.keyed import KeyedSink
-from twopc.leases import Lease
 from twopc.open_transactions import OpenTransactions
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
-from twopc_kafka import checks, hanging, markers, topics
+from twopc_kafka import checks, hanging, leases, markers, topics
 from twopc_kafka.answers import (
     NO_TIMEOUT_MS,
     UNKNOWN_TOPIC,
@@ -107,7 +106,7 @@ class KafkaTransaction(Transaction):
     def __init__(
         self,
         transaction_id: TransactionId,
-        lease: Lease,
+        lease: leases.Lease,
         writer: Writer | ArrowWriter | OffsetsWriter,
         has_timeout: bool = True,
     ) -> None:
@@ -190,8 +189,9 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         # A replay takes a name that no transaction has used. A used name may be that of a committed transaction of
         # the same batch. Kafka must show that commit until the log records it, so nothing may begin by the name.
         is_new = transaction_id.replay > 0
+        round = transaction_id.round.incarnation, transaction_id.round.batch_id
         while True:
-            lease = self.transactional_ids.lease(transaction_id.round, is_new)
+            lease = leases.lease(self.transactional_ids.scope, round, is_new)
             try:
                 writer = self._writer(lease.name, lease.was_used, self._marker_topic(transaction_id.round.batch_id))
             except NotCommitted as error:

@@ -67,6 +67,11 @@ class Workers:
             self._progress.update(bar, advance=1, found=f"{failed} failed" if failed else "")
         return outcomes
 
+    def bar(self, name: str, total: int) -> Callable[[], None]:
+        """Add a line of progress. Return what advances it by one."""
+        bar = self._progress.add_task(name, total=total, found="")
+        return lambda: self._progress.advance(bar)
+
     def summary(self, outcomes: Sequence[Any], *told: Sequence[str]) -> dict[str, Any]:
         """Return the part of the report that all kinds of cases share. ``told`` has the failures, in groups."""
         all_told = [what for group in told for what in group]

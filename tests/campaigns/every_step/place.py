@@ -58,6 +58,10 @@ class Place(Protocol):
     def survives(self) -> bool:
         """Whether the contents outlive a process."""
 
+    @property
+    def is_keyed(self) -> bool:
+        """Whether the sinks replace and delete records by ``query.KEY``."""
+
     def sinks(self) -> Sinks:
         """Return new sinks, as a process that starts creates them."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from twopc import durable_files
+from twopc.stores import folder
 
 AT_MOST_S = 120
 """The longest time of a process. A process that hangs is ended and reported."""
@@ -64,4 +64,4 @@ def let_an_hour_pass(work: Path, is_on_disk: bool) -> None:
         for path in work.rglob(pattern):
             os.utime(path, (time.time() - 7200,) * 2)
     if not is_on_disk:
-        durable_files._ASIDE_LIVES_S = -1
+        folder.ASIDE_LIVES_S = -1

@@ -46,8 +46,8 @@ class Batches:
         self._write = foreach_batch(
             settings.sinks(),
             f"{settings.folder}/log",
-            replay_copies=f"{settings.folder}/copies" if settings.makes_copies else None,
-            coalesce=False,
+            on_loss=twopc.ReplayCopies(f"{settings.folder}/copies") if settings.makes_copies else "stop",
+            small_batches="all-tasks",
         )
         self.done = 0
         self.error: TwoPhaseCommitError | None = None

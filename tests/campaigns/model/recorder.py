@@ -21,12 +21,11 @@ from tests.campaigns.simulation.world import Actor, Fault, World
 from twopc.coordinator import Coordinator
 from twopc.effects import LogView, Steps
 from twopc.errors import Fenced, LogMismatch, OutcomeUnknown, TransactionLost
-from twopc.leases import Lease
 from twopc.log import entries
 from twopc.performer import Performer
 from twopc.transaction import Committable
-from twopc.transactional_ids import TransactionalIdPool
 from twopc_files.file_names import DECIDABLE, OPEN, open_files
+from twopc_kafka.leases import Lease
 
 Value: TypeAlias = "int | str | Sequence[Value] | frozenset[Value] | Attempt"
 
@@ -149,7 +148,7 @@ class Recorder:
             Seam("twopc_kafka.sink:KafkaSink.recover", self._recover),
             Seam("twopc_files.sink:FileSink.recover", self._recover),
             Seam("twopc.participant:Participant.pre_commit", self._pre_commit),
-            Seam("twopc.transactional_ids:TransactionalIdPool.lease", self._lease),
+            Seam("twopc_kafka.leases:lease", self._lease),
             Seam(f"{model}.machines:Slot._write", self._use_is_saved),
             Seam(f"{model}.object_store:ObjectStore._delete", self._delete),
             Seam("twopc_kafka.sink:KafkaSink.abort", self._abort),
@@ -421,9 +420,9 @@ class Recorder:
         if share(job._rows, partition, job._partitions):
             self._add("start", attempt=attempt)
 
-    def _lease(self, real: Any, pool: TransactionalIdPool, *arguments: Any) -> Lease:
+    def _lease(self, real: Any, pool: str, *arguments: Any) -> Lease:
         lease: Lease = real(pool, *arguments)
-        token, sink = lease.name.split(".")[-2], _short(pool.sink)
+        token, sink = lease.name.split(".")[-2], _short(pool.split(".")[-2])
         name, _ = self._names.setdefault(token, (len(self._names) + 1, sink))
         if self._attempt:
             turn = int(lease.name.rpartition(".")[2])

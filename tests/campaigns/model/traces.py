@@ -112,6 +112,9 @@ UNNOTICED = {
     "one commit that fails leaves the others undone": "what else a query has committed when it stops",
     "a batch without transactions is never complete": "the completion of a batch without records",
     "a batch is announced before it is committed": "announcements",
+    "a failure that comes again is tried for ever": "failures of rounds, and their number",
+    "an outage is counted as a failure": "failures of rounds, and their number",
+    "an opening forgets the failures before": "failures of rounds, and their number",
 }
 """Mutants whose traces the specification accepts, with what it lacks. The ledger rejects them."""
 

@@ -46,7 +46,7 @@ Min(set) == CHOOSE n \in set : \A m \in set : n <= m
 Numbers == 1 .. Lives
 Last == Lives
 
-\* Rounds are ordered: of two lives the newer one has the newer rounds. See RoundNumbers in twopc/leases.py.
+\* Rounds are ordered: of two lives the newer one has the newer rounds. See RoundNumbers in plugins/kafka/twopc_kafka/leases.py.
 Round(a) == <<a.life, a.batch>>
 Older(r, s) == r[1] < s[1] \/ (r[1] = s[1] /\ r[2] < s[2])
 
@@ -234,7 +234,7 @@ Plan(l) ==
                 /\ Run(l, b, <<from, to>>, before)
 
 --------------------------------------------------------------------------------------
-(* Phase one: task attempts lease a name, and later begin, write and pre-commit: twopc/leases.py, twopc/participant.py *)
+(* Phase one: task attempts lease a name, and later begin, write and pre-commit: plugins/kafka/twopc_kafka/leases.py, twopc/participant.py *)
 
 Locked(t) == {attempt[a].name : a \in {a \in DOMAIN attempt : a.task = t /\ attempt[a].pc = "leased"}}
 

@@ -33,8 +33,10 @@ TOOLS = (
 CONTRACTS = (
     "guide/test_contract.py",
     "tests/sinks/delta/test_contract.py",
+    "tests/sinks/delta/test_upserts.py::TestKeyed",
     "tests/sinks/files/test_contract.py",
     "tests/sinks/iceberg/test_contract.py",
+    "tests/sinks/iceberg/test_upserts.py::TestKeyed",
     "tests/sinks/kafka/test_contract.py",
     "tests/sinks/mysql/test_contract.py",
     "tests/sinks/postgres/test_contract.py",

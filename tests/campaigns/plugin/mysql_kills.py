@@ -1,7 +1,7 @@
 """MariaDB under kills: the driver at every step of a batch, and the server between steps and amid a batch.
 
 ``python -m tests.campaigns.plugin.mysql_kills FOLDER [--rounds N] [--amid N] [--seed N] [--version V]`` runs four
-configurations, with and without a binary log and with and without ``upsert_by``, and prints the result as JSON.
+configurations, with and without a binary log, and appends or upserts and deletes, and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.kills import ENDS_AFTER_S, start_logged
 from tests.support.loop import Job
 from tests.support.mariadb_server import VERSION, VERSIONS, MariaDbServer
 
-PARTITIONS, RECORDS = 3, 5
+PARTITIONS, RECORDS, KEYS = 3, 5, 12
 
 STEPS = (
     *(f"vote {n}" for n in range(1, PARTITIONS + 1)),
@@ -37,7 +37,7 @@ LONGEST_AMID_S = 1.5
 """About how long it takes to start, and to write these batches."""
 
 
-def prove(folder: Path, server: MariaDbServer, upsert_by: str, rounds: int, amid: int, seed: int) -> dict[str, int]:
+def prove(folder: Path, server: MariaDbServer, is_keyed: bool, rounds: int, amid: int, seed: int) -> dict[str, int]:
     """Kill the driver at each step, each time in another batch, and the server after every other one. Then kill the
     server ``amid`` times at moments by chance, while a driver writes.
 
@@ -46,10 +46,11 @@ def prove(folder: Path, server: MariaDbServer, upsert_by: str, rounds: int, amid
     """
     ask(server, "DROP DATABASE IF EXISTS lake")
     ask(server, "CREATE DATABASE lake CHARACTER SET utf8mb4 COLLATE utf8mb4_bin")
-    key = "PRIMARY KEY (value)" if upsert_by else "KEY (value)"
+    key = "`key` VARCHAR(50) PRIMARY KEY" if is_keyed else "KEY (value)"
     ask(server, f"CREATE TABLE lake.orders (value VARCHAR(50) NOT NULL, {key}) ENGINE=InnoDB")
-    options = {"url": server.url("lake"), "table": "orders", **({"upsert_by": upsert_by} if upsert_by else {})}
+    options = {"url": server.url("lake"), "table": "orders", **({"upsert_by": "key"} if is_keyed else {})}
     job = Job(str(folder), {"orders": ("mysql", options)}, partitions=PARTITIONS, records=RECORDS)
+    job = replace(job, keys=KEYS if is_keyed else 0)
     kills = batches = 0
     for number, step in enumerate((*STEPS * rounds, "")):
         batches = number + 1
@@ -62,8 +63,8 @@ def prove(folder: Path, server: MariaDbServer, upsert_by: str, rounds: int, amid
         batches += BATCHES_AMID
         kills += 1
         killed_amid(replace(job, batches=batches, runs_again=True), server, folder / "driver.log", moment)
-    found = [value for (value,) in ask(server, "SELECT value FROM lake.orders")]
-    of_records = difference(job.all_values(batches), found)
+    found = ask(server, "SELECT `key`, value FROM lake.orders" if is_keyed else "SELECT value FROM lake.orders")
+    of_records = difference(replace(job, batches=batches).rows(), found)
     left = len(ask(server, "XA RECOVER"))
     return {"kills": kills, "batches": batches, **asdict(of_records), "leftovers": left}
 
@@ -105,11 +106,11 @@ def main(arguments: list[str]) -> None:
     results = {}
     for binlog in (False, True):
         with MariaDbServer(binlog=binlog, version=given.version) as server:
-            for upsert_by in ("", "value"):
-                name = f"{'upsert' if upsert_by else 'append'}, binlog {'on' if binlog else 'off'}"
+            for is_keyed in (False, True):
+                name = f"{'upsert' if is_keyed else 'append'}, binlog {'on' if binlog else 'off'}"
                 folder = given.folder / name.replace(", ", "-").replace(" ", "-")
                 folder.mkdir(parents=True)
-                results[name] = prove(folder, server, upsert_by, given.rounds, given.amid, given.seed)
+                results[name] = prove(folder, server, is_keyed, given.rounds, given.amid, given.seed)
     every = Difference(*(sum(each[of] for each in results.values()) for of in ("lost", "duplicates")))
     total = {of: sum(each[of] for each in results.values()) for of in ("kills", "batches", "leftovers")}
     print(json.dumps({"version": given.version, **total, **asdict(every), "runs": results}))

@@ -1,7 +1,7 @@
 """Staging tables under kills: the driver at every step of a batch, and the database's server after every other one.
 
-``python -m tests.campaigns.plugin.sql_kills FOLDER [--rounds N]`` runs on each database, with and without
-``upsert_by``, and prints the result as JSON.
+``python -m tests.campaigns.plugin.sql_kills FOLDER [--rounds N]`` runs on each database, with appends and with upserts
+and deletes, and prints the result as JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.support.contents import difference
 from tests.support.loop import Job
 from tests.support.sql_databases import TYPES, Databases, ask, staged
 
-PARTITIONS, RECORDS = 3, 5
+PARTITIONS, RECORDS, KEYS = 3, 5, 12
 
 STEPS = (
     *(f"vote {n}" for n in range(1, PARTITIONS + 1)),
@@ -26,7 +26,7 @@ STEPS = (
 """See ``Job.kill_at``. A batch is committed at once."""
 
 
-def prove(folder: Path, databases: Databases, database: str, upsert_by: str, rounds: int) -> dict[str, int]:
+def prove(folder: Path, databases: Databases, database: str, is_keyed: bool, rounds: int) -> dict[str, int]:
     """Kill the driver at each step, each time in another batch, and the server after every other one.
 
     Returns:
@@ -34,10 +34,17 @@ def prove(folder: Path, databases: Databases, database: str, upsert_by: str, rou
     """
     folder.mkdir(parents=True)
     url = databases.url(database, folder)
-    ask(url, "CREATE TABLE orders (value {key}" + (" PRIMARY KEY)" if upsert_by else ")"))
+    key = "`key`" if database == "mysql" else "key"
+    ask(
+        url,
+        f"CREATE TABLE orders (value {{key}}, {key} {{key}} PRIMARY KEY)"
+        if is_keyed
+        else "CREATE TABLE orders (value {key})",
+    )
     options = {"url": url.render_as_string(hide_password=False), "table": "orders"}
-    options |= {"upsert_by": upsert_by} if upsert_by else {}
+    options |= {"upsert_by": "key"} if is_keyed else {}
     job = Job(str(folder), {"orders": ("sql", options)}, partitions=PARTITIONS, records=RECORDS)
+    job = replace(job, keys=KEYS if is_keyed else 0)
     steps, kills = [*STEPS * rounds, ""], 0
     for number, step in enumerate(steps):
         replace(job, batches=number + 1, kill_in=number, kill_at=step).run()
@@ -45,9 +52,10 @@ def prove(folder: Path, databases: Databases, database: str, upsert_by: str, rou
         if step and number % 2 and databases.has_server(database):
             databases.kill_and_start(database)
             kills += 1
-    found = difference(job.all_values(len(steps)), [str(value) for (value,) in ask(url, "SELECT value FROM orders")])
+    found = ask(url, f"SELECT {key}, value FROM orders" if is_keyed else "SELECT value FROM orders")  # noqa: S608
+    of_records = difference(replace(job, batches=len(steps)).rows(), found)
     [(transactions,)] = ask(url, "SELECT count(*) FROM twopc_transactions")
-    return {"kills": kills, **asdict(found), "leftovers": staged(url) + int(str(transactions))}
+    return {"kills": kills, **asdict(of_records), "leftovers": staged(url) + int(str(transactions))}
 
 
 def main(arguments: list[str]) -> None:
@@ -58,9 +66,9 @@ def main(arguments: list[str]) -> None:
     results = {}
     with Databases(own=True) as databases:
         for database in TYPES:
-            for upsert_by in ("", "value"):
-                name = f"{database}-{'upsert' if upsert_by else 'append'}"
-                results[name] = prove(given.folder / name, databases, database, upsert_by, given.rounds)
+            for is_keyed in (False, True):
+                name = f"{database}-{'upsert' if is_keyed else 'append'}"
+                results[name] = prove(given.folder / name, databases, database, is_keyed, given.rounds)
     total = sum(map(Counter[str], results.values()), Counter({"kills": 0}))
     print(json.dumps({**{of: total[of] for of in ("kills", "lost", "duplicates", "leftovers")}, "runs": results}))
 

@@ -20,7 +20,17 @@ from typing import Any, TypeAlias
 from rich.progress import TextColumn
 
 from tests.campaigns.report import Report
-from tests.campaigns.simulation.exploration import SMALL, SMALLEST, TINY, Failure, pairs, shortest, singles, triples
+from tests.campaigns.simulation.exploration import (
+    FAILING,
+    SMALL,
+    SMALLEST,
+    TINY,
+    Failure,
+    pairs,
+    shortest,
+    singles,
+    triples,
+)
 from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
 from tests.campaigns.simulation.world import CRASH_POINTS, Fault
 from tests.support.progress_lines import ProgressLines
@@ -86,7 +96,7 @@ Planned: TypeAlias = Iterator[tuple[int | None, Callable[[], tuple[Scenario, Res
 
 def _planned(worker: int, workers: int, seeds: range, until: Mapping[str, float], share: Share) -> Planned:
     if "pairs" in until:
-        for scenario in (*SMALL, *SMALLEST):
+        for scenario in (*SMALL, *FAILING, *SMALLEST):
             yield from _scheduled(scenario, itertools.islice(singles(scenario), worker, None, workers))
         for scenario in (*SMALLEST, *SMALL):
             yield from _scheduled(scenario, pairs(scenario, workers, worker), until["pairs"])

@@ -288,6 +288,8 @@ class Path:
     def rename(self, target: Path) -> None:
         self._disk.world.step(CHANGE, self._disk.rename, self.names, target.names)
 
+    replace = rename
+
     def lstat(self) -> Status:
         return self._disk.world.step(LOOK, self._status)
 

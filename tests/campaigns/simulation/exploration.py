@@ -27,6 +27,13 @@ SMALL = (
 )
 """Scenarios whose single faults are all tried, at every step, and then their pairs."""
 
+FAILING = (
+    Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="for ever"),
+    Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="for a while"),
+    Scenario(sinks="f", partitions=(1,), rows_a_batch=1, fails="for ever", log="disk"),
+)
+"""Scenarios with rounds that fail again and again, whose single faults are all tried."""
+
 SMALLEST = (
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1),
     Scenario(sinks="kf", partitions=(1,), rows_a_batch=1, log="disk"),

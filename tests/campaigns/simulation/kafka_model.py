@@ -18,9 +18,9 @@ from tests.campaigns.simulation.records import Records
 from tests.campaigns.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, NotCommitted, ProducerIdentity, TransactionState
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, NotCommitted, OpenInPartition, ProducerIdentity, TransactionState
 from twopc_kafka.client.control import Control
-from twopc_kafka.client.leaders import Leaders, OpenInPartition, Seen
+from twopc_kafka.client.leaders import Leaders, Seen
 from twopc_kafka.client.requests import Partitions
 from twopc_kafka.ending import Stuck
 from twopc_kafka.hanging import Hanging

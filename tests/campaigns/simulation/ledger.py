@@ -434,7 +434,7 @@ class FolderAsLog:
 
     def newest_incarnation(self) -> int:
         """Return the incarnation of the newest entry that processes see. Its name may not be synced yet."""
-        name = max(name for name in self._folder.entries if name.endswith(".json"))
+        name = max(filter(_is_entry, self._folder.entries))
         entry = self._folder.entries[name]
         assert isinstance(entry, Inode)
         return entries.parse(entry.content, name).incarnation
@@ -444,9 +444,13 @@ class FolderAsLog:
             return
         for name in sorted(folder.synced.keys() - self._told):
             file = folder.synced[name]
-            if name.endswith(".json") and isinstance(file, Inode) and file.synced:
+            if _is_entry(name) and isinstance(file, Inode) and file.synced:
                 self._told.add(name)
                 self._ledger.entry_is_durable(int(name.removesuffix(".json")), file.synced)
+
+
+def _is_entry(name: str) -> bool:
+    return name[0].isdecimal() and name.endswith(".json")  # not a note beside the entries
 
 
 assert entry_name(7) == "00000000000000000007.json"

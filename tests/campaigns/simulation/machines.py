@@ -1,4 +1,4 @@
-"""Machines, with the files in which names are leased: the part of ``twopc.leases`` that touches a machine.
+"""Machines, with the files in which names are leased: the part of ``twopc_kafka.leases`` that touches a machine.
 
 A lock belongs to its process, which holds it while it sleeps and loses it when it dies. Writes are visible at once. A
 power cut loses them: the model assumes the worst case, that nothing of the last lease has reached the disk.

@@ -14,25 +14,26 @@ from functools import partial
 from typing import Any
 
 from tests.campaigns.seams import Seam, nothing, returning
-from tests.campaigns.simulation.exploration import SMALL
+from tests.campaigns.simulation.exploration import FAILING, SMALL
 from tests.campaigns.simulation.schedule import Scenario
 from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
-from twopc import effects, leases, protocol, sweep
+from twopc import effects, protocol, sweep
 from twopc.commits import CommitCall, _Once
 from twopc.coordinator import Coordinator
-from twopc.durable_files import sync_folder
 from twopc.effects import FailedCommit, Life, LogView, Steps
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
-from twopc.leases import Use
 from twopc.log import steps
 from twopc.log.entries import Decision, Entry
 from twopc.pending import PendingTransactions
 from twopc.phases import Phase
+from twopc.stores.disk import sync_folder
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 from twopc_files.stores.local import Local
+from twopc_kafka import leases
 from twopc_kafka.answers import Outcome
+from twopc_kafka.leases import Use
 
 ASLEEP = (Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.PREEMPT)
 DEAD = (Fault.CRASH_BEFORE,)
@@ -63,7 +64,7 @@ class Mutant:
 COORDINATOR = "twopc.coordinator:Coordinator"
 PROTOCOL = "twopc.protocol"
 LOG = "twopc.log.steps"
-LEASES = "twopc.leases"
+LEASES = "twopc_kafka.leases"
 SWEEP = "twopc.sweep"
 KAFKA = "twopc_kafka.sink:KafkaSink"
 HANGING = "twopc_kafka.hanging:Hanging"
@@ -100,6 +101,15 @@ def _sealed_unseen(_: Any, life: Life, __: Round, votes: Sequence[Any]) -> Steps
         name: tuple(replace(vote[name], handle={**vote[name].handle, **unseen}) for vote in votes if name in vote)
         for name in life.members
     }
+
+
+def _never_counted(_: Any, __: Entry, error: Exception, ___: Any) -> Steps[Exception]:
+    yield from nothing_done()
+    return error
+
+
+def _any_error(_: Any, error: Exception) -> str:
+    return type(error.__cause__ or error).__name__
 
 
 def _two_votes_sealed(real: Any, life: Life, round: Round, votes: Sequence[Any]) -> Any:
@@ -672,6 +682,21 @@ MUTANTS = (
         (Seam(f"{LOG}:open_log", _opened_alone),),
     ),
     Mutant(
+        "a failure that comes again is tried for ever",
+        (Seam(f"{PROTOCOL}:counted", _never_counted),),
+        FAILING[:1],
+    ),
+    Mutant(
+        "an outage is counted as a failure",
+        (Seam(f"{PROTOCOL}:identity", _any_error),),
+        FAILING[1:2],
+    ),
+    Mutant(
+        "an opening forgets the failures before",
+        (Seam(f"{LOG}:opened", _without(repetition=None)),),
+        FAILING[:1],
+    ),
+    Mutant(
         "open carries nothing forward",
         (Seam(f"{LOG}:opened", _without(unresolved=())),),
     ),
@@ -714,18 +739,18 @@ MUTANTS = (
     ),
     Mutant(
         "an entry of the log overwrites another",
-        (Seam(f"{SYSTEM}.link", _overwriting, "twopc.durable_files:put_in_place"),),
+        (Seam(f"{SYSTEM}.link", _overwriting, "twopc.stores.disk:put_in_place"),),
         (ON_DISK,),
         in_pairs=ASLEEP,
     ),
     Mutant(
         "the log's folder is not synced",
-        (Seam("twopc.durable_files:sync_folder", nothing, "twopc.durable_files:LocalFolder.sync"),),
+        (Seam("twopc.stores.disk:sync_folder", nothing, "twopc.stores.disk:LocalFolder.sync"),),
         (ON_DISK,),
     ),
     Mutant(
         "an entry of the log is not synced",
-        (Seam(f"{SYSTEM}.fsync", nothing, "twopc.durable_files:LocalFolder._written_aside"),),
+        (Seam(f"{SYSTEM}.fsync", nothing, "twopc.stores.disk:LocalFolder._written_aside"),),
         (ON_DISK,),
     ),
     Mutant(

@@ -15,6 +15,7 @@ PUT = Op("store: put if absent", _no_answer, Fault.DELAYED, changes=True)
 DELETE = Op("store: delete", _no_answer, Fault.DELAYED, changes=True)
 READ = Op("store: read", _no_answer, changes=False)
 LIST = Op("store: list", _no_answer, changes=False)
+POST = Op("store: post a note", _no_answer, changes=True)
 
 
 class ObjectStore:
@@ -25,6 +26,7 @@ class ObjectStore:
     def __init__(self, world: World) -> None:
         self._world = world
         self.entries: dict[int, bytes] = {}
+        self._note = b""
         self.on_put: Callable[[int, bytes], None] = lambda _slot, _data: None
 
     def slots(self) -> list[int]:
@@ -58,7 +60,10 @@ class ObjectStore:
         self.entries.pop(slot, None)
 
     def post(self, data: bytes) -> None:
-        """Do nothing: notices are for operators, and the simulation has none who read them."""
+        self._world.step(POST, self._post, data)
+
+    def _post(self, data: bytes) -> None:
+        self._note = data
 
     def posted(self) -> bytes:
-        return b""
+        return self._world.step(READ, lambda: self._note) if self._note else b""

@@ -25,6 +25,7 @@ class Promise(Enum):
     FENCED_STOPS = "a fenced coordinator stops as one that is fenced, and calls no operator"
     FENCED_BY_ANOTHER = "a coordinator is fenced only by a newer one"
     STOPS_WITH_REASON = "a query stops only for a loss, an unknown outcome or a damaged checkpoint"
+    STOPS_WHEN_REPEATED = "a failure that no table knows stops the query at its third start in a row, and no other does"
     STOPS_FOR_GOOD = "a query that has stopped for an operator stops again when it is started again"
     STOPS_AFTER_THE_REST = "a query that stops has finished everything else"
     SAME_CONTENTS = "every target system has the contents of an undisturbed run"

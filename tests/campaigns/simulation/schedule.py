@@ -27,26 +27,27 @@ from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, durable_files, leases, participant, performer
-from twopc.errors import Retriable
+from twopc import commits, participant, performer, transactional_ids
+from twopc.errors import RepeatedFailure, Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
 from twopc.log.store import LocalStore, LogStore
 from twopc.participant import Participant
 from twopc.phases import Phase
 from twopc.sink import TwoPhaseCommitSink
+from twopc.stores import disk, folder
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 from twopc_files.layout import Layout
 from twopc_files.sink import FileSink
 from twopc_files.stores import local
 from twopc_files.stores.local import Local
-from twopc_kafka import ending, hanging
+from twopc_kafka import ending, hanging, leases
 from twopc_kafka import sink as kafka_sink
 
 ResultT = TypeVar("ResultT")
 
-REAL_SLOTS = leases.BATCH_SLOTS
+REAL_SLOTS = transactional_ids.BATCH_SLOTS
 
 WITH_TABLES = ("t", "kt", "ft", "kft", "tt", "ktt")
 """The sinks of every fifth seed."""
@@ -75,7 +76,7 @@ class Scenario:
         machines: see ``Cluster``. A replay uses names of the driver's machine.
         slots: the number of batches after which a name recurs on its machine. With 1, names are less distinct than in
             reality.
-        runs, rests: see ``Cluster``.
+        runs, rests, fails: see ``Cluster``.
         syncs_checkpoint: whether the checkpoint survives a power cut. Spark does not sync its checkpoint: without this,
             a power cut removes the newest batch, or the two newest if names survive.
         joint: whether tables are committed together first.
@@ -102,6 +103,7 @@ class Scenario:
     rests: bool = False
     syncs_checkpoint: bool = True
     joint: bool = False
+    fails: str = ""
 
 
 @dataclass(slots=True)
@@ -236,10 +238,10 @@ def simulated() -> Iterator[None]:
         (leases, "_boot", _MACHINES.boot),
         (leases, "_searched", Forgotten()),
         (leases, "secrets", SimpleNamespace(token_hex=_IDS.token)),
-        (leases, "BATCH_SLOTS", leases.BATCH_SLOTS),
+        (leases, "BATCH_SLOTS", REAL_SLOTS),
         (log_store, "mount_of", lambda _: None),
-        (durable_files, "os", _OS),
-        (durable_files, "uuid", uuids),
+        (disk, "os", _OS),
+        (folder, "uuid", uuids),
         (local, "os", _OS),
         (local, "open", lambda path, mode: path.open(mode)),
     )
@@ -302,12 +304,15 @@ def _scenario_of(seed: int, rng: random.Random) -> Scenario:
         scenario = replace(scenario, recompute=True, stage=False)
     if seed % 11 == 7:
         scenario = replace(scenario, sinks="p" + scenario.sinks)
+    if seed % 17 == 5:
+        scenario = replace(scenario, fails=("for ever", "for a while")[seed // 17 % 2])
     return scenario
 
 
 def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     _IDS.count = 0
-    leases.BATCH_SLOTS = REAL_SLOTS  # for the backlog: no coordinator leaves two batches whose names would collide
+    # For the backlog: no coordinator leaves two batches whose names would collide.
+    vars(leases)["BATCH_SLOTS"] = REAL_SLOTS
     steps.ENTRIES_KEPT = scenario.entries_kept
     world = World(faults, records_trace=traced)
     _CLOCK.world = world
@@ -329,7 +334,7 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     )
     if scenario.backlog or scenario.orphans:
         _leave_something_behind(scenario, spark)
-    leases.BATCH_SLOTS = scenario.slots
+    vars(leases)["BATCH_SLOTS"] = scenario.slots
     if scenario.late_begin:
         _leave_begins_under_way(scenario, spark, broker)
 
@@ -360,6 +365,7 @@ def _cluster(scenario: Scenario) -> Cluster:
         scenario.rests,
         scenario.stage_retries_count_on,
         scenario.recompute,
+        scenario.fails,
     )
 
 
@@ -412,6 +418,7 @@ def _let_happen(  # all that a fault can hit
 def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: Disk) -> None:
     """Restart once more, undisturbed and with one more batch. Then check everything."""
     had_stopped = spark.forget_stop()
+    spark.failing.end()
     world.faults, world.is_disturbed = Planned({}), False
     spark.batches += 1
     del spark.drivers[: len(spark.drivers)]
@@ -424,7 +431,8 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
             ledger.check_contents_after_a_stop()
             return
         repartitioned = scenario.recompute and not spark.cluster.yields_the_same
-        if had_stopped and not ledger.is_restored and not repartitioned:
+        is_corrected = isinstance(had_stopped, RepeatedFailure)
+        if had_stopped and not ledger.is_restored and not repartitioned and not is_corrected:
             raise Violation(
                 Promise.STOPS_FOR_GOOD, f"the query had stopped, but continued after a restart: {had_stopped}"
             )
@@ -513,7 +521,7 @@ def _leave_begins_under_way(scenario: Scenario, spark: Spark, broker: Broker) ->
     for name, sink in sinks.items():
         if name[-1] in "kp":
             sink.bind(name, tail.log_id)
-            leased = sink.transactional_ids.lease(Round(1, 0)).name
+            leased = leases.lease(sink.transactional_ids.scope, (1, 0)).name
             spark.world.later(STEPS_AT_MOST, functools.partial(broker.init, leased))
 
 

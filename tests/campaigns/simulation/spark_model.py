@@ -24,6 +24,7 @@ from twopc.errors import (
     InDoubt,
     OperatorRequired,
     Refused,
+    RepeatedFailure,
     Retriable,
     RoundAborted,
     TwoPhaseCommitError,
@@ -33,10 +34,12 @@ from twopc.log.commit_log import read_tail
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.phases import Phase
+from twopc.protocol import STARTS_AT_MOST
 from twopc.recompute import Wanted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transactional_ids import Round
 
+OUTAGES = 2 * STARTS_AT_MOST
 TASK_FAILURES_AT_MOST = 4
 DRIVERS_AT_MOST = 6
 FAILURES_OF_A_DRIVER_AT_MOST = 4
@@ -45,8 +48,40 @@ REPORT = Op("spark: report the vote", OSError, changes=True)
 START = Op("spark: start", None)
 
 
-class JobFailed(Exception):
-    """A task failed too often."""
+class Failing:
+    """What fails the rounds of one batch, after its tasks have voted.
+
+    Args:
+        world: the world, whose faults may each cost the count of the starts before.
+        how: ``for ever``, for a reason that no table knows, until an operator ends it; or ``for a while``, by an
+            outage. Nothing fails otherwise.
+    """
+
+    def __init__(self, world: World, how: str) -> None:
+        self._world, self._how = world, how
+        self._outages = OUTAGES if how == "for a while" else 0
+        self.rounds = 0
+
+    def end(self) -> None:
+        """Correct the cause."""
+        self._how, self._outages = "", 0
+
+    def strike(self, batch_id: int) -> None:
+        if batch_id != 0:
+            return
+        if self._outages:
+            self._outages -= 1
+            raise TimeoutError("the source does not answer")
+        if self._how == "for ever":
+            self.rounds += 1
+            if self.rounds > STARTS_AT_MOST * (1 + len(self._world.happened)):
+                raise Violation(Promise.STOPS_WHEN_REPEATED, f"a round has failed {self.rounds} times in the same way")
+            raise ValueError(f"record {self.rounds} can't be computed")
+
+    def require_reason(self, error: RepeatedFailure) -> None:
+        if self._how != "for ever" or self.rounds < STARTS_AT_MOST:
+            what = f"after {self.rounds} failures, the query stops: {error}"
+            raise Violation(Promise.STOPS_WHEN_REPEATED, what) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +119,7 @@ class Cluster:
             a clean stop.
         stage_retries_count_on: see ``Scenario``.
         recomputes: whether records are written with hashes, and lost ones computed again.
+        fails: see ``Failing``.
     """
 
     partitions: Sequence[int]
@@ -92,6 +128,7 @@ class Cluster:
     rests: bool = False
     stage_retries_count_on: bool = True
     recomputes: bool = False
+    fails: str = ""
 
     @property
     def yields_the_same(self) -> bool:
@@ -114,6 +151,7 @@ class Spark:
         stage: SimulatedStage | None = None,
     ) -> None:
         self.world = world
+        self.failing = Failing(world, cluster.fails)
         self.checkpoint = checkpoint
         self.cluster = cluster
         self.batches = batches
@@ -191,6 +229,10 @@ class Spark:
     def stop(self, error: OperatorRequired) -> None:
         if self.log_is_backup:
             self.mismatch = error
+            return
+        if isinstance(error, RepeatedFailure):
+            self.failing.require_reason(error)
+            self.stopped = error
             return
         recomputes = self.cluster.recomputes and self.cluster.yields_the_same
         self._ledger.query_stops(error, has_copies=self._stage is not None, recomputes=recomputes)
@@ -307,7 +349,9 @@ class Driver:
             ):  # it slept through a repair, and decides a batch that the repair undid
                 self._checkpoint.has_fallen_back = True
             self._spark.check_swept(self._coordinator, self._spark.opened_at)
-            return SparkJob(self._spark, self._actor, self._sinks, round, batch.rows()).run()
+            votes = SparkJob(self._spark, self._actor, self._sinks, round, batch.rows()).run()
+            self._spark.failing.strike(batch.id)
+            return votes
 
         def recompute(round: Round, wanted: Wanted) -> list[Vote]:
             self._has_begun = True
@@ -380,7 +424,7 @@ class SparkJob:
         self._spark.world.wait(lambda: self._failed or len(self._votes) == self._partitions)
         self._done = True
         if self._failed:
-            raise JobFailed(f"a task failed {TASK_FAILURES_AT_MOST} times")
+            raise RoundAborted(f"a task failed {TASK_FAILURES_AT_MOST} times")
         return [self._votes[partition] for partition in range(self._partitions)]
 
     def _launch(self, partition: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.campaigns.simulation.disk import Disk, File, OperatingSystem
 from tests.campaigns.simulation.records import Records
-from twopc.durable_files import sync_folder
+from twopc.stores.disk import sync_folder
 from twopc.transactional_ids import TransactionId
 
 SUFFIX = ".rows"

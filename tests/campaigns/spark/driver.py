@@ -149,8 +149,8 @@ def run_stream(spark: SparkSession, job: Job) -> None:
         write = foreach_batch(
             sinks,
             log=f"{job.folder}/log",
-            recompute=plan.is_lost,
-            on_bad_record=twopc.create_sink("faulty-files", files(job, "bad")) if plan.has_bad else None,
+            on_loss="recompute" if plan.is_lost else "stop",
+            bad_records=twopc.create_sink("faulty-files", files(job, "bad")) if plan.has_bad else None,
             checkpoint=checkpoint if job.api == CONNECT_FOREACH_BATCH else None,
         )
         stateless = not plan.drops_late

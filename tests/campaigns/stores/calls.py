@@ -14,7 +14,7 @@ from fsspec.registry import _registry
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 from tests.campaigns.every_step.steps import Steps, on_disk
-from twopc import durable_files, webhdfs
+from twopc.stores import disk, webhdfs
 from twopc_files.stores.remote import RemoteFile
 
 _LINK = os.link
@@ -67,7 +67,7 @@ def without_links(steps: Steps) -> None:
     """Turn the calls of a disk without hard links into steps."""
     refuse_links()
     on_disk(steps)
-    steps.patch(durable_files, changes=("rename_to_free_name",))
+    steps.patch(disk, changes=("rename_to_free_name",))
 
 
 def refuse_links() -> None:

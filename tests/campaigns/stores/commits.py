@@ -10,7 +10,7 @@ from azure.core.pipeline.transport import AioHttpTransport
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 from tests.campaigns.every_step.steps import azure_operation
-from twopc.webhdfs import WebHdfs
+from twopc.stores.webhdfs import WebHdfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,9 +20,9 @@ from tests.campaigns.every_step.processes import let_an_hour_pass, note, noted
 from tests.campaigns.stores import contents
 from tests.campaigns.stores.foreign import plant, present
 from tests.campaigns.stores.kinds import DISK, KINDS, Kind
-from twopc.durable_files import durable_folder
 from twopc.log.store import LogStore, open_store
-from twopc.places import file_system
+from twopc.stores.places import file_system
+from twopc.stores.remote import durable_folder
 from twopc_files.sink import FileSink
 from twopc_files.stores.by_protocol import store_at
 
@@ -53,6 +53,7 @@ class Place:
     work: Path
     server: Mapping[str, Any]
     name: str
+    is_keyed = False
 
     @property
     def kind(self) -> Kind:

@@ -222,7 +222,7 @@ def exactly_once(settings: Settings) -> ForeachBatch:
     return foreach_batch(
         {"kafka": Output(kafka, ["value AS key", "value", *more_columns(settings)]), **beside_kafka(settings)},
         log=f"{settings.folder}/log",
-        replay_copies=f"{settings.folder}/stage",
+        on_loss=twopc.ReplayCopies(f"{settings.folder}/stage"),
     )
 
 

@@ -6,6 +6,7 @@ See ``docs/internals/storm.md``.
 from __future__ import annotations
 
 import argparse
+import math
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,11 +17,14 @@ from tests.campaigns.every_step.campaign import Proof, Workers, prove, prove_by_
 from tests.campaigns.report import Report
 from tests.campaigns.stores.go_servers import PROGRAMS
 from tests.campaigns.stores.places import warm_up
+from tests.campaigns.tables import together
 from tests.campaigns.tables.contents import COUNTED
 from tests.campaigns.tables.places import KINDS, ON_CATALOG, S3_SERVER, WITH_S3, TablePlaces
 from tests.support import networks
 from tests.support.rest_catalog import RestCatalogServer
 from tests.support.s3_server import S3Server
+
+EVERY = (*KINDS, together.NAME)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,6 +44,9 @@ def main(arguments: Sequence[str]) -> int:
             s3 = stack.enter_context(S3Server(folder / "s3.log")).storage_options
 
         def proofs(kind: str) -> dict[str, Proof]:
+            if kind == together.NAME:
+                rounds = math.ceil(given.kills / len(together.STEPS))
+                return {kind: partial(together.prove, folder / kind, rounds)} if rounds else {}
             if kind in ON_CATALOG and why_no_catalog:
                 return {kind: lambda _: skipped(why_no_catalog)}
             places = TablePlaces(kind, folder / "work", catalog, s3, given.s3_server)
@@ -61,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns tables", description=__doc__)
-    parser.add_argument("--tables", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--tables", nargs="+", choices=EVERY, default=list(EVERY))
     parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment; 0: at none")
     parser.add_argument(
         "--kills", type=int, default=20, help="kills amid commits, of the writer and of the server each; 0: none"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from tests.campaigns.every_step.query import BATCHES, Record, records
+from tests.campaigns.every_step.query import BATCHES, Record, records, state
 from tests.campaigns.tables.table import reader
 from tests.support.contents import difference
 from twopc.log.commit_log import read_tail
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.campaigns.every_step.place import Findings
     from tests.campaigns.tables.places import TablePlace
 
-COUNTED = ("lost", "doubled", "torn", "undecided_seen", "leftovers", "foreign_changed")
+COUNTED = ("lost", "doubled", "resurrected", "torn", "undecided_seen", "leftovers", "foreign_changed")
 """The kinds of findings."""
 
 
@@ -27,6 +27,9 @@ def look(findings: Findings, when: str, place: TablePlace) -> None:
     tail = read_tail(place.log)  # read later than the tables
     decided = -1 if tail is None or tail[1].decided is None else tail[1].decided
     for what, found in seen:
+        if place.is_keyed:
+            _look_at_state(findings, f"{when}, {what}", found, decided)
+            continue
         early = sorted({record[0] for record in found if record[0] > decided})
         findings.add("undecided_seen", len(early), f"{when}, {what}: batches {early} are visible, and not decided")
         for batch_id in range(BATCHES):
@@ -36,14 +39,26 @@ def look(findings: Findings, when: str, place: TablePlace) -> None:
             findings.add("torn", is_torn, f"{when}, {what}: batch {batch_id} has {there}")
 
 
+def _look_at_state(findings: Findings, what: str, found: list[Record], decided: int) -> None:
+    """Check that a table with a key is as some batches have left it, all of them decided."""
+    ours = sorted(record for record in found if record[0] >= 0)
+    batches = next((batches for batches in range(BATCHES + 1) if sorted(state(batches)) == ours), None)
+    findings.add("torn", batches is None, f"{what}: no number of batches leaves {ours}")
+    early = batches is not None and batches > decided + 1
+    findings.add("undecided_seen", early, f"{what}: {batches} batches are visible, and {decided + 1} decided")
+
+
 def judge(findings: Findings, place: TablePlace) -> None:
     """Check that every reader sees each record once, and that of the query nothing else is left."""
-    ours = [record for batch_id in range(BATCHES) for record in records(batch_id)]
+    of_batches = [record for batch_id in range(BATCHES) for record in records(batch_id)]
+    ours = state(BATCHES) if place.is_keyed else of_batches
     for name, by, found in _readings(place):
         there = difference(ours, (record for record in found if record[0] >= 0))
+        old = {record for record in found if record[0] >= 0 and record not in ours}
         what = f"at the end, {name}, as {by} reads it"
         findings.add("lost", there.lost, f"{what}: {there.lost} records are missing")
         findings.add("doubled", there.duplicates, f"{what}: {there.duplicates} records are there too often")
+        findings.add("resurrected", len(old), f"{what}: {old} were replaced or deleted")
         changed = place.others.changed(name, [record for record in found if record[0] < 0])
         findings.add("foreign_changed", len(changed), f"{what}: missing or doubled of others: {changed}")
     for name in place.tables:

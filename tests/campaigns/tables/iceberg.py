@@ -21,8 +21,7 @@ from tests.campaigns.tables.calls import on_files, on_requests, on_sql
 from tests.campaigns.tables.table import reader
 from twopc_iceberg import IcebergSink
 from twopc_iceberg.catalogs import TransactionalCatalog
-from twopc_iceberg.marks import BATCH
-from twopc_iceberg.notes import FOLDER
+from twopc_iceberg.notes import BATCH, FOLDER
 
 if TYPE_CHECKING:
     from tests.campaigns.every_step.blows import Strike
@@ -57,7 +56,8 @@ class IcebergTable:
         s3: pyiceberg's options to reach S3; none without it.
         reach: called before the catalog is used.
         kept: how long ``expire`` keeps versions.
-        upsert_by: the key of the sink's records, which equality deletes then go with. pyiceberg reads no such table.
+        upsert_by: the key of the sink's records. pyiceberg reads no table with equality deletes.
+        deletes: how the sink deletes rows; its default if empty.
     """
 
     name: str
@@ -68,6 +68,7 @@ class IcebergTable:
     reach: Callable[[], None] = here
     kept: timedelta = timedelta(0)
     upsert_by: str = ""
+    deletes: str = ""
 
     def catalog(self) -> Catalog:
         """Return the catalog, as another program connects to it."""
@@ -94,6 +95,7 @@ class IcebergTable:
     def options(self) -> Mapping[str, Any]:
         of_s3 = {f"catalog.{name}": value for name, value in self.s3.items()}
         key = {"upsert_by": self.upsert_by} if self.upsert_by else {}
+        key |= {"deletes": self.deletes} if self.deletes else {}
         return {"table": self.name, "catalog.uri": self.catalog_uri, **of_s3, **key}
 
     def append(self, records: pa.Table) -> None:

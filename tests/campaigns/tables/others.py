@@ -10,7 +10,7 @@ import pyarrow as pa
 
 import twopc
 from tests.campaigns.every_step.processes import note, noted
-from tests.campaigns.every_step.query import KINDS, Record
+from tests.campaigns.every_step.query import KINDS, SCHEMA, Record
 from tests.campaigns.tables.foreign import ForeignWriter
 from twopc import Participant, Round
 from twopc.events import Event, PhaseEntered
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.campaigns.every_step.steps import Steps
     from tests.campaigns.tables.table import LakeTable
 
-SCHEMA = pa.schema({"batch": pa.int64(), "partition": pa.int64(), "n": pa.int64(), "kind": pa.string()})
 ACTS_AT = ((0, Phase.DECIDING), (1, Phase.COMMITTING), (2, Phase.DECIDING))
 """Where the writers act while the query runs: after the sinks have looked at their tables, and before they commit."""
 
@@ -77,4 +76,4 @@ class Beside:
 
 
 def _record(number: int) -> Record:
-    return (-1, 0, number, KINDS[number % len(KINDS)])
+    return (-1, -1, number, KINDS[number % len(KINDS)])

@@ -16,12 +16,13 @@ import twopc
 from tests.campaigns.every_step.blows import SERVER_AND_WRITER, WRITER
 from tests.campaigns.every_step.place import Findings, NoServer, Server, Sinks
 from tests.campaigns.every_step.processes import let_an_hour_pass
+from tests.campaigns.every_step.query import KEY, SCHEMA
 from tests.campaigns.every_step.steps import Steps, on_disk
 from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
 from tests.campaigns.tables import contents
 from tests.campaigns.tables.delta import DeltaLakeTable
 from tests.campaigns.tables.iceberg import IcebergTable
-from tests.campaigns.tables.others import SCHEMA, Beside, Others
+from tests.campaigns.tables.others import Beside, Others
 from tests.support.networks import Host
 from tests.support.rest_catalog import CATALOG_URI, RestCatalogServer
 from twopc.log.store import LogStore, open_store
@@ -47,6 +48,7 @@ class TablePlace:
     work: Path
     tables: Mapping[str, LakeTable]
     bucket: Mapping[str, Any] | None = None
+    is_keyed: bool = False
     survives = True
 
     @cached_property
@@ -140,6 +142,8 @@ class TablePlaces:
         if self.name == "upserts":
             location = f"file://{work}/warehouse/orders"
             found["iceberg"] = IcebergTable("db.orders", sqlite, location, work, upsert_by=KEY)
+            location = f"file://{work}/warehouse/items"
+            found["positions"] = IcebergTable("db.items", sqlite, location, work, upsert_by=KEY, deletes="position")
             found["delta"] = DeltaLakeTable(str(work / "delta"), upsert_by=KEY)
         if self.name == "iceberg-s3":
             assert s3 is not None
@@ -155,7 +159,7 @@ class TablePlaces:
             assert s3 is not None
             options = {**s3, "client_kwargs": {"region_name": "us-east-1"}}
             found["delta"] = DeltaLakeTable(f"s3://{work.name}/orders", options)
-        return TablePlace(work, found, s3)
+        return TablePlace(work, found, s3, is_keyed=self.name == "upserts")
 
 
 def _of_pyiceberg(s3: Mapping[str, Any]) -> Mapping[str, str]:
@@ -168,9 +172,6 @@ def _of_pyiceberg(s3: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 KINDS = ("iceberg-sqlite", "iceberg-rest", "iceberg-joint", "iceberg-s3", "delta", "delta-s3", "both", "upserts")
-
-KEY = "batch,partition,n"
-"""What is different in each record."""
 
 ON_CATALOG: Mapping[str, Mapping[str, str]] = {
     "iceberg-rest": {"iceberg": "orders"},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 class LakeTable(Protocol):
     """One table. Each process has its own copy, and every method looks at the newest version."""
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of the sink."""
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str] = ()) -> None:
         """Create the table, empty."""

@@ -21,7 +21,6 @@ from deltalake import DeltaTable, QueryBuilder
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import from_log
 from twopc import Committable, Round
-from twopc.durable_files import LocalFolder
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -32,6 +31,7 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
+from twopc.stores.disk import LocalFolder
 from twopc_delta import DeltaSink, commit, prepared
 from twopc_delta.columns import type_names_unquoted
 from twopc_delta.commit import TableLog
@@ -985,6 +985,7 @@ DAMAGED = {
 @pytest.mark.parametrize("is_decided", [False, True])
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+@pytest.mark.advice("of the table's log can't be read")
 def test_a_damaged_entry_of_another_writer_is_named(
     place: Place, damage: bytes, is_kept: bool, is_decided: bool
 ) -> None:

@@ -12,8 +12,8 @@ import pytest
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_commit import commit_and_die, lose, recreate
 from twopc import Round
-from twopc.durable_files import LocalFolder
 from twopc.errors import LogMismatch
+from twopc.stores.disk import LocalFolder
 from twopc_delta import DeltaSink
 from twopc_delta.log_files import LogFiles
 
@@ -37,6 +37,7 @@ def rename_over_the_newest(place: Place) -> None:
 
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.advice("of this sink was version")
 def test_an_entry_that_another_writer_has_replaced_is_noticed_before_the_next_decision(
     place: Place, checkpointed: bool, restarted: bool
 ) -> None:

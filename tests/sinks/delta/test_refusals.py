@@ -171,6 +171,7 @@ def test_a_refusal_names_all_that_is_in_the_way_and_what_removes_it(place: Place
     assert "domainMetadata" not in str(raised.value)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "made",
     [

@@ -318,6 +318,7 @@ def test_the_root_of_a_bucket_is_a_table(options: dict[str, Any], server: S3Serv
     assert DeltaTable(url, storage_options=translated).version() == 3
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("name", ["a%20b", "50%", "a#b", "a?b", "a//b"])
 def test_a_url_that_two_clients_read_differently_is_refused(options: dict[str, Any], name: str) -> None:
     """The sink's entries would go to a folder in which delta-rs sees none."""

@@ -21,7 +21,7 @@ from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
-from twopc.places import file_system
+from twopc.stores.places import file_system
 from twopc_files.sink import FileSink
 
 if TYPE_CHECKING:

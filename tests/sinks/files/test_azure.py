@@ -388,7 +388,7 @@ def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_ba
     azure: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """adlfs must not take an object that it has just written for absent."""
-    monkeypatch.setattr("twopc.durable_files._ASIDE_LIVES_S", -1)
+    monkeypatch.setattr("twopc.stores.remote._ASIDE_LIVES_S", -1)
     azure.fs.pipe_file(azure.path("_manifest/.left.probe"), b"")
     azure.sink(batch_logs="manifest").open()
     assert azure.files() == []

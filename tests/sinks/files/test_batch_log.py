@@ -27,8 +27,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import LocalFileSystem as LocalArrowFileSystem
 
 from tests.support.s3_server import S3Server
-from twopc.durable_files import LocalFolder, ObjectFolder
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
+from twopc.stores.disk import LocalFolder
+from twopc.stores.remote import ObjectFolder
 from twopc_files import committed_files
 from twopc_files.batch_log import BatchLog, CommittedFile
 from twopc_files.manifest import manifest
@@ -542,7 +543,7 @@ def test_a_store_that_ignores_the_condition_is_refused_where_a_log_is_already(st
 def test_a_store_is_tried_once_for_an_incarnation(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
-    monkeypatch.setattr("twopc.durable_files._fault_of_a_trial", lambda _, __, probe: tried.append(probe))
+    monkeypatch.setattr("twopc.stores.folder.Folder._fault_of_a_trial", lambda _, __, probe: tried.append(probe))
     store.complete(*range(3))
     assert len(tried) == 1
 
@@ -553,7 +554,7 @@ def test_a_start_removes_what_killed_processes_left_an_hour_ago(store: Store, mo
     store.fs.pipe_file(left, b"")
     store.log().open()
     assert store.fs.exists(left)  # its process may only be slow
-    monkeypatch.setattr("twopc.durable_files._ASIDE_LIVES_S", -1)
+    monkeypatch.setattr("twopc.stores.folder.ASIDE_LIVES_S", -1)
     store.log().open()
     assert not store.fs.exists(left)
 
@@ -565,7 +566,7 @@ def test_a_disk_without_hard_links_that_replaces_by_every_rename_is_refused(
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "link", unsupported)
-    monkeypatch.setattr("twopc.durable_files.rename_to_free_name", unsupported)
+    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
     with pytest.raises(ConfigurationError, match=r"can't be kept at .*neither hard links nor a rename"):
         disk.log().open()
 

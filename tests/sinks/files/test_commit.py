@@ -170,6 +170,7 @@ def test_a_file_that_has_the_targets_name_is_never_overwritten(
     assert pq.read_table(target).num_rows == 2
 
 
+@pytest.mark.advice("a foreign file has the target's name")
 def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
@@ -179,6 +180,9 @@ def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own
     with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
         make_sink().commit(committable)
     assert target_path(folder, committable).read_bytes() == foreign
+    target_path(folder, committable).rename(folder / "moved away")
+    make_sink().commit(committable)
+    assert target_path(folder, committable).read_bytes() not in (b"", foreign)
 
 
 def test_a_dangling_link_with_the_targets_name_is_never_overwritten(
@@ -191,16 +195,20 @@ def test_a_dangling_link_with_the_targets_name_is_never_overwritten(
     assert target_path(folder, committable).is_symlink()
 
 
+@pytest.mark.advice("and neither file exists")
 def test_a_lost_transaction_is_named_with_its_files_its_records_and_what_to_check(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
     committable = pre_commit(batch_id=7)
-    pending_path(folder, committable).unlink()
-    with pytest.raises(TransactionLost) as error:
-        make_sink().commit(committable)
     target, staged = target_path(folder, committable), pending_path(folder, committable)
+    copy = staged.rename(folder / "copy")
+    with pytest.raises(TransactionLost, match="and neither file exists") as error:
+        make_sink().commit(committable)
     for part in ("batch 7", committable.transaction_id, str(target), str(staged), "2 records", "'path'"):
         assert part in str(error.value)
+    copy.rename(staged)
+    make_sink().commit(committable)
+    assert target.exists()
 
 
 @pytest.mark.parametrize("has_mount_point", [False, True])

@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)]
 
 def test_a_file_of_several_blocks_of_the_client_is_whole(hdfs: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     values = [f"{n:07} {'x' * 1000}" for n in range(11_000)]
-    monkeypatch.setattr("twopc.webhdfs.BLOCK_BYTES", 4 * 1024 * 1024)
+    monkeypatch.setattr("twopc.stores.webhdfs.BLOCK_BYTES", 4 * 1024 * 1024)
     hdfs.sink().commit(hdfs.pre_commit(*values))  # 11 MB
     assert hdfs.values() == values
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -20,8 +21,10 @@ from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import AddSchemaUpdate, RemoveSnapshotRefUpdate, SetCurrentSchemaUpdate
+from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import NestedField, StringType
 
 from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
@@ -44,10 +47,14 @@ class Place(SinkPlace[IcebergSink]):
     Attributes:
         properties: the catalog's, as pyiceberg takes them.
         name: the namespace and the name of the table.
+        deletes: how sinks with a key delete rows.
+        version: the format version of tables that ``create`` makes.
     """
 
     properties: Mapping[str, str]
     name: str = NAME
+    deletes: str = "equality"
+    version: str = "2"
     catalogs: list[Catalog] = field(default_factory=list)
 
     def catalog(self) -> Catalog:
@@ -69,7 +76,9 @@ class Place(SinkPlace[IcebergSink]):
         catalog.create_namespace_if_not_exists("db")
         if catalog.table_exists(self.name):
             catalog.drop_table(self.name)
-        return catalog.create_table(self.name, schema, location, spec, order, dict(properties))
+        wanted = {"format-version": self.version, **properties}
+        with patch.object(TableMetadataV3, "model_dump_json", IcebergBaseModel.model_dump_json):  # pyiceberg lacks it
+            return catalog.create_table(self.name, schema, location, spec, order, wanted)
 
     def table(self) -> Table:
         return self.catalog().load_table(self.name)
@@ -137,7 +146,8 @@ class Place(SinkPlace[IcebergSink]):
         return {"table": self.name, **{f"catalog.{name}": value for name, value in self.properties.items()}}
 
     def unbound(self, **options: Any) -> IcebergSink:
-        return IcebergSink({**self.options, **options})
+        deletes = {"deletes": self.deletes} if "upsert_by" in options else {}
+        return IcebergSink({**self.options, **deletes, **options})
 
     def decided(self, *records: Written, round: Round = ROUND, sink: IcebergSink | None = None) -> list[Committable]:
         """A batch with a transaction for each of ``records``, sealed and read back from a log."""

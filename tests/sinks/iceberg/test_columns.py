@@ -260,6 +260,12 @@ def test_a_required_column_must_be_there_and_have_values(place: Place) -> None:
     assert (refused.value.record, refused.value.column) == (1, "id")
 
 
+def test_a_column_with_a_default_of_version_3_must_be_there() -> None:
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "count", LongType(), write_default=5))
+    with pytest.raises(SchemaMismatch, match=r"column .count. of the table has a default, .*: add it"):
+        check_columns(pa.schema([("id", pa.int64())]), schema, "the table")
+
+
 NESTED = Schema(
     NestedField(1, "id", LongType()),
     NestedField(2, "tags", ListType(3, StringType(), element_required=True)),

@@ -170,7 +170,7 @@ def test_a_merge_that_fails_is_a_warning_once_and_stops_no_query(
     def fail(*_: object, **__: object) -> None:
         raise KeyError("anything")
 
-    monkeypatch.setattr("twopc_iceberg.manifests.manifest_writer", fail)
+    monkeypatch.setattr("twopc_iceberg.merging.ManifestWriter", fail)
     place.create(properties={"commit.manifest.min-count-to-merge": "2"})
     query = Query(place, tmp_path / "log")
     for number in range(4):

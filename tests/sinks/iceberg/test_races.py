@@ -528,7 +528,7 @@ def test_an_attempt_is_dead_when_its_sequence_number_is_taken_by_another(place: 
     append(place)
     metadata, current = place.table().metadata, place.table().current_snapshot()
     assert current is not None
-    attempt = Attempt(snapshot_id=5, sequence_number=1, manifest_list="", parent_snapshot_id=4, batch=None)
+    attempt = Attempt(5, sequence_number=1, manifest_list="", parent_snapshot_id=4, first_row_id=None, batch=None)
     assert attempt.is_dead(metadata)
     assert not replace(attempt, sequence_number=2).is_dead(metadata)
     assert not replace(attempt, snapshot_id=current.snapshot_id).is_dead(metadata)

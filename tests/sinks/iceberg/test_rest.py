@@ -196,6 +196,7 @@ def test_credentials_that_are_about_to_end_are_renewed_before_files_are_reached(
     assert "s3.session-token-expires-at-ms" not in sink._lake.io().properties
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", ["credential", "oauth2"])
 def test_a_request_for_a_token_that_nobody_answers_ends(
     kind: str, rest: Place, proxy: ProxyIntoHost, monkeypatch: pytest.MonkeyPatch

@@ -155,7 +155,7 @@ SPECS: Mapping[str, Mapping[str, Transform[Any, Any]]] = {
     **{f"times {number}": by for number, by in enumerate(TIMES_BY)},
 }
 
-GATE = ("whole", "identity", "bucket", "truncate", "times 0")
+GATE = ("whole", "truncate")
 
 SCHEMA = Schema(
     NestedField(1, "n", LongType()),

@@ -6,6 +6,7 @@ import math
 import os
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -617,12 +618,27 @@ def delete_files(spark: IcebergSpark) -> int:
     return int(found["n"])
 
 
-@pytest.mark.parametrize("partitions", [UNPARTITIONED_PARTITION_SPEC, BY_NAME], ids=["whole", "partitioned"])
+FORMS = [
+    pytest.param(UNPARTITIONED_PARTITION_SPEC, "equality", "2", id="equality"),
+    pytest.param(BY_NAME, "equality", "3", id="equality in partitions, version 3"),
+    pytest.param(BY_NAME, "position", "2", id="position in partitions"),
+    pytest.param(UNPARTITIONED_PARTITION_SPEC, "position", "3", id="position, version 3"),
+]
+
+
+@pytest.mark.parametrize(("partitions", "deletes", "version"), FORMS)
 @pytest.mark.parametrize("kind", KEYS)
 def test_spark_and_duckdb_apply_deletes_by_each_type_of_key(
-    kind: str, partitions: PartitionSpec, spark: IcebergSpark, place: Place, server: RestCatalogServer
+    kind: str,
+    partitions: PartitionSpec,
+    deletes: str,
+    version: str,
+    spark: IcebergSpark,
+    place: Place,
+    server: RestCatalogServer,
 ) -> None:
     of_column, arrow, ids = KEYS[kind]
+    place = replace(place, deletes=deletes, version=version)
     create(place, server, Schema(NestedField(1, "id", of_column), KEYED.fields[1]), partitions)
     change(place, 0, named(ids, "old", arrow))
     change(place, 1, named(ids[1:], "new", arrow))
@@ -632,18 +648,21 @@ def test_spark_and_duckdb_apply_deletes_by_each_type_of_key(
     assert [name for _, name in seen(spark, place)] == ["last"]
 
 
-@pytest.mark.parametrize("partitions", [UNPARTITIONED_PARTITION_SPEC, BY_NAME], ids=["whole", "partitioned"])
+@pytest.mark.parametrize(("partitions", "deletes", "version"), FORMS)
 @pytest.mark.parametrize(
     "action", ["rewrites data files", "rewrites manifests", "expires snapshots", "removes orphan files"]
 )
 def test_upserts_and_deletes_are_applied_once_whatever_spark_does_meanwhile(
     action: str,
     partitions: PartitionSpec,
+    deletes: str,
+    version: str,
     spark: IcebergSpark,
     place: Place,
     server: RestCatalogServer,
     proxy: ProxyIntoHost,
 ) -> None:
+    place = replace(place, deletes=deletes, version=version)
     create(place, server, KEYED, partitions)
     change(place, 0, named(range(20), "old"))
     expected = dict.fromkeys(range(20), "old")

@@ -48,13 +48,6 @@ def test_a_table_that_the_sink_can_not_write_is_refused(properties: dict[str, st
     assert says in refusal(place)
 
 
-def test_a_table_of_version_3_is_refused(place: Place) -> None:
-    path = Path(place.table().metadata_location.removeprefix("file://"))
-    metadata = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**metadata, "format-version": 3, "next-row-id": 0}), encoding="utf-8")
-    assert "format version 3. pyiceberg can't write its manifests" in refusal(place)
-
-
 def test_a_partition_that_java_and_python_write_differently_is_refused(place: Place) -> None:
     code = Schema(NestedField(1, "code", FixedType(4)))
     place.create(code, PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "code")))

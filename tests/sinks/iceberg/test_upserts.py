@@ -1,9 +1,10 @@
 """With ``upsert_by``, a record replaces the one of its key, and a delete removes it, whatever others do to the table.
-Equality deletes do that, which pyiceberg does not read: DuckDB looks at the table."""
+pyiceberg does not read equality deletes: DuckDB looks at the table, and both look at position deletes."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from pyiceberg.avro.file import AvroFile
 from pyiceberg.manifest import DataFileContent, ManifestContent
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddPartitionSpecUpdate, RemovePartitionSpecsUpdate
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import (
@@ -29,6 +30,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from tests.sinks.iceberg.conftest import few
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
 from tests.support.between import Between, lost, once
 from tests.support.duckdb_extension import load
@@ -46,9 +48,15 @@ from twopc.errors import (
 )
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_iceberg import checks
+from twopc_iceberg.catalogs import connected
+from twopc_iceberg.manifests import ManifestLists
+from twopc_iceberg.prepared import of_committable
+from twopc_iceberg.snapshot import Attempt, moved, new_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from pyiceberg.manifest import ManifestFile
 
     from tests.sinks.iceberg.conftest import Place
     from twopc import Committable
@@ -60,17 +68,22 @@ COLUMNS = Schema(
     NestedField(3, "day", StringType()),
 )
 BY_DAY = PartitionSpec(PartitionField(3, 1000, IdentityTransform(), "day"))
-SPECS = [
-    pytest.param(UNPARTITIONED_PARTITION_SPEC, id="whole"),
-    pytest.param(BY_DAY, id="by another column than the key"),
-]
+FORMS = few(
+    [(UNPARTITIONED_PARTITION_SPEC, "equality", "2"), (BY_DAY, "equality", "3"), (BY_DAY, "position", "2")],
+    ((UNPARTITIONED_PARTITION_SPEC, "position", "3"),),
+    ((UNPARTITIONED_PARTITION_SPEC, "position", "2"),),
+    ((BY_DAY, "position", "3"),),
+    ((BY_DAY, "equality", "2"),),
+)
 
 
-@pytest.fixture(params=SPECS)
+@pytest.fixture(params=FORMS)
 def table(place: Place, request: pytest.FixtureRequest) -> Place:
-    """A table of an id, a name and a day."""
-    place.create(COLUMNS, request.param)
-    return place
+    """A table of an id, a name and a day, whole or by another column than the key."""
+    spec, deletes, version = request.param
+    found = replace(place, deletes=deletes, version=version)
+    found.create(COLUMNS, spec)
+    return found
 
 
 @cache
@@ -85,8 +98,10 @@ def read(place: Place) -> list[dict[str, Any]]:
     if place.table().current_snapshot() is None:
         return []
     location = place.table().metadata_location.removeprefix("file://")
-    found = connection().execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table()  # noqa: S608
-    return list(found.to_pylist())
+    found = connection().execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table().to_pylist()  # noqa: S608
+    if place.deletes == "position":
+        assert sorted(map(repr, found)) == sorted(map(repr, place.records()))
+    return list(found)
 
 
 def names(place: Place) -> list[str]:
@@ -110,7 +125,31 @@ def run(place: Place, batch_id: int, rows: Rows, *deleted: int) -> list[Committa
 
 def append(place: Place, *rows: tuple[int, str, str]) -> None:
     """What another program appends."""
-    place.table().append(pa.Table.from_batches([records([*rows])]))
+    if place.version == "2":
+        place.table().append(pa.Table.from_batches([records([*rows])]))
+    else:  # which pyiceberg does not write
+        sink = place.sink("others")
+        batch_id = len(place.table().snapshots())
+        sink.commit_batch(batch_id, sink.seal([place.vote(records([*rows]), Round(1, batch_id), sink=sink)], 0.0))
+
+
+def compact(place: Place) -> None:
+    """Have one file instead of all, as ``rewrite_data_files`` does."""
+    rows = [(row["id"], row["name"], row["day"]) for row in read(place)]
+    vote = place.vote(records(rows), Round(1, len(place.table().snapshots())), sink=place.sink("others"))
+    commit_manifests(place, [each.manifest_file(0) for each in of_committable(vote)], keeps=False)
+
+
+def commit_manifests(place: Place, manifests: list[ManifestFile], keeps: bool = True) -> None:
+    """Add a snapshot with these manifests, and those before if it keeps them."""
+    table, sink = place.table(), place.sink("others")
+    parent, io = table.current_snapshot(), sink._lake.io()
+    attempt = Attempt.of(table, parent)
+    for manifest in manifests:
+        manifest[6] = attempt.snapshot_id
+    rows = ManifestLists().write(io, table.metadata, attempt, manifests, parent if keeps else None)
+    snapshot = new_snapshot(table.metadata, replace(attempt, rows=rows), Summary(operation=Operation.OVERWRITE))
+    connected(sink._options).commit_table(table, (), moved(table.metadata, snapshot, "main"))
 
 
 # What readers see. --------------------------------------------------------------------------------------------------
@@ -167,15 +206,10 @@ def test_a_batch_whose_answer_was_lost_is_applied_once_and_never_after_a_later_o
 def test_a_rewrite_by_others_neither_brings_a_deleted_record_back_nor_loses_one(table: Place) -> None:
     run(table, 0, [(1, "a", "mon"), (2, "b", "tue")])
     batch, sink = sealed(table, vote(table, [(3, "c", "mon")], [1], Round(1, 1))), upserts(table)
-
-    def rewrite() -> None:
-        rows = [(row["id"], row["name"], row["day"]) for row in read(table)]
-        table.table().overwrite(pa.Table.from_batches([records(rows)]))
-
-    Between(before=once(rewrite)).stand(sink)
+    Between(before=once(lambda: compact(table))).stand(sink)
     sink.commit_batch(1, batch)
     assert names(table) == ["b", "c"]
-    rewrite()
+    compact(table)
     sink.commit_batch(1, batch)
     assert names(table) == ["b", "c"]
 
@@ -214,7 +248,10 @@ def test_a_key_may_have_several_columns(place: Place) -> None:
 # What the sink writes, as the specification has it. -------------------------------------------------------------
 
 
-def test_deletes_are_written_as_the_specification_has_them(table: Place) -> None:
+@pytest.mark.parametrize("version", ["2", "3"])
+def test_deletes_are_written_as_the_specification_has_them(version: str, place: Place) -> None:
+    table = replace(place, version=version)
+    table.create(COLUMNS, BY_DAY)
     run(table, 0, [(1, "a", "mon")])
     run(table, 1, [(1, "b", "tue"), (5, "c", "mon")], 7)
     metadata, io = table.table().metadata, table.table().io
@@ -234,7 +271,7 @@ def test_deletes_are_written_as_the_specification_has_them(table: Place) -> None
     with AvroFile[Any](io.new_input(deletes.manifest_path)) as file:
         meta = file.header.meta
     assert meta["content"] == "deletes"
-    assert meta["format-version"] == "2"
+    assert meta["format-version"] == version
     assert int(meta["partition-spec-id"]) == deletes.partition_spec_id
     assert json.loads(meta["partition-spec"]) == []
     [ids] = [field for field in _fields(json.loads(meta["avro.schema"])) if field["name"] == "equality_ids"]
@@ -403,7 +440,8 @@ def test_an_undecided_transaction_leaves_no_file_behind(table: Place) -> None:
 
 def test_the_manifests_of_tasks_are_removed_when_they_were_joined(table: Place) -> None:
     commit(table, 0, *(vote(table, [(n, f"{n}", "mon")], [n + 10], partition=n) for n in range(3)))
-    assert len([name for name in table.files() if name.endswith(("-m0.avro", "-m1.avro"))]) == 2
+    left = [name for name in table.files() if name.endswith(("-m0.avro", "-m1.avro"))]
+    assert len(left) == (2 if table.deletes == "equality" else 1)
     assert names(table) == ["0", "1", "2"]
 
 
@@ -432,10 +470,11 @@ def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them
     assert found() is None
     for batch_id in range(3):
         run(table, batch_id, [(1, "a", "mon")])
-    assert (found().result, found().detail) == (CheckStatus.PASSED, "3")
+    kept = {"equality": "3 of keys, 0 of positions", "position": "0 of keys, 2 of positions"}
+    assert (found().result, found().detail) == (CheckStatus.PASSED, kept[table.deletes])
     monkeypatch.setattr(checks, "MANY_DELETE_FILES", 2)
-    assert found().result is CheckStatus.WARNING
-    assert "rewrite_data_files" in found().advice
+    assert (found().result is CheckStatus.WARNING) is (table.deletes == "equality")
+    assert found().result is CheckStatus.PASSED or "rewrite_data_files" in found().advice
 
 
 # The contract of every sink. ----------------------------------------------------------------------------------------

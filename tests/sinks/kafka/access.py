@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import trustme
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -16,8 +17,12 @@ from confluent_kafka.admin import (
     ScramMechanism,
     UserScramCredentialUpsertion,
 )
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, load_pem_private_key, pkcs12
+from cryptography.x509 import load_pem_x509_certificate
 
 from twopc_kafka_broker import KafkaBroker
+
+STORE_PASSWORD = "opens-the-store-hunter2"  # noqa: S105  # what must not be seen anywhere
 
 
 def as_user(second_broker: Any, name: str, password: str | None = None) -> dict[str, str]:
@@ -45,6 +50,67 @@ def by_token(second_broker: Any, folder: Path) -> dict[str, str]:
         "ssl_ca_location": str(folder / "authority.pem"),
         "https_ca_location": str(folder / "authority.pem"),
     }
+
+
+def by_provider(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.token_servers,
+        "security_protocol": "sasl_ssl",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_token_provider": "tests.sinks.kafka.issuer:Provider",
+        "sasl_token_client": "granted",
+        "sasl_token_secret": second_broker.passwords["granted"],
+        "sasl_token_url": second_broker.issuer.url,
+        "sasl_token_authority": str(folder / "authority.pem"),
+        "ssl_ca_location": str(folder / "authority.pem"),
+    }
+
+
+def by_scram(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.scram_servers,
+        "security_protocol": "sasl_ssl",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_username": "granted",
+        "sasl_password": second_broker.passwords["granted"],
+        "ssl_ca_location": str(folder / "authority.pem"),
+    }
+
+
+def by_certificate(second_broker: Any, folder: Path) -> dict[str, str]:
+    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
+    return {
+        "bootstrap_servers": second_broker.mtls_servers,
+        "security_protocol": "ssl",
+        "ssl_ca_location": str(folder / "authority.pem"),
+        **certificate(second_broker.authority, folder),
+    }
+
+
+def certificate(authority: trustme.CA, folder: Path) -> dict[str, str]:
+    issued = authority.issue_cert("granted@example.org", common_name="granted")
+    issued.cert_chain_pems[0].write_to_path(folder / "client.pem")
+    issued.private_key_pem.write_to_path(folder / "client.key")
+    return {"ssl_certificate_location": str(folder / "client.pem"), "ssl_key_location": str(folder / "client.key")}
+
+
+def by_store(second_broker: Any, folder: Path) -> dict[str, str]:
+    """The same certificate in a key store, and the authority as text."""
+    given = by_certificate(second_broker, folder)
+    certificate, key = (Path(given.pop(f"ssl_{name}_location")).read_bytes() for name in ("certificate", "key"))
+    store = pkcs12.serialize_key_and_certificates(
+        b"etl",
+        load_pem_private_key(key, None),  # type: ignore[arg-type]  # of a kind that stores take
+        load_pem_x509_certificate(certificate),
+        None,
+        BestAvailableEncryption(STORE_PASSWORD.encode()),
+    )
+    (folder / "store.jks").write_bytes(store)
+    authority = Path(given.pop("ssl_ca_location")).read_text()
+    store_options = {"ssl_keystore_location": str(folder / "store.jks"), "ssl_keystore_password": STORE_PASSWORD}
+    return given | store_options | {"ssl_ca_pem": authority}
 
 
 def allow(

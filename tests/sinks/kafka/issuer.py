@@ -9,11 +9,15 @@ import ssl
 import threading
 import time
 import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from joserfc import jwt
 from joserfc.jwk import KeySet, RSAKey
+
+from twopc_kafka import Token
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +28,24 @@ if TYPE_CHECKING:
 AUDIENCE, ISSUER, KEY_ID = "kafka", "https://issuer.example", "key-1"
 
 
+class Provider:
+    """A token provider of a user's own, named by its import path."""
+
+    def __init__(self, options: Mapping[str, str], servers: Sequence[str]) -> None:
+        assert [server.rpartition(":")[2].isdecimal() for server in servers]
+        self._options = options
+
+    def __call__(self) -> Token:
+        context = ssl.create_default_context(cafile=self._options["authority"])
+        credentials = base64.b64encode(f"{self._options['client']}:{self._options['secret']}".encode()).decode()
+        request = urllib.request.Request(  # noqa: S310
+            self._options["url"], b"grant_type=client_credentials", {"Authorization": f"Basic {credentials}"}
+        )
+        with urllib.request.urlopen(request, context=context) as response:  # noqa: S310
+            answer = json.load(response)
+        return Token(answer["access_token"], time.time() + answer["expires_in"], self._options["client"])
+
+
 class Issuer:
     """Serves while its context lasts.
 
@@ -32,6 +54,7 @@ class Issuer:
         life_s: of a token.
         forms: what it was asked, each time.
         tokens: what it has given.
+        subjects: whom the next tokens are for, in place of the client.
         answer: status and body for whatever is asked, in place of a token.
         headers: of every answer.
     """
@@ -47,6 +70,7 @@ class Issuer:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.subjects: Iterator[str] | None = None
 
     def __enter__(self) -> Self:
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
@@ -78,7 +102,8 @@ class Issuer:
 
     def _token(self, client: str) -> str:
         now = math.ceil(time.time())  # a token lives for no less than is told
-        claims = {"sub": client, "iss": ISSUER, "aud": AUDIENCE, "iat": now, "exp": now + self.life_s}
+        subject = next(self.subjects) if self.subjects else client
+        claims = {"sub": subject, "iss": ISSUER, "aud": AUDIENCE, "iat": now, "exp": now + self.life_s}
         return jwt.encode({"alg": "RS256", "kid": KEY_ID}, claims, self._key)
 
     def _handler(self) -> type[BaseHTTPRequestHandler]:

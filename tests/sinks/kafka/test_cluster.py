@@ -75,7 +75,7 @@ def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
     """Transactions whose names tell their serials, so that their coordinators are known before they begin."""
     votes = []
     for serial in serials:
-        token = mock.patch("twopc.leases.secrets.token_hex", lambda _, serial=serial: f"{serial:016x}")
+        token = mock.patch("twopc_kafka.leases.secrets.token_hex", lambda _, serial=serial: f"{serial:016x}")
         with token, Participant({"orders": sink}, Round(1, 0), partition=serial) as participant:
             participant.write("orders", pa.record_batch({"value": [str(serial)]}))
             votes.append(participant.pre_commit()["orders"])

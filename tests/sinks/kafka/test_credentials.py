@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +18,24 @@ import pytest
 import trustme
 from confluent_kafka.admin import AclBinding, AclBindingFilter, AclOperation, AdminClient, ResourceType
 
-from tests.sinks.kafka.access import allow, as_user, by_token, grant, scram_user
+from tests.sinks.kafka.access import (
+    allow,
+    as_user,
+    by_certificate,
+    by_provider,
+    by_scram,
+    by_store,
+    by_token,
+    certificate,
+    grant,
+    scram_user,
+)
 from tests.sinks.kafka.hanging import will_hang
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
 from twopc_kafka.client import control
-from twopc_kafka.client.connection import OfProcess
 from twopc_kafka.client.control import CONNECT_TIMEOUT_MS
+from twopc_kafka.client.kafka_python import OfProcess
 from twopc_kafka.options import WRITERS
 
 pytestmark = pytest.mark.kafka
@@ -29,40 +43,13 @@ pytestmark = pytest.mark.kafka
 SCHEMA = pa.schema([("value", pa.string())])
 
 
-def by_scram(second_broker: Any, folder: Path) -> dict[str, str]:
-    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
-    return {
-        "bootstrap_servers": second_broker.scram_servers,
-        "security_protocol": "sasl_ssl",
-        "sasl_mechanism": "SCRAM-SHA-512",
-        "sasl_username": "granted",
-        "sasl_password": second_broker.passwords["granted"],
-        "ssl_ca_location": str(folder / "authority.pem"),
-    }
-
-
-def by_certificate(second_broker: Any, folder: Path) -> dict[str, str]:
-    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
-    return {
-        "bootstrap_servers": second_broker.mtls_servers,
-        "security_protocol": "ssl",
-        "ssl_ca_location": str(folder / "authority.pem"),
-        **certificate(second_broker.authority, folder),
-    }
-
-
-def certificate(authority: trustme.CA, folder: Path) -> dict[str, str]:
-    issued = authority.issue_cert("granted@example.org", common_name="granted")
-    issued.cert_chain_pems[0].write_to_path(folder / "client.pem")
-    issued.private_key_pem.write_to_path(folder / "client.key")
-    return {"ssl_certificate_location": str(folder / "client.pem"), "ssl_key_location": str(folder / "client.key")}
-
-
 LOGINS = {
     "password": lambda broker, _: as_user(broker, "granted"),
     "scram": by_scram,
     "certificate": by_certificate,
     "token": by_token,
+    "provider": by_provider,
+    "store": by_store,
 }
 
 
@@ -200,7 +187,9 @@ def test_after_a_refused_login_the_next_call_logs_in_anew(second_broker: Any, ma
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("login", [by_token, by_provider])
 def test_a_connection_outlives_its_token(
+    login: Callable[[Any, Path], dict[str, str]],
     second_broker: Any,
     make_topic: Any,
     make_sink: Any,
@@ -211,14 +200,59 @@ def test_a_connection_outlives_its_token(
 ) -> None:
     issuer = second_broker.issuer
     monkeypatch.setattr(issuer, "life_s", 3)
-    login = by_token(second_broker, tmp_path) | {"sasl_oauthbearer_scope": prefix}  # so with tokens of its own
-    sink = make_sink(make_topic(on=second_broker.broker), **login)
+    sink = make_sink(make_topic(on=second_broker.broker), **login(second_broker, tmp_path), **own_tokens(login, prefix))
     given = len(issuer.tokens)
     wait.until("it has logged in twice", lambda: sink.recover() == [] and len(issuer.tokens) == given + 2)
     assert sink.recover() == []
 
 
-@pytest.fixture(params=["password", "token"])
+def own_tokens(login: Any, prefix: str) -> dict[str, str]:
+    """An option by which a sink shares its tokens with no other."""
+    return {"sasl_oauthbearer_scope": prefix} if login is by_token else {"sasl_token_name": prefix}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_task_outlives_its_token_and_a_renewed_token_of_another_principal_fails_no_decided_batch(  # noqa: PLR0917
+    writer: str,
+    second_broker: Any,
+    make_topic: Any,
+    make_sink: Any,
+    prefix: str,
+    wait: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    issuer, topic = second_broker.issuer, make_topic(on=second_broker.broker)
+    for user in ("granted", "session-1", "session-2"):
+        grant(second_broker, user, topic.name, prefix)
+    monkeypatch.setattr(issuer, "life_s", 3)
+    monkeypatch.setattr(issuer, "subjects", itertools.cycle(["session-1", "session-2"]))
+    login = by_provider(second_broker, tmp_path) | own_tokens(by_provider, prefix)
+    sink = make_sink(topic, writer=writer, **login)
+    sink.open()
+    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        for value in ("a", "b", "c"):
+            participant.write("orders", pa.record_batch({"value": [value]}))
+            tokens = len(issuer.tokens)
+            wait.until("the token is renewed", lambda tokens=tokens: _looks(sink) and len(issuer.tokens) > tokens)
+        committables = participant.pre_commit()["orders"]
+    [sealed] = sink.seal([committables], age_s=0)
+    wait.until("a renewal is refused", lambda: _looks(sink) and "Does the principal change" in caplog.text)
+    wait.repeated(lambda: sink.commit(sealed))
+    topic.becomes(["a", "b", "c"])
+
+
+def _looks(sink: Any) -> bool:
+    """Send requests over the control connection, which is replaced when its renewal is refused."""
+    with contextlib.suppress(Retriable):  # a refused login would be an OperatorRequired
+        sink.recover()
+    return True
+
+
+@pytest.fixture(params=["password", "token", "provider"])
 def as_granted(request: pytest.FixtureRequest, second_broker: Any, tmp_path: Path) -> dict[str, str]:
     return LOGINS[request.param](second_broker, tmp_path)
 

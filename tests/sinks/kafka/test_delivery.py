@@ -23,7 +23,7 @@ from kafka.partitioner.default import murmur2
 
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
-from twopc_kafka import checks
+from twopc_kafka import checks, leases
 from twopc_kafka.client import control, requests
 from twopc_kafka.client.control import Control
 from twopc_kafka.options import WRITERS
@@ -534,7 +534,7 @@ def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_add
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 100)  # the rest of the wait is not for every run
     sink = make_sink(topic, bootstrap_servers=server)
     handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
-    decided = Committable(sink.transactional_ids.lease(Round(1, 0)).name, handle, 1)
+    decided = Committable(leases.lease(sink.transactional_ids.scope, (1, 0)).name, handle, 1)
     for ask in (
         lambda: sink.validate(VALUE),
         sink.open,

@@ -234,6 +234,7 @@ def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
         monkeypatch.setattr(Control, "end", lambda *_, **__: "PRODUCER_FENCED")
 
 
+@pytest.mark.long
 def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(
     cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import socket
 from dataclasses import replace
 from typing import Any
 
+import confluent_kafka
 import pytest
 
 from twopc.errors import ConfigurationError
-from twopc_kafka import KafkaSink
+from twopc.options import Kind
+from twopc_kafka import KafkaSink, properties
 from twopc_kafka.options import DEFAULTS, WRITERS, parse_options
+
+NEEDS_MORE = ("plugin.library.paths", "sasl.mechanisms", "delivery.timeout.ms", "client.id", "client.rack")
+"""Options of which librdkafka takes any text, or which the sink checks elsewhere."""
 
 SERVERS = {"bootstrap.servers": "broker:9092"}
 SECRET = "hunter2-is-the-password"  # noqa: S105  # what must not be seen anywhere
@@ -56,8 +63,6 @@ def test_what_the_sink_sets_itself_is_refused_by_name_with_the_reason(name: str)
 @pytest.mark.parametrize(
     "name",
     [
-        "ssl.keystore.password",
-        "ssl.key.pem",
         "ssl.engine.location",
         "enable.ssl.certificate.verification",
         "sasl.oauthbearer.assertion.private.key.pem",
@@ -79,6 +84,7 @@ def test_security_that_control_can_not_honor_is_refused_by_name(name: str) -> No
         ("sasl.password", SECRET.encode()),
         ("sasl.password", None),
         ("bootstrap.servers", ["a:1", "b:2"]),
+        ("bootstrap.servers", ("a:1",)),
         ("transaction.timeout.ms", None),
         ("topic", ["orders"]),
     ],
@@ -93,11 +99,11 @@ def test_an_option_that_is_neither_text_nor_number_is_refused_by_name(name: str,
     ("name", "shown"),
     [
         ("delivery", "'delivery'"),
-        ("linger.ms", "queue.buffering.max.ms"),  # librdkafka tells the first of an option's names
+        ("linger.ms", "linger.ms"),
         ("transaction.timeout.ms", "transaction.timeout.ms"),
         ("message.timeout.ms", "message.timeout.ms"),
         ("socket.timeout.ms", "socket.timeout.ms"),
-        ("compression.type", "compression.codec"),
+        ("compression.type", "compression.type"),
         ("security.protocol", "security.protocol"),
         ("no.such.option", "no.such.option"),
     ],
@@ -116,9 +122,15 @@ def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown
         "a:1,b:c",
         "a:0",
         "a:65536",
-        "a:9092,",
         "a:9092/",
         "a:1:2",
+        "a:1,,b:2",
+        ",",
+        "a:1 b:2",
+        "a: 1",
+        "['a:1', 'b:2']",
+        '["a:1"]',
+        "a:1\\n",
         "::1",
         "[::1",
         "HTTP://a:9092",
@@ -130,9 +142,23 @@ def test_what_is_no_address_is_refused(servers: str) -> None:
     assert "'bootstrap.servers' of the kafka sink must be addresses" in refusal(bootstrap_servers=servers)
 
 
-@pytest.mark.parametrize("servers", ["a", "a:65535", "a:1, b-c.d_e:2", "[::1]:9092", "[::1]", "plaintext://a:1"])
-def test_an_address_is_taken_with_or_without_port_and_scheme(servers: str) -> None:
-    assert parse_options({"bootstrap.servers": servers}).bootstrap_servers == servers
+@pytest.mark.parametrize(
+    ("servers", "read"),
+    [
+        ("a", "a:9092"),
+        ("a:65535", "a:65535"),
+        (" a:1 ,\tb-c.d_e:2\n", "a:1,b-c.d_e:2"),
+        ("a:1,b:2,", "a:1,b:2"),
+        ("a:1,b:2,a:1", "a:1,b:2"),
+        ("[::1]", "[::1]:9092"),
+        ("[fe80::1%eth0]:9093", "[fe80::1%eth0]:9093"),
+        ("plaintext://a:1,PLAINTEXT://b", "a:1,b:9092"),
+    ],
+)
+def test_addresses_are_read_alike_by_both_clients(servers: str, read: str) -> None:
+    options = parse_options({"bootstrap.servers": servers})
+    assert options.properties["bootstrap.servers"] == read
+    assert options.control["bootstrap_servers"] == read.split(",")
 
 
 @pytest.mark.parametrize("scheme", ["SSL", "sasl_ssl", "SASL_PLAINTEXT"])
@@ -189,6 +215,55 @@ def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_a
     assert "acks" in refusal(acks=1)
     assert "enable.idempotence" in refusal(enable_idempotence="false")
     parse_options({**SERVERS, "delivery": "none", "acks": 1})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (
+            {"linger.ms": 200, "message.timeout.ms": 100},
+            r"'linger\.ms' .* below 'message\.timeout\.ms' \(100\)",
+        ),
+        ({"reconnect.backoff.ms": 20_000}, r"'reconnect\.backoff\.ms' .* no more than .* \(10000\)"),
+        ({"transaction.timeout.ms": 2000, "socket.timeout.ms": 3000}, r"'socket\.timeout\.ms' .* no more than"),
+        ({"max.in.flight": 6}, r"'max\.in\.flight' .* must be 5 or less"),
+        ({"retries": 0}, "'retries' .* must be 1 or more"),
+        ({"queuing.strategy": "LIFO"}, r"'queuing\.strategy' .* must be fifo"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_as_librdkafka_would(wrong: dict[str, Any], told: str) -> None:
+    given = {"transactional.id": "t", "message.timeout.ms": 2000, **{name: str(value) for name, value in wrong.items()}}
+    with pytest.raises(confluent_kafka.KafkaException):
+        confluent_kafka.Producer(given, logger=logging.getLogger("unheard"))
+    with pytest.raises(ConfigurationError, match=told):
+        parse_options({**SERVERS, "writer": "librdkafka", **wrong})
+
+
+@pytest.mark.parametrize("name", [name for name in properties.NAMES if name not in NEEDS_MORE])
+def test_librdkafka_knows_each_option_that_passes_through_and_takes_the_same_bounds(name: str) -> None:
+    kind = properties.kind_of(name)
+    outside = [f"{bound}" for bound in re.findall(r"-?[0-9]+", kind.must_be) if "from" in kind.must_be]
+    words = ["true", "none", "any", "all", "fifo", "use_all_dns_ips", "text", *outside]
+    for value in words:
+        assert taken_by_librdkafka(name, value) == taken_by_kind(kind, value), value
+    for value in [str(int(outside[0]) - 1), str(int(outside[1]) + 1)] if outside else []:
+        assert (taken_by_librdkafka(name, value), taken_by_kind(kind, value)) == (False, False), value
+
+
+def taken_by_kind(kind: Kind, value: str) -> bool:
+    with contextlib.suppress(ValueError):
+        kind.read(value)
+        return True
+    return False
+
+
+def taken_by_librdkafka(name: str, value: str) -> bool:
+    """Whether the property may have the value, whatever others it goes with."""
+    try:
+        confluent_kafka.Producer({name: value}, logger=logging.getLogger("unheard"))
+    except confluent_kafka.KafkaException as error:
+        return "Failed to create producer" in str(error)
+    return True
 
 
 def test_at_least_once_gives_up_idempotence_only_when_told_to() -> None:
@@ -323,7 +398,7 @@ def test_tls_is_translated_for_control(algorithm: str, checked: bool) -> None:
         "ssl.crl.location": "/crl.pem",
         "ssl.endpoint.identification.algorithm": algorithm,
     }
-    # Parsed without them: librdkafka would open the files.
+    # Parsed without them, as the files do not exist.
     assert replace(parse_options(SERVERS), properties=SERVERS | options).control == {
         "bootstrap_servers": ["broker:9092"],
         "ssl_cafile": "/ca.pem",

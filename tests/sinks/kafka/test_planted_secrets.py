@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from tests.sinks.kafka.access import as_user, by_token, grant
+from tests.sinks.kafka.access import STORE_PASSWORD, as_user, by_provider, by_store, by_token, grant
 from tests.support.kills import all_of, arguments, bound, kill_all_of
 from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import S3Server
@@ -109,9 +109,12 @@ def test_no_secret_is_in_logs_entries_events_errors_process_lists_or_what_the_co
         sinks: dict[str, Any] = {
             "orders": ("kafka", by_client),
             "audit": ("kafka", to_kafka | dotted(as_user(second_broker, "granted")) | librdkafka),
+            "provided": ("kafka", to_kafka | dotted(by_provider(second_broker, tmp_path)) | librdkafka),
+            "stored": ("kafka", to_kafka | dotted(by_store(second_broker, tmp_path)) | librdkafka),
             "totals": ("postgres", {"conninfo": postgres.conninfo, "table": "totals"}),
             "archive": ("files", in_store),
         }
+        private_key = (tmp_path / "client.key").read_text().splitlines()[1]
         unknown = ("kafka", by_client | {"sasl.oauthbearer.client.secret": wrong})
         unusable: dict[str, Any] = {
             "orders": unknown,
@@ -124,6 +127,7 @@ def test_no_secret_is_in_logs_entries_events_errors_process_lists_or_what_the_co
         told += command("doctor", "--sinks", tmp_path / "wrong.toml", "--log", folder / "log", "--timeout-s", 2)
         told += command("resolve", folder / "log", "--sinks", tmp_path / "right.toml", "--yes")
         secrets = [of_store, wrong, postgres.password, second_broker.passwords["granted"], *second_broker.issuer.tokens]
+        secrets += [STORE_PASSWORD, private_key]
     files = [file for file in folder.rglob("*") if file.is_file()]
     told += "".join(file.read_text(encoding="utf-8", errors="replace") for file in files)
     loggers = ["py4j.client", "kafka.net", "twopc_kafka.writers.librdkafka", "botocore"]

@@ -15,7 +15,7 @@ import pytest
 
 from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
-from twopc_kafka import KafkaSink, ending
+from twopc_kafka import KafkaSink, ending, leases
 from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, name_beside
 from twopc_kafka.offsets_sink import KafkaProgressSink
@@ -105,7 +105,7 @@ class Prepared:
             case "re-initialised":
                 Writer(sink._options, committable.transaction_id)
             case "unknown id":
-                return replace(committable, transaction_id=sink.transactional_ids.lease(Round(1, 0)).name)
+                return replace(committable, transaction_id=leases.lease(sink.transactional_ids.scope, (1, 0)).name)
         return committable
 
     def end(self, committable: Committable, *, commit: bool) -> str:
@@ -151,6 +151,7 @@ def prepared(request: pytest.FixtureRequest, broker_with_topic: KafkaBroker, wai
     return {use: Prepared(partial(make_sink, use), batch, wait) for use in ("measure", "judge")}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("state", "commit", "version", "answer"), CASES)
 def test_the_broker_answers_as_the_table_says(
     prepared: dict[str, Prepared], state: str, commit: bool, version: int, answer: str

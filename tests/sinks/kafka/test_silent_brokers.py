@@ -15,8 +15,8 @@ from kafka.protocol.broker_version_data import BrokerVersionData
 
 from twopc import Participant, Round
 from twopc.errors import Retriable, RoundAborted
-from twopc_kafka.client import connection as connections
 from twopc_kafka.client import control
+from twopc_kafka.client import kafka_python as connections
 from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.client.control import Control
 

@@ -697,7 +697,7 @@ def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
 # A broker that does not say. ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.parametrize("delivery", ["at-least-once", "none"])
 def test_a_topic_that_no_broker_can_be_asked_for_makes_the_vote_no_within_message_timeout(

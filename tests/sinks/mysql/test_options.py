@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import pymysql
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 GOOD = {"url": "mysql://writer:hunter2@db.example/sales", "table": "orders"}
 
 
-WRONG: list[dict[str, Any]] = [
+WRONG: list[Mapping[str, Any]] = [
     {"url": None},
     {"url": "host=db hunter2"},
     {"url": "postgresql://writer:hunter2@db.example/sales"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tests.sinks.options_contract import OptionsContract
@@ -9,7 +10,7 @@ from tests.sinks.options_contract import OptionsContract
 GOOD = {"conninfo": "postgresql://writer:hunter2@db.example/sales", "table": "orders"}
 
 
-WRONG: list[dict[str, Any]] = [
+WRONG: list[Mapping[str, Any]] = [
     {"conninfo": None},
     {"conninfo": "host=db hunter2"},
     {"conninfo": "postgresql://writer:hun@ter2@db.example/sales"},

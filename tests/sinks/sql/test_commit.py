@@ -134,6 +134,7 @@ def test_a_row_that_came_after_the_decision_holds_the_commit_up_until_it_is_remo
     assert place.values() == ["a"]
 
 
+@pytest.mark.advice("set 'table' back")
 def test_a_batch_that_was_decided_for_another_table_waits_for_the_option_to_be_set_back(place: Place) -> None:
     vote = place.vote(["a"])
     place.ask("CREATE TABLE others (value {text})")

@@ -31,6 +31,7 @@ def written(place: Place, when: str = AFTER) -> Committable | None:
     return killed_writer("sql", options, when)
 
 
+@pytest.mark.variants
 def test_what_a_writer_pre_committed_before_its_kill_outlives_the_server_and_is_committed_by_another_process(
     place: Place, databases: Databases
 ) -> None:

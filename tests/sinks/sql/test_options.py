@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.sinks.options_contract import OptionsContract
 
 GOOD = {"url": "postgresql+psycopg://writer:hunter2@db.example/sales", "table": "sales.orders"}
 
-WRONG: list[dict[str, Any]] = [
+WRONG: list[Mapping[str, Any]] = [
     {"url": None},
     {"url": "hunter2"},
     {"url": "oracle+oracledb://writer:hunter2@db/sales"},

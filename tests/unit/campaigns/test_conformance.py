@@ -20,9 +20,8 @@ from tests.campaigns.simulation.world import Fault, Planned, World
 from tests.sinks.kafka.hanging import write_unnoticed
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka import KafkaSink
-from twopc_kafka.answers import EndTxnAnswer, ProducerIdentity, to_end
+from twopc_kafka.answers import EndTxnAnswer, OpenInPartition, ProducerIdentity, to_end
 from twopc_kafka.client.control import Control
-from twopc_kafka.client.leaders import OpenInPartition
 from twopc_kafka.options import ARROW, WRITERS
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.librdkafka import Writer
@@ -309,11 +308,13 @@ def answers(real: Callable[[int], Real]) -> dict[str, list[object]]:
         return dict(zip(SCRIPTS, pool.map(play, SCRIPTS), strict=True))
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("words", SCRIPTS)
 def test_the_model_answers_as_a_broker_does(words: str, answers: dict[str, list[object]]) -> None:
     assert Script(words).play(Modelled()) == answers[words]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_unknown_id_is_answered_alike(real: Callable[[int], Real], commit: bool, version: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.campaigns.seams import Seam, nothing
 from tests.campaigns.simulation.catching import applied, catch, recorded
-from tests.campaigns.simulation.exploration import SMALL, SMALLEST, Failure, pairs, shortest, singles
+from tests.campaigns.simulation.exploration import FAILING, SMALL, SMALLEST, Failure, pairs, shortest, singles
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
 from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
 from tests.campaigns.simulation.world import Fault, Guided
@@ -32,7 +32,7 @@ def failures(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]]) -> li
 
 
 @pytest.mark.variants
-@pytest.mark.parametrize("scenario", [SMALL[0], *SMALL[-3::2]], ids=str)
+@pytest.mark.parametrize("scenario", [SMALL[0], *FAILING, *SMALL[-3::2]], ids=str)
 def test_no_fault_at_any_step_breaks_a_promise(scenario: Scenario) -> None:
     assert failures(scenario, singles(scenario)) == []
 

@@ -98,7 +98,7 @@ def reads(batch_id: int) -> Reads:
 
 
 def written(sinks: Sinks, round: Round) -> Iterator[Vote]:
-    """Write a batch, and yield the votes. Records have hashes, as with ``recompute``."""
+    """Write a batch, and yield the votes. Records have hashes, as with ``on_loss="recompute"``."""
     for partition in range(PARTITIONS):
         with Participant(sinks, round, partition=partition) as participant:
             for name in sinks:

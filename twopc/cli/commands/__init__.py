@@ -1,41 +1,49 @@
 """The commands of ``twopc``, each in a module of its own with the document that it prints and how it is drawn.
 
-==============  ===========================================================================
-module          what it has
-==============  ===========================================================================
-status          ``twopc status``: what a log has decided, and what is in doubt
-report          ``twopc report``: the same and its history, as a page
-serve_metrics   ``twopc serve-metrics``: the same of any number of logs, for Prometheus
-doctor          ``twopc doctor``: checks before the first batch
-backends        ``twopc backends``: the installed backends
-transactions    ``twopc transactions``: open transactions with the log's verdicts
-resolve         ``twopc resolve``: recovery without the query
-abandon         ``twopc abandon``: gives up what is lost
-checkpoint      ``twopc checkpoint``: compares and repairs a checkpoint
-parameters      arguments and options that several commands have
-running         how a command runs: one document, questions, exit codes
-settling        what ``resolve`` and ``abandon`` share: recovery, and its result
-==============  ===========================================================================
+``parameters`` has what several commands take, ``running`` how a command runs, and ``settling`` what ``resolve`` and
+``abandon`` share.
 """
 
 from __future__ import annotations
 
 import logging
+from importlib import import_module
 
 import click
 
-from twopc.cli.commands.abandon import abandon
-from twopc.cli.commands.backends import backends
-from twopc.cli.commands.checkpoint import checkpoint
-from twopc.cli.commands.doctor import doctor
-from twopc.cli.commands.report import report
-from twopc.cli.commands.resolve import resolve
-from twopc.cli.commands.serve_metrics import serve_metrics
-from twopc.cli.commands.status import status
-from twopc.cli.commands.transactions import transactions
+COMMANDS = {
+    "status": "Show what a log has decided, and what is in doubt.",
+    "report": "Show the history of a log on a page: batches, crashes, trends, what is in doubt.",
+    "serve-metrics": "Serve metrics of any number of logs to Prometheus.",
+    "backends": "List the installed backends.",
+    "doctor": "Check the target systems before the first batch.",
+    "transactions": "Show every open transaction of a sink with the log's verdict on it.",
+    "resolve": "Recover without the query: commit the decided transactions, abort the others.",
+    "abandon": "Give up the lost transactions of a decided batch.",
+    "checkpoint": "Compare a query's checkpoint with its log, and restore what it lacks.",
+}
+"""Each command with a line of help."""
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class _Commands(click.Group):
+    """Loads a command when it is called: each needs other packages, and the list of commands none of them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  # click's
+        return [*COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002  # click's
+        if cmd_name not in COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"{__name__}.{name}"), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002  # click's
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="twopc-core", prog_name="twopc")
 def cli() -> None:
     """Show and settle the transactions that a query left in doubt, and check its target systems before the first batch.
@@ -45,10 +53,6 @@ def cli() -> None:
     Exit codes: 0 fine, 1 something is in doubt or needs repair, 2 wrong usage, 3 refused and nothing changed, 4 an
     operator must decide, 5 fenced by a newer driver, 6 a target system did not answer, 70 any other error.
     """
-
-
-for command in (status, report, serve_metrics, backends, doctor, transactions, resolve, abandon, checkpoint):
-    cli.add_command(command)
 
 
 def run() -> None:

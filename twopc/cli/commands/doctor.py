@@ -14,7 +14,7 @@ from twopc.cli.commands.running import show, waiting_for_targets
 from twopc.cli.output import Document, Report
 from twopc.cli.query_module import read_query
 from twopc.cli.sinks_file import Redaction, read_sinks
-from twopc.doctor import checks_of
+from twopc.diagnosis import checks_of
 from twopc.exit_codes import ExitCode
 
 

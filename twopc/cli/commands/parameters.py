@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 TIMEOUT_S = 60.0
-"""Longer than a client takes to find that no server listens (10 s), and than most brokers take to restart."""
+"""Longer than a client needs to find that no server listens (10 s), and than most brokers need to restart."""
 
 log = click.argument("log")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -21,7 +21,7 @@ timeout_s = click.option(
     help="How long to wait for target systems, in total.",
 )
 replay_copies = click.option(
-    "--replay-copies", metavar="URL", help="What the query was given as 'replay_copies', if it was given one."
+    "--replay-copies", metavar="URL", help="The folder of the query's replay copies, if it has them."
 )
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
 

@@ -14,19 +14,19 @@ from rich.text import Text
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
 from twopc.cli.commands.status import add_status
-from twopc.cli.live import LivePage, serve, shown
+from twopc.cli.live import LivePage, describe_error, serve
 from twopc.cli.output import Document, Report, batch_number, say
 from twopc.cli.page import Contents, now, render
 from twopc.cli.sinks_file import Redaction
-from twopc.cli.timeline import timeline
-from twopc.cli.totals import totals
+from twopc.cli.timeline import timeline, totals
 from twopc.errors import ConfigurationError
+from twopc.events import BatchFailed, BatchFinished
 from twopc.exit_codes import exit_code
 from twopc.log.history import read_history
-from twopc.observers.json_lines import FailedRun, Line, read_lines
+from twopc.observers.json_lines import Recorded, read_lines
 
 PORT = 8765
-"""Not the port of Spark's user interface, nor of an exporter of metrics."""
+"""A port that neither Spark's user interface nor an exporter of metrics has by default."""
 
 
 @click.command()
@@ -88,19 +88,25 @@ def _contents(log: str, events: Path | None, report: Report) -> Contents:
     return Contents(report.document, history, moments, sums, events is not None, remarks, made_at)
 
 
-def _lines(events: Path, owner: str) -> tuple[list[Line | FailedRun], list[str]]:
-    """Return the query's lines, and what is wrong with the file."""
+def _lines(events: Path, owner: str) -> tuple[list[Recorded], list[str]]:
+    """Return the query's batches, and what is wrong with the file."""
+    own: list[Recorded] = []
+    others: Counter[str] = Counter()
+    unread = 0
     try:
-        lines = list(read_lines(events))
+        for recorded in read_lines(events):
+            if recorded is None:
+                unread += 1
+            elif isinstance(event := recorded.event, BatchFinished | BatchFailed):
+                own += [recorded] if event.owner == owner else []
+                others[event.owner] += event.owner != owner
     except OSError as error:
         raise ConfigurationError(f"the events file {events} can't be read: {error.strerror}.") from error
-    others = Counter(line.owner for line in lines if line)
-    unread, own = lines.count(None), others.pop(owner, 0)
     remarks = [f"{unread:,} lines of the events file could not be read."] if unread else []
     if not own:
         of_others = f" {others.total():,} lines are of other queries, such as {min(others)!r}." if others else ""
         remarks.append(f"The events file {events} has no line of query {owner!r}.{of_others}")
-    return [line for line in lines if line and line.owner == owner], remarks
+    return own, remarks
 
 
 def _write(output: Path, page: str) -> None:
@@ -123,7 +129,7 @@ def _serve(log: str, events: Path | None, port: int, report: Report) -> None:
     def seen(error: Exception | None) -> None:
         nonlocal wrong
         assert newest is not None  # it has been read
-        text = shown(error) if error else ""
+        text = describe_error(error) if error else ""
         report.code = exit_code(error, False) if error else newest.code
         if text != wrong:
             say(text or "the log can be read again")

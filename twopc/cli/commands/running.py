@@ -1,4 +1,4 @@
-"""How a command runs: it builds one document, as far as it gets; ``show`` prints it and ends the process."""
+"""The run of a command: it builds one document, as far as it gets; ``show`` prints it and ends the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 
 import twopc
-from twopc.cli.output import Document, Report, say
+from twopc.cli.output import Document, Report, readable, say
 from twopc.cli.sinks_file import Redaction
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.errors import Refused
@@ -73,7 +73,7 @@ def ask(question: str, yes: bool, otherwise: str) -> None:
     if yes:
         return
     try:
-        answer = click.confirm(f"twopc: {question}", err=True)
+        answer = click.confirm(f"twopc: {readable(question)}", err=True)
     except click.Abort:
         say("")
         raise Refused(f"There was no answer; --yes answers yes. {otherwise}") from None

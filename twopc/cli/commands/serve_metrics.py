@@ -13,10 +13,8 @@ from typing import TYPE_CHECKING
 import click
 
 from twopc.cli.commands.running import show
-from twopc.cli.event_readings import WatchedEvents
 from twopc.cli.output import Report, say
-from twopc.cli.readings import WatchedLog
-from twopc.cli.sink_readings import WatchedSink
+from twopc.cli.readings import WatchedEvents, WatchedLog, WatchedSink
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
 
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from twopc.cli.exporter import Exporter
 
 PORT = 9465
-"""Beside 9464, where docs/monitoring.md has a driver serve its own."""
+"""The port beside 9464, at which docs/monitoring.md has a driver serve its own metrics."""
 
 INTERVAL_S = 15.0
 """Prometheus scrapes every minute by default, and mostly every 15 s."""
@@ -79,7 +77,7 @@ def serve_metrics(
         exporter = _exporter()
         observer = exporter.observe()
         watched_events = [WatchedEvents(path, observer) for path in dict.fromkeys(events)]
-        served_at = exporter.serve(host, port, watched_logs, sinks)
+        served_at = exporter.serve(host, port, [*watched_logs, *sinks])
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # by default, a container's first process ignores it
         say(f"serving http://{host}:{served_at}/metrics: {len(watched_logs)} logs, read every {interval_s:g} s")
         watched = (*watched_logs, *sinks, *watched_events)

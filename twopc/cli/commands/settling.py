@@ -1,4 +1,4 @@
-"""What ``resolve`` and ``abandon`` share: recovery of a log, its question, and the drawing of its result."""
+"""Recovery of a log for ``resolve`` and ``abandon``, the question before it, and the drawing of its result."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ask_to_fence(history: History, yes: bool) -> None:
 
 
 def draw(console: Console, document: Document) -> None:
-    """What recovery does or did, from a command's document."""
+    """Draw the plan of a recovery, or its result."""
     if "plan" not in document:
         return
     if document.get("dry_run"):
@@ -85,10 +85,10 @@ def draw(console: Console, document: Document) -> None:
         by = f"by {document['by']}" if document["noted"] else "NOT given up"
         console.print(table(f"Lost of batch {document['batch_id']}, {by}", ("sink", "transaction", "records"), rows))
     if "error" not in document:
-        console.print(_recovered(document))
+        console.print(_summary(document))
 
 
-def _recovered(document: Document) -> str:
+def _summary(document: Document) -> str:
     if document.get("orphans"):
         return f"{len(document['aborted'])} orphans were rolled back. No driver was fenced."
     if document.get("opened") is None:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
-from twopc.cli.output import Document, Report, batch_number, facts, kind_of, standard_output, table
+from twopc.cli.output import Document, Report, batch_number, facts, kind_of, readable, standard_output, table
 from twopc.cli.sinks_file import Redaction
 from twopc.errors import TwoPhaseCommitError
 from twopc.exit_codes import ExitCode
@@ -23,7 +23,7 @@ from twopc.log.entries import Decision
 from twopc.log.history import FollowedLog, History
 
 WATCH_S = 1.0
-"""Between two reads of a log, which has at most 33 entries."""
+"""The pause between two reads of a log, which has at most 33 entries."""
 
 
 @click.command()
@@ -76,13 +76,13 @@ def _status(history: History) -> Document:
             for decision in tail.unresolved
         ],
         "abandoned": [
-            {"batch_id": a.given_up.batch_id, "by": a.by, "at": a.at, "sinks": _by_sink(a.given_up)}
+            {"batch_id": a.given_up.batch_id, "by": a.by, "at": a.at, "sinks": _given_up_by_sink(a.given_up)}
             for a in tail.abandoned
         ],
     }
 
 
-def _by_sink(given_up: Decision) -> Document:
+def _given_up_by_sink(given_up: Decision) -> Document:
     return {
         name: {"transactions": [c.transaction_id for c in of_sink], "records": sum(c.records or 0 for c in of_sink)}
         for name, of_sink in given_up.committables.items()
@@ -143,10 +143,10 @@ def _watch(report: Report, look: Callable[[], None]) -> None:
         Live(console=standard_output(), transient=True, auto_refresh=False) as live,
     ):
         while True:
-            live.update(Group(_view(report.document), wrong, "Ctrl-C ends this."), refresh=True)
+            live.update(Group(_view(readable(report.document)), wrong, "Ctrl-C ends this."), refresh=True)
             time.sleep(WATCH_S)
             try:
                 look()
                 wrong = ""
             except (TwoPhaseCommitError, OSError) as error:
-                wrong = Text(f"Not up to date: {kind_of(error)}: {error}", style="bold")
+                wrong = Text(readable(f"Not up to date: {kind_of(error)}: {error}"), style="bold")

@@ -8,9 +8,10 @@ each round opens one before its tasks begin, and ``finish`` continues with it or
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,19 +29,21 @@ from twopc.log.commit_log import on_store
 from twopc.log.steps import resume_log
 from twopc.log.store import open_store
 from twopc.metrics import NO_OPENING, Opening
-from twopc.observing import notify
+from twopc.observers.json_lines import JsonLinesObserver
+from twopc.observing import notify, register_observer, unregister_observer
 from twopc.participant import Participant, Vote
-from twopc.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.flow import Flow
-from twopc.spark.data_source.spool import spooled
-from twopc.spark.pickled_sinks import PickledSinks
-from twopc.spark.worker import spare_garbage_collection
+from twopc.spark.task import PickledSinks, spare_garbage_collection
+from twopc.stores.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 
 logger = logging.getLogger(__name__)
+
+FLUSH_TIMEOUT_S = 1.0
+"""The longest wait for the disk at the end of the calls: Spark may end the process right after it."""
 
 SINK = "sink"
 """The sink's name in the log, as in ``foreach_batch`` with one sink: a query can change between the two."""
@@ -81,8 +84,8 @@ class Incarnation:
 
 @dataclass(frozen=True)
 class TaskVote(WriterCommitMessage):
-    """What a task returns. ``vote`` is empty if the task wrote nothing. Only the task of partition 0, which every batch
-    has, returns ``reads``."""
+    """The message of a task. ``vote`` is empty if the task wrote nothing. Only the task of partition 0, which every
+    batch has, returns ``reads``."""
 
     incarnation: Incarnation
     vote: Vote
@@ -91,7 +94,7 @@ class TaskVote(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PhaseOne:
-    """What the planner sends to the tasks.
+    """The round as its tasks get it from the planner.
 
     Attributes:
         sinks: the pickled sinks, by name.
@@ -130,7 +133,7 @@ class PhaseOne:
                 pass
             return TaskVote(self.incarnation, {}, reads)
         round = Round(self.incarnation.number, batch_id)
-        sinks = self.sinks.loaded()
+        sinks = self.sinks.load()
         with Participant(sinks, round, partition=context.partitionId(), serial=context.taskAttemptId()) as participant:
             for batch in batches:
                 participant.write(SINK, batch)
@@ -178,10 +181,6 @@ class Rounds:
                 full refresh of the flow.
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
-        with spooled(self.events):
-            return self._open(schema, batch_id)
-
-    def _open(self, schema: pa.Schema, batch_id: int | None) -> PhaseOne:
         reads = follows = None
         if self.checkpoint is not None:
             checkpoint = CheckpointFolder(self.checkpoint)
@@ -196,17 +195,18 @@ class Rounds:
         if self.flow is not None and batch_id == 0:
             self.flow.refuse_full_refresh(self.log, self.owner)
         coordinator = self._coordinator(sink)
-        try:
-            coordinator.validate({SINK: schema})
-            tail = coordinator.recover()
-            if batch_id is None:
-                batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
-            is_decided = coordinator.has_decided(batch_id, reads, follows)
-        except Exception as error:
-            self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
-            raise
-        finally:
-            sink.close()
+        with spool(self.events):
+            try:
+                coordinator.validate({SINK: schema})
+                tail = coordinator.recover()
+                if batch_id is None:
+                    batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
+                is_decided = coordinator.has_decided(batch_id, reads, follows)
+            except Exception as error:
+                self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
+                raise
+            finally:
+                sink.close()
         spare_garbage_collection()
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
         return PhaseOne(PickledSinks.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
@@ -216,7 +216,7 @@ class Rounds:
 
         ``schema`` is the one with which ``open`` was called, for observers.
         """
-        with spooled(self.events), contextlib.ExitStack() as leaves:
+        with spool(self.events), contextlib.ExitStack() as leaves:
             with self._failure_reported(batch_id):
                 [incarnation] = {message.incarnation for message in messages}
                 sink = sink_alone(self.backend, self.options)
@@ -239,25 +239,22 @@ class Rounds:
         incarnation first establishes whether it did. If no message has the incarnation, recovery is left to the next
         start: opening an incarnation here could fence a newer driver.
         """
-        with spooled(self.events):
+        with spool(self.events):
             if None in messages:  # else 'finish' has reported why the batch failed
                 failure = f"a task of batch {batch_id} failed, or the query was stopped while it ran."
                 self._failed(batch_id, RoundAborted(failure, batch_id=batch_id), {})
             incarnations = {message.incarnation for message in messages if message is not None}
             incarnations |= set() if opened is None else {opened}
-            if incarnations:
-                self._recover(incarnations)
-
-    def _recover(self, incarnations: Collection[Incarnation]) -> None:
-        try:
-            for incarnation in incarnations:
-                # Raises Fenced if the log belongs to a newer driver now.
-                store = open_store(self.log)
-                on_store(store, resume_log(store.url, incarnation.log_id, incarnation.number))
-            with self._coordinator(sink_alone(self.backend, self.options)) as coordinator:
-                coordinator.recover()
-        except Exception as error:  # noqa: BLE001  # Spark would report this error instead of why the round failed
-            logger.warning("cleanup after the failed batch is left to the next start: %s", error)
+            try:
+                for incarnation in incarnations:
+                    # Raises Fenced if the log belongs to a newer driver now.
+                    store = open_store(self.log)
+                    on_store(store, resume_log(store.url, incarnation.log_id, incarnation.number))
+                if incarnations:
+                    with self._coordinator(sink_alone(self.backend, self.options)) as coordinator:
+                        coordinator.recover()
+            except Exception as error:  # noqa: BLE001  # Spark would report this one instead of why the round failed
+                logger.warning("cleanup after the failed batch is left to the next start: %s", error)
 
     @contextlib.contextmanager
     def _failure_reported(self, batch_id: int) -> Iterator[None]:
@@ -281,3 +278,25 @@ class Rounds:
             replay_copies=self.replay_copies,
             start_timeout_s=self.start_timeout_s,
         )
+
+
+@contextlib.contextmanager
+def spool(path: str | None) -> Iterator[None]:
+    """Append the events of the calls inside to the file at ``path``, if there is one. The process is Spark's, and goes
+    on to serve other queries."""
+    if path is None:
+        yield
+        return
+    observer = _observer(path)
+    register_observer(observer)
+    try:
+        yield
+    finally:
+        unregister_observer(observer)
+        observer.flush(FLUSH_TIMEOUT_S)
+
+
+@functools.lru_cache(maxsize=100)
+def _observer(path: str) -> JsonLinesObserver:
+    """Return one observer per file, as each logs once that it can't write."""
+    return JsonLinesObserver(path)

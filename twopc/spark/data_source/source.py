@@ -32,9 +32,9 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from twopc.errors import ConfigurationError, LogMismatch
-from twopc.spark.arrow_types import arrow_schema
 from twopc.spark.data_source.options import batch_target, stream_target
 from twopc.spark.data_source.round import PhaseOne, Rounds, TaskVote
+from twopc.spark.records import arrow_schema
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class StreamWriter(_StreamWriter):  # type: ignore[misc]  # a base class by vers
                 f"this is query {query_id}, and its checkpoint folder belongs to query {self._rounds.owner}. Nothing"
                 " was written. Was the folder replaced while the query ran? Start the query again."
             )
-        batches = record_batches(iterator, self._schema) if _StreamWriter is DataSourceStreamWriter else iterator
+        batches = to_record_batches(iterator, self._schema) if _StreamWriter is DataSourceStreamWriter else iterator
         return self._phase_one.write(int(batch_id), batches)
 
     def commit(self, messages: Sequence[Any], batchId: int) -> None:  # noqa: N803  # Spark's name
@@ -132,7 +132,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._rounds.recover(self._phase_one.batch_id, messages, self._phase_one.incarnation)
 
 
-def record_batches(rows: Iterable[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
+def to_record_batches(rows: Iterable[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Convert rows to record batches, and hold one record batch at a time."""
     rest = iter(rows)
     while some := list(islice(rest, _ROWS_PER_BATCH)):

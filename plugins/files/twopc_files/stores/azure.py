@@ -26,8 +26,8 @@ from typing import Any
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
-from twopc.azure import translated
-from twopc.places import file_system
+from twopc.stores.azure import translate
+from twopc.stores.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import FileOfParts, Sight, Store
 
@@ -55,7 +55,7 @@ class Azure(Store):
             raise OSError(errno.EACCES, f"its client can't be made ({type(error).__name__}: {error})") from None
 
     def meaning(self, error: Exception) -> OSError:
-        return error if isinstance(error, OSError) and error.errno is not None else translated(error)
+        return error if isinstance(error, OSError) and error.errno is not None else translate(error)
 
     def require_answer(self) -> None:
         self.pending()

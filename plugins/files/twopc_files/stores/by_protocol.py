@@ -23,7 +23,7 @@ from fsspec import get_filesystem_class
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
-from twopc.places import LOCAL, parsed_place
+from twopc.stores.places import LOCAL, parsed_place
 from twopc_files.stores.local import Local
 from twopc_files.stores.remote import Remote
 

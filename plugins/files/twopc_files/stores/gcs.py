@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from twopc.gcs import gcs_client
+from twopc.stores.gcs import gcs_client
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.remote import RemoteFile
 from twopc_files.stores.store import MARK, Sight, Store
@@ -132,7 +132,7 @@ class Gcs(Store):
             raise OSError(errno.ENODEV, f"there is no bucket {self.bucket!r}") from error
 
     def _call(self, *request: str, **parameters: object) -> dict[str, Any]:
-        """Send a request of the JSON API. Its errors are those of ``twopc.gcs``."""
+        """Send a request of the JSON API. Its errors are those of ``twopc.stores.gcs``."""
         answer: dict[str, Any] = self.located()[0].call(*request, json_out=True, **parameters)
         return answer
 

@@ -15,7 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from fsspec.implementations.local import LocalFileSystem
 
-from twopc.durable_files import NotSynced, folder_for_a_trial, make_folder, sync_folder
+from twopc.stores.disk import folder_for_a_trial, make_folder, sync_folder
+from twopc.stores.errors import NotSynced
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 

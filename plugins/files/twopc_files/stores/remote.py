@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
-from twopc.durable_files import folder_at_store
-from twopc.places import file_system
+from twopc.stores.places import file_system
+from twopc.stores.remote import folder_at_store
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 

@@ -18,7 +18,7 @@ from typing import Any
 import fsspec
 
 from twopc.checks import CheckResult
-from twopc.s3 import translated
+from twopc.stores.s3 import translate
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
 from twopc_files.stores.store import MARK, FileOfParts, Sight, Store
 
@@ -66,7 +66,7 @@ class S3(Store):
         return fs, self.url.removeprefix("s3://")
 
     def meaning(self, error: Exception) -> OSError:
-        return translated(error)
+        return translate(error)
 
     def require_answer(self) -> None:
         self.call("list_multipart_uploads", Prefix=self._key(""), MaxUploads=1)
@@ -224,7 +224,7 @@ class S3(Store):
         try:
             answer: dict[str, Any] = fs.call_s3(method, Bucket=self.bucket, **arguments)
         except Exception as error:
-            raise translated(error) from error
+            raise translate(error) from error
         return answer
 
     def _parts(self, file: FileHandle) -> list[dict[str, Any]]:

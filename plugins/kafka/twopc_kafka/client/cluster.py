@@ -36,8 +36,8 @@ from twopc_kafka.answers import (
     timeout_refused,
 )
 from twopc_kafka.client import requests
-from twopc_kafka.client.connection import OfProcess
 from twopc_kafka.client.control import Control, key_of, state_of
+from twopc_kafka.client.kafka_python import OfProcess
 from twopc_kafka.client.leaders import topic_id
 from twopc_kafka.client.retry import NotSent, Patience, Unanswered, until_accepted
 from twopc_kafka.client.tokens import require_token

@@ -23,7 +23,6 @@ from kafka.protocol.admin.transactions import (
 )
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest, WriteTxnMarkersRequest
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslBytesRequest
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_kafka.answers import (
@@ -36,7 +35,7 @@ from twopc_kafka.answers import (
     unanswered,
 )
 from twopc_kafka.client import requests
-from twopc_kafka.client.connection import Loop, OfProcess, close, connections
+from twopc_kafka.client.kafka_python import Loop, OfProcess, close, connections
 from twopc_kafka.client.leaders import Leaders
 from twopc_kafka.client.tokens import require_token
 
@@ -624,20 +623,6 @@ def _java_hash(text: str) -> int:
     """Return Java's ``String.hashCode`` as an unsigned number."""
     return functools.reduce(lambda value, character: (31 * value + ord(character)) % 2**32, text, 0)
 
-
-class _HidesCredentials(logging.Filter):
-    """Drops log records that hold passwords. kafka-python logs each request at DEBUG, as a value and as bytes; SASL
-    requests contain the password."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        arguments = record.args if isinstance(record.args, tuple) else (record.args,)
-        return not any(
-            isinstance(value, bytes | bytearray | SaslAuthenticateRequest | SaslBytesRequest) for value in arguments
-        )
-
-
-for _logs_requests in ("kafka.net.connection", "kafka.protocol.parser"):
-    logging.getLogger(_logs_requests).addFilter(_HidesCredentials())
 
 _controls: OfProcess[Control] = OfProcess()  # the threads of phase two share one set of connections
 

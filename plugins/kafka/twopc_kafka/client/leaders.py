@@ -11,52 +11,30 @@ import functools
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import kafka.errors
 from kafka.protocol.consumer.offsets import IsolationLevel
 
 from twopc.errors import Retriable
-from twopc_kafka.answers import INVALID_TOPIC, NO_LEADER, UNKNOWN_TOPIC, meaning
+from twopc_kafka.answers import INVALID_TOPIC, NO_LEADER, UNKNOWN_TOPIC, OpenInPartition, meaning
 from twopc_kafka.client import requests
 from twopc_kafka.client.requests import Partitions
-
-if TYPE_CHECKING:
-    from twopc_kafka.client.control import Control
 
 logger = logging.getLogger(__name__)
 
 TopicPartition: TypeAlias = "tuple[str, int]"
 
 ReportT = TypeVar("ReportT")
+ResultT = TypeVar("ResultT")
 
 METADATA_MAX_AGE_S = 1.0
 """How old the metadata may be by which leaders are found. It lets the sweep right after a completed batch reuse that
 batch's metadata. A broker that no longer leads a partition reports so, and the leader is looked up again."""
 
 _NO_ANSWER = (kafka.errors.RetriableError, kafka.errors.UnknownBrokerIdError, OSError)
-
-
-@dataclass(frozen=True, order=True, slots=True)
-class OpenInPartition:
-    """A transaction that is open in a partition."""
-
-    topic: str
-    partition: int
-    producer_id: int
-    producer_epoch: int
-    coordinator_epoch: int
-    start_offset: int
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """Producer id and epoch, which name the transaction."""
-        return self.producer_id, self.producer_epoch
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition} from offset {self.start_offset}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +81,22 @@ class _Topic:
     seen_at_s: float
 
 
+class _Connection(Protocol):
+    """What ``Control`` has of which this module needs to know."""
+
+    @property
+    def manager(self) -> Any: ...
+    def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT: ...
+    def send(self, request: Any, node: int | None = None) -> Any: ...
+    async def metadata(self, topics: Iterable[str] = ()) -> Any: ...
+    def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any: ...
+    def brokers(self) -> list[int]: ...
+
+
 class Leaders:
     """Requests to the leaders of partitions, over a control connection. They raise the errors of ``Control``."""
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: _Connection) -> None:
         self._control = control
         self._topics: dict[str, _Topic] = {}
 

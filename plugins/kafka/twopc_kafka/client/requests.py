@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from kafka.protocol.admin.cluster import DescribeClusterRequest
 from kafka.protocol.admin.configs import DescribeConfigsRequest
@@ -29,11 +29,8 @@ from kafka.protocol.producer.transaction import (
     WriteTxnMarkersRequest,
 )
 
-from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, ProducerIdentity
+from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, OpenInPartition, ProducerIdentity
 from twopc_kafka.writers.encoding.produce import FIRST_COMPACT, Produce
-
-if TYPE_CHECKING:
-    from twopc_kafka.client.leaders import OpenInPartition
 
 Partitions: TypeAlias = "Mapping[str, Collection[int]]"
 """Topic → numbers of partitions."""

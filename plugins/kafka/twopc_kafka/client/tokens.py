@@ -1,65 +1,100 @@
-"""Tokens for SASL OAUTHBEARER on kafka-python's connections. librdkafka fetches its own.
+"""Tokens for SASL OAUTHBEARER, for all clients of a process: taken from a provider, kept, and renewed.
 
-Both clients use librdkafka's options and request tokens from the same endpoint, with the client credentials grant
-(RFC 6749, 4.4).
+The provider is the one that ``sasl.token.provider`` names, or the issuer's endpoint (``oidc``). With an endpoint,
+librdkafka fetches its own tokens.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
 import functools
-import http.client
-import json
-import re
-import ssl
+import importlib
+import importlib.metadata
+import logging
+import os
 import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
 
 import kafka.errors
-from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.options import did_you_mean
+from twopc_kafka.client import oidc
+from twopc_kafka.client.kafka_python import AbstractTokenProvider
+
+logger = logging.getLogger(__name__)
 
 OAUTHBEARER = "OAUTHBEARER"
 
-_PREFIX = "sasl.oauthbearer."
-_METHOD = f"{_PREFIX}method"
-_ENDPOINT = f"{_PREFIX}token.endpoint.url"
-_CLIENT_ID = f"{_PREFIX}client.id"
-_CLIENT_SECRET = f"{_PREFIX}client.secret"
-_SCOPE = f"{_PREFIX}scope"
-_EXTENSIONS = f"{_PREFIX}extensions"
-_AUTHORITY = "https.ca.location"
+PROVIDER = "sasl.token.provider"
+_PREFIX = "sasl.token."
+_GROUP = "twopc_kafka.tokens"
+_SHIPPED = {
+    "aws": "twopc_kafka.token_providers:Aws",
+    "azure": "twopc_kafka.token_providers:Azure",
+    "google": "twopc_kafka.token_providers:Google",
+}
 
-_NEEDED = (_METHOD, _ENDPOINT, _CLIENT_ID, _CLIENT_SECRET)
-OPTIONS = (*_NEEDED, _SCOPE, _EXTENSIONS, _AUTHORITY)
+OPTIONS = (PROVIDER, *oidc.OPTIONS)
 
-TIMEOUT_S = 10.0
-"""How long the token endpoint may take to respond. Callers that need a token repeat the call."""
+TIMEOUT_S = 30.0
+"""How long a provider may take. Callers that need a token repeat the call."""
+
+RENEWAL_WAIT_S = 1.0
+"""How long a renewal is waited for while the token before it is still good."""
 
 RENEWED_AFTER = 0.8
 """The fraction of a token's lifetime after which it is renewed. kafka-python reauthenticates a connection after 0.85 to
-0.95 of the lifetime that the token had left at login (KIP-368), so the connection then gets a newer token."""
+0.95 of the lifetime that the token had left at login (KIP-368), and librdkafka after 0.8 of it, so the connection then
+gets a newer token."""
 
-_LONGEST_ANSWER = 1024 * 1024
-_PASSING = (408, 429)
-_URL = re.compile(r"https?://[^\s/?#@]+(?:[/?]\S*)?")  # without a user: errors of urllib would show the password
-_EXTENSION = re.compile(r"(?!auth=)[A-Za-z]+=[ -~]*")  # RFC 7628, 3.1
 
-_ADVICE = {
-    "invalid_client": f"Correct {_CLIENT_ID!r} and {_CLIENT_SECRET!r}",
-    "invalid_scope": f"Correct {_SCOPE!r}",
-    "unauthorized_client": "Allow this client the grant type client_credentials at the issuer",
-    "unsupported_grant_type": f"Allow the grant type client_credentials at the issuer, or correct {_ENDPOINT!r}",
-}
-"""Error code of RFC 6749, 5.2 → advice. No other part of a response is shown, as it could repeat the request."""
+@dataclass(frozen=True)
+class Token:
+    """A token, as a provider returns it.
+
+    Attributes:
+        value: what the broker is sent.
+        expires_at_s: when it expires, in seconds since the epoch.
+        principal: for librdkafka's log; the broker reads it from the token.
+        extensions: names and values of SASL extensions (RFC 7628, 3.1).
+    """
+
+    value: str = field(repr=False)
+    expires_at_s: float
+    principal: str = ""
+    extensions: Mapping[str, str] = field(default_factory=dict)
+
+
+Fetch: TypeAlias = Callable[[], Token]
+
+
+class TokenProvider(Protocol):
+    """What ``sasl.token.provider`` names: a class, or a function that returns the provider's ``fetch``.
+
+    It is made on the driver and in each executor's process from the sink's options, so nothing of it is pickled.
+    """
+
+    def __call__(self, options: Mapping[str, str], servers: Sequence[str], /) -> Fetch:
+        """Return a function that fetches a token. Connect to nothing.
+
+        Args:
+            options: the sink's options that begin with ``sasl.token.``, without that prefix and without ``provider``.
+            servers: the addresses in 'bootstrap.servers', each ``host:port``.
+
+        The function is called on any thread, by one caller at a time. It may raise OperatorRequired where somebody
+        must act; any other error counts as temporary, and only its type is shown.
+
+        Raises:
+            ConfigurationError: an option is wrong or missing.
+        """
+
+
+def is_token_option(name: str) -> bool:
+    """Return whether an option is one of tokens. Those of a provider may have any name."""
+    return name in OPTIONS or name.startswith(_PREFIX)
 
 
 def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
@@ -68,148 +103,173 @@ def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: an option is wrong or missing. The error names the option, never its value.
     """
-    if mechanism != OAUTHBEARER:
-        for name in properties:
-            if name.startswith(_PREFIX):
-                raise ConfigurationError(f"{name!r} is only for 'sasl.mechanism' = {OAUTHBEARER!r}", option=name)
-        return
-    for name in _NEEDED:
-        if not properties.get(name):
-            raise ConfigurationError(
-                f"'sasl.mechanism' = {OAUTHBEARER!r} needs {', '.join(map(repr, _NEEDED))}", option=name
-            )
-    if properties[_METHOD] != "oidc":
-        raise ConfigurationError(
-            f"{_METHOD!r} must be 'oidc': any other method takes the token from a callback", option=_METHOD
-        )
-    if not _URL.fullmatch(str(properties[_ENDPOINT])):
-        raise ConfigurationError(f"{_ENDPOINT!r} must be a URL such as https://issuer.example/token", option=_ENDPOINT)
-    if not all(map(_EXTENSION.fullmatch, _parts(properties))):
-        raise ConfigurationError(f"{_EXTENSIONS!r} must have the form 'tenant=sales,region=emea'", option=_EXTENSIONS)
+    for name in properties:
+        if mechanism != OAUTHBEARER and name.startswith((_PREFIX, oidc.PREFIX)):
+            raise ConfigurationError(f"{name!r} is only for 'sasl.mechanism' = {OAUTHBEARER!r}", option=name)
+        if PROVIDER in properties and name in oidc.OPTIONS:
+            raise ConfigurationError(f"{name!r} has no effect with {PROVIDER!r}: leave one of them out", option=name)
+        if PROVIDER not in properties and name.startswith(_PREFIX):
+            raise ConfigurationError(f"{name!r} needs {PROVIDER!r}", option=PROVIDER)
+    if mechanism == OAUTHBEARER and PROVIDER in properties:
+        _provider_of(properties)
+    elif mechanism == OAUTHBEARER:
+        oidc.check(properties, PROVIDER)
 
 
-def token_provider(properties: Mapping[str, Any]) -> TokenProvider:
-    """Return the token provider for these options. All connections of a process share it."""
-    return _token_provider(tuple((name, str(properties[name])) for name in OPTIONS if name in properties))
+def without_token_options(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties for librdkafka, which gets tokens of a provider from a callback."""
+    return {name: value for name, value in properties.items() if not name.startswith(_PREFIX)}
+
+
+def tokens_of(properties: Mapping[str, Any]) -> Tokens:
+    """Return the tokens for checked properties. All connections of a process share them."""
+    names = ["bootstrap.servers", *sorted(name for name in properties if is_token_option(name))]
+    # By process: the lock and the thread of a parent would not be there after a fork.
+    return _tokens(os.getpid(), tuple((name, str(properties[name])) for name in names))
 
 
 def require_token(properties: Mapping[str, Any]) -> None:
     """Fetch a valid token, if connections with these properties (kafka-python's) log in with one.
 
     Raises:
-        Retriable: the token endpoint returned no token.
-        OperatorRequired: the token endpoint refuses this client.
+        Retriable: there is no token now.
+        OperatorRequired: the provider refuses this client.
     """
-    provider = properties.get("sasl_oauth_token_provider")
-    if provider is not None:
-        provider.valid_token()
+    tokens = properties.get("sasl_oauth_token_provider")
+    if tokens is not None:
+        tokens.valid_token()
 
 
-class TokenProvider(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """A cache of one token, which is fetched again when it is due for renewal. Safe to use from several threads."""
+class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
+    """One token of a provider, which is fetched again when it is due for renewal. Safe to use from several threads."""
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
-        self._properties = properties
+    def __init__(self, name: str, fetch: Fetch) -> None:
+        self._name = name
+        self._fetch = fetch
         self._fetching = threading.Lock()
-        self._token = ""
-        self._renewed_at_s = 0.0
+        self._under_way: _Attempt | None = None
+        self._token = Token("", 0.0)
+        self._renewed_at_s = self._ends_at_s = 0.0  # by time.monotonic
 
     def token(self) -> str:
         """Return a token to kafka-python, which treats a ``KafkaConnectionError`` as a lost connection."""
         try:
-            return self.valid_token()
-        except (Retriable, OperatorRequired) as error:
+            return self.valid_token().value
+        except TwoPhaseCommitError as error:
             raise kafka.errors.KafkaConnectionError(str(error)) from error
 
     def extensions(self) -> dict[str, str]:
-        return dict(part.split("=", 1) for part in _parts(self._properties))
+        return dict(self._token.extensions)
 
-    def valid_token(self) -> str:
-        """Return a token that is not due for renewal. Raises like ``require_token``."""
+    def for_librdkafka(self, _: str) -> tuple[str, float, str, dict[str, str]]:
+        """Return a token, in the form of confluent-kafka's ``oauth_cb``."""
+        token = self.valid_token()
+        return token.value, token.expires_at_s, token.principal, dict(token.extensions)
+
+    def valid_token(self) -> Token:
+        """Return a token that is not due for renewal, or the one before if that has not ended and there is no other
+        yet: kafka-python asks on the thread that serves all connections. Raises like ``require_token``."""
         with self._fetching:
             if time.monotonic() >= self._renewed_at_s:
-                asked_at_s = time.monotonic()
-                self._token, life_s = self._fetch()
-                self._renewed_at_s = asked_at_s + RENEWED_AFTER * life_s
+                is_usable = time.monotonic() < self._ends_at_s
+                try:
+                    self._renew(RENEWAL_WAIT_S if is_usable else TIMEOUT_S)
+                except TwoPhaseCommitError as error:
+                    if not is_usable:
+                        raise
+                    logger.warning("the token is not renewed yet; the one before is used until it expires: %s", error)
             return self._token
 
-    def _fetch(self) -> tuple[str, int]:
-        try:
-            with self._opener().open(self._request(), timeout=TIMEOUT_S) as response:
-                answer = json.loads(response.read(_LONGEST_ANSWER))
-            return _text(answer["access_token"]), int(answer.get("expires_in", 0))  # 0: fetch a token for every login
-        except urllib.error.HTTPError as error:
-            raise self._refused(error) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise self._unanswered(f"{type(error).__name__}: {error}") from None
-        except (ValueError, OverflowError, KeyError, TypeError, AttributeError) as error:
-            raise self._unanswered(f"its response has no token ({type(error).__name__})") from None
+    def _renew(self, timeout_s: float) -> None:
+        attempt = self._under_way = self._under_way or _Attempt(self._fetch)
+        if not attempt.has_ended.wait(timeout_s):
+            raise self._no_token(f"it has not returned within {timeout_s:g} s")
+        self._under_way = None
+        self._token = self._checked(attempt)
+        life_s = self._token.expires_at_s - attempt.began_at_s
+        self._renewed_at_s = attempt.began_s + RENEWED_AFTER * life_s
+        self._ends_at_s = attempt.began_s + life_s
 
-    def _request(self) -> urllib.request.Request:
-        credentials = f"{self._properties[_CLIENT_ID]}:{self._properties[_CLIENT_SECRET]}".encode()
-        form = {"grant_type": "client_credentials"}
-        if _SCOPE in self._properties:
-            form["scope"] = self._properties[_SCOPE]
-        return urllib.request.Request(  # noqa: S310  # check_tokens has checked the scheme
-            self._properties[_ENDPOINT],
-            urllib.parse.urlencode(form).encode(),
-            {"Authorization": f"Basic {base64.b64encode(credentials).decode()}", "Accept": "application/json"},
-        )
+    def _checked(self, attempt: _Attempt) -> Token:
+        match attempt.error:
+            case ConfigurationError() | OperatorRequired() | Retriable():
+                raise attempt.error
+            case BaseException() as error:
+                raise self._no_token(f"it raised {type(error).__module__}.{type(error).__qualname__}")
+        token = attempt.token
+        if not isinstance(token, Token) or not str(token.value).isascii():
+            raise self._no_token("it returned no twopc_kafka.Token with text in ASCII")
+        if not token.value or not token.value.isprintable():
+            raise self._no_token("it returned an empty token, or one with a control character")
+        if not token.expires_at_s >= attempt.began_at_s:
+            raise self._no_token("its token has expired already. Is this machine's clock right?")
+        return token
 
-    def _opener(self) -> urllib.request.OpenerDirector:
-        context = ssl.create_default_context()
-        if authority := self._properties.get(_AUTHORITY):
-            is_folder = Path(authority).is_dir()
-            context.load_verify_locations(**{"capath" if is_folder else "cafile": authority})
-        return urllib.request.build_opener(_NoRedirect, urllib.request.HTTPSHandler(context=context))
-
-    def _refused(self, error: urllib.error.HTTPError) -> Retriable | OperatorRequired:
-        if error.code >= http.client.INTERNAL_SERVER_ERROR or error.code in _PASSING:
-            return self._unanswered(f"it answered {error.code}")
-        code = _known_code(error)
-        said = f"{error.code}, {code}" if code else f"{error.code}"
-        advice = _ADVICE[code] if code else f"Correct {_ENDPOINT!r}, {_CLIENT_ID!r} and {_CLIENT_SECRET!r}"
-        return OperatorRequired(
-            f"the token endpoint at {self._endpoint} refuses this client ({said}). {advice}, and start again: recovery"
-            " continues where it stopped."
-        )
-
-    def _unanswered(self, reason: str) -> Retriable:
+    def _no_token(self, reason: str) -> Retriable:
         return Retriable(
-            f"the token endpoint at {self._endpoint} returned no token: {reason}. Is {_ENDPOINT!r} right,"
-            f" is the endpoint up, and does {_AUTHORITY!r} (or the system) have its certificate authority?"
+            f"{self._name} returned no token: {reason}. Does this process have the credentials that it needs?"
         )
 
-    @property
-    def _endpoint(self) -> str:
-        """The endpoint's address, without the query, which may contain a secret."""
-        return self._properties[_ENDPOINT].partition("?")[0]
 
+class _Attempt:
+    """A call of a provider, on a thread of its own, as it may never return."""
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Ignores redirects, so that the client's secret goes only to the configured endpoint."""
+    def __init__(self, fetch: Fetch) -> None:
+        self.has_ended = threading.Event()
+        self.token: object = None
+        self.error: BaseException | None = None
+        self.began_s, self.began_at_s = time.monotonic(), time.time()
+        threading.Thread(target=self._run, args=[fetch], name="twopc-kafka-token", daemon=True).start()
 
-    def redirect_request(self, *_: object) -> None:
-        return None
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not value:
-        raise TypeError("no text")
-    return value
-
-
-def _known_code(error: urllib.error.HTTPError) -> str | None:
-    with contextlib.suppress(OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
-        code: str = json.loads(error.read(_LONGEST_ANSWER))["error"]
-        return code if code in _ADVICE else None
-    return None
+    def _run(self, fetch: Fetch) -> None:
+        try:
+            self.token = fetch()
+        except BaseException as error:  # noqa: BLE001  # the caller raises another, without what this one may show
+            self.error = error
+        finally:
+            self.has_ended.set()
 
 
 @functools.cache
-def _token_provider(properties: tuple[tuple[str, str], ...]) -> TokenProvider:
-    return TokenProvider(dict(properties))
+def _tokens(_process: int, properties: tuple[tuple[str, str], ...]) -> Tokens:
+    given = dict(properties)
+    if PROVIDER not in given:
+        return Tokens("the token endpoint", functools.partial(_from_endpoint, oidc.Endpoint(given)))
+    return Tokens(f"the token provider {given[PROVIDER]!r}", _provider_of(given))
 
 
-def _parts(properties: Mapping[str, Any]) -> list[str]:
-    return [part.strip() for part in str(properties.get(_EXTENSIONS, "")).split(",") if part.strip()]
+def _from_endpoint(endpoint: oidc.Endpoint) -> Token:
+    asked_at_s = time.time()
+    value, life_s = endpoint.fetch()
+    return Token(value, asked_at_s + life_s, extensions=endpoint.extensions)
+
+
+def _provider_of(properties: Mapping[str, Any]) -> Fetch:
+    """Make the provider that the properties name."""
+    options = {name.removeprefix(_PREFIX): str(value) for name, value in properties.items() if name.startswith(_PREFIX)}
+    name = options.pop(PROVIDER.removeprefix(_PREFIX))
+    servers = str(properties.get("bootstrap.servers", "")).split(",")
+    return _named(name)(options, servers)
+
+
+def _named(name: str) -> TokenProvider:
+    path = _SHIPPED.get(name, name)
+    if ":" not in path:
+        registered = importlib.metadata.entry_points(group=_GROUP)
+        if name not in registered.names:
+            known = [*_SHIPPED, *registered.names]
+            raise ConfigurationError(
+                f"{PROVIDER!r} must be one of {', '.join(known)}, or a path such as 'package.module:name'."
+                f"{did_you_mean(name, known)}",
+                option=PROVIDER,
+            )
+        path = registered[name].value
+    module, _, attribute = path.partition(":")
+    try:
+        provider: TokenProvider = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise ConfigurationError(
+            f"{PROVIDER!r} = {name!r} can't be imported: {error}. The driver and the executors need it",
+            option=PROVIDER,
+        ) from error
+    return provider

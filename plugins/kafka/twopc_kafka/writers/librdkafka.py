@@ -33,9 +33,10 @@ from twopc_kafka.answers import (
 )
 from twopc_kafka.client.cluster import Lookups, cluster_of
 from twopc_kafka.columns import records
+from twopc_kafka.connection_options import for_librdkafka, unusable_here
 from twopc_kafka.ending import ABORT_TIMEOUT_S
 from twopc_kafka.markers import UNKNOWN_END, Written
-from twopc_kafka.options import EXACTLY_ONCE, NONE, KafkaOptions, wrong_options
+from twopc_kafka.options import EXACTLY_ONCE, NONE, OWNER, KafkaOptions
 from twopc_kafka.values import check_values
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class Writer:
             error = raised.args[0]
             if error.code() == confluent_kafka.KafkaError._CRIT_SYS_RESOURCE:  # noqa: SLF001  # its name
                 raise _no_thread(error.str()) from None
-            raise wrong_options(error.str()) from None  # such as a certificate that is missing on this host
+            raise unusable_here(OWNER, error.str()) from None  # such as a certificate that is missing on this host
         if self._transactional:
             try:
                 self._init_transactions(int(options.properties["message.timeout.ms"]) / 1000)
@@ -146,7 +147,7 @@ class Writer:
                 return
 
     def _properties(self) -> dict[str, Any]:
-        properties = dict(self._options.properties)
+        properties = for_librdkafka(self._options.properties)
         properties |= {"error_cb": self._reports.keep_error}
         # Without markers, only failures are reported: 100 000 callbacks a second would cost more than the sending.
         properties |= {"delivery.report.only.error": self._options.marker_topic is None}

@@ -41,11 +41,12 @@ permanent refusal."""
 LOG_ADVICE: dict[str, str] = {
     "": "Are user, database and password right?",
     "3F000": "Create the schema, or correct its name in the URL",
-    "42501": "Grant this role the rights that the README of twopc-postgres lists",
+    "42501": "Grant this role USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on twopc_log",
     "42P01": "Something else than twopc has dropped the table: restore it from a backup",
 }
 """SQLSTATE → advice for a commit log that is refused."""
 
 _OF_ANOTHER_TABLE = (
-    "Is it a table that twopc has created? docs/stores.md has its definition. Otherwise use another schema"
+    "Is it a table (log text, slot numeric(20), entry bytea NOT NULL, PRIMARY KEY (log, slot))? Otherwise use another"
+    " schema"
 )

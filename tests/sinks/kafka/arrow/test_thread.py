@@ -21,7 +21,7 @@ from twopc import Participant, Round
 from twopc.errors import OperatorRequired, RoundAborted
 from twopc_kafka.client import cluster as cluster_module
 from twopc_kafka.client.cluster import Cluster
-from twopc_kafka.client.connection import Connections, OfProcess
+from twopc_kafka.client.kafka_python import Connections, OfProcess
 from twopc_kafka.client.retry import NotSent
 from twopc_kafka.writers.sender import Sending
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from kafka.protocol.producer import ProduceRequest
-from kafka.protocol.schemas.fields.codecs import String, UnsignedVarInt32
 
 from twopc_kafka.writers.encoding.buffers import joined, view
 
@@ -22,7 +21,6 @@ FIRST_COMPACT = 9
 _LENGTH = struct.Struct(">i")
 _SETTINGS = struct.Struct(">hi")  # acknowledgements, timeout
 _PARTITION = struct.Struct(">i")
-_TEXT = String()
 _NO_TAGS = b"\0"
 
 
@@ -31,10 +29,10 @@ class Produce(ProduceRequest, init=False):  # type: ignore[call-arg, misc]  # ka
 
     def encode(self, **_: bool) -> memoryview:
         """Return the encoded request, including its length and header, as kafka-python's connections expect."""
-        parts = [self.encode_header(flexible=True), _TEXT.encode(self.transactional_id, compact=True)]
+        parts = [self.encode_header(flexible=True), _text(self.transactional_id)]
         parts += [_SETTINGS.pack(self.acks, self.timeout_ms), _length(self.topic_data)]
         for topic in self.topic_data:
-            parts += [_TEXT.encode(topic.name, compact=True), _length(topic.partition_data)]
+            parts += [_text(topic.name), _length(topic.partition_data)]
             for partition in topic.partition_data:
                 parts += [_PARTITION.pack(partition.index), _length(partition.records), partition.records, _NO_TAGS]
             parts.append(_NO_TAGS)
@@ -44,5 +42,15 @@ class Produce(ProduceRequest, init=False):  # type: ignore[call-arg, misc]  # ka
         return request
 
 
+def _text(value: str | None) -> bytes:
+    encoded = None if value is None else value.encode()
+    return b"\0" if encoded is None else _length(encoded) + encoded
+
+
 def _length(of: Any) -> bytes:
-    return UnsignedVarInt32.encode(len(of) + 1)  # type: ignore[no-any-return]  # 0 stands for null
+    """Return a length as an unsigned varint, one higher, as 0 stands for null."""
+    left, encoded = len(of) + 1, bytearray()
+    while left > 0x7F:
+        encoded.append(left & 0x7F | 0x80)
+        left >>= 7
+    return bytes([*encoded, left])

@@ -1,0 +1,352 @@
+"""Position deletes of a snapshot: the delete files of its data files, as they are read and written.
+
+A data file has one delete file: a deletion vector in format version 3, which the specification demands, and a file of
+positions in version 2. Rows that others have deleted are in it, too, and it replaces the one that the data file had.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import uuid
+import zlib
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.manifest import (
+    DataFile,
+    DataFileContent,
+    FileFormat,
+    ManifestContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+)
+from pyiceberg.schema import Schema
+from pyroaring import BitMap64
+
+from twopc_iceberg import avro
+from twopc_iceberg.files import in_threads
+from twopc_iceberg.layout import Layout
+from twopc_iceberg.manifests import NUMBERS_ROWS, ManifestWriter, data_file, entries
+from twopc_iceberg.outcomes import Damaged, reading
+from twopc_iceberg.prepared import with_both_zeros
+from twopc_iceberg.table import avro_compression
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.typedef import Record
+
+    from twopc_iceberg.files import DurableFileIO
+
+PATH, POSITION = 2147483546, 2147483545
+"""The ids of the columns of a file of positions."""
+
+_POSITIONS = pa.schema(
+    [
+        pa.field(name, kind, nullable=False, metadata={"PARQUET:field_id": str(field_id)})
+        for name, kind, field_id in (("file_path", pa.string(), PATH), ("pos", pa.int64(), POSITION))
+    ]
+)
+_PUFFIN = b"PFA1"
+_VECTOR = b"\xd1\xd3\x39\x64"
+_REFERENCED, _OFFSET, _LENGTH = 17, 18, 19
+"""Where a delete file has the data file that it is for, and the place of its vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFile:
+    """A data file of a snapshot.
+
+    Attributes:
+        path: its location.
+        format: of which kind it is.
+        spec: the id of its partition spec.
+        partition: its partition.
+        sequence_number: when it came.
+        bounds: the bounds of the key's columns, as the manifest has them; None where one is not known.
+    """
+
+    path: str
+    format: FileFormat
+    spec: int
+    partition: Record
+    sequence_number: int
+    bounds: tuple[tuple[bytes | None, bytes | None], ...]
+
+    @classmethod
+    def of(cls, entry: ManifestEntry, key: Sequence[int]) -> LiveFile:
+        file = entry.data_file
+        lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+        bounds = tuple((lower.get(field_id), upper.get(field_id)) for field_id in key)
+        sequence_number = entry.sequence_number or 0
+        return cls(file.file_path, file.file_format, file.spec_id, file.partition, sequence_number, bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What a snapshot changes of the files before it.
+
+    Attributes:
+        manifests: the manifests of delete files that it gets.
+        replaced: the locations of those that it does not keep.
+        written: the locations of all files that were written for it.
+        bytes: how large its delete files are.
+        summary: what the summary of the snapshot has of them.
+    """
+
+    manifests: tuple[ManifestFile, ...] = ()
+    replaced: frozenset[str] = frozenset()
+    written: tuple[str, ...] = ()
+    bytes: int = 0
+    summary: Mapping[str, str] = field(default_factory=dict)
+
+
+NO_CHANGES = Changes()
+
+
+def layout_of(metadata: TableMetadata, spec_id: int) -> Layout | None:
+    """Return a partition spec with columns that manifests of it can be written with: those of the newest schema that
+    has its sources. None if there is none."""
+    spec = metadata.specs()[spec_id]
+    sources = {each.source_id for each in spec.fields}
+    schemas = (metadata.schema(), *reversed(metadata.schemas))
+    return next((Layout.of(each, spec) for each in schemas if sources <= each.field_ids), None)
+
+
+# What a snapshot deletes already. -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DeletesOfSnapshot:
+    """The position deletes of a snapshot.
+
+    Attributes:
+        io: access to the table's files.
+        entries: the manifests of delete files, and what is in each.
+        by_path: the location of a data file → the deletes for it alone.
+        others: deletes for several data files.
+    """
+
+    io: DurableFileIO
+    entries: Mapping[ManifestFile, Sequence[ManifestEntry]]
+    by_path: Mapping[str, Sequence[ManifestEntry]]
+    others: Sequence[ManifestEntry]
+
+    @classmethod
+    def read(cls, io: DurableFileIO, manifests: Iterable[ManifestFile]) -> DeletesOfSnapshot:
+        """Read the manifests of delete files. Raises Damaged; errors of the store pass through."""
+        of_deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
+        found = dict(zip(of_deletes, in_threads(lambda each: entries(io, each), of_deletes), strict=True))
+        by_path, others = defaultdict[str, list[ManifestEntry]](list), list[ManifestEntry]()
+        for entry in (entry for each in found.values() for entry in each):
+            if entry.data_file.content is DataFileContent.POSITION_DELETES:
+                path = _only_path(entry.data_file)
+                (others if path is None else by_path[path]).append(entry)
+        return cls(io, found, by_path, others)
+
+    def before(self, file: LiveFile) -> BitMap64:
+        """Return the rows of a data file that are deleted. Raises Damaged; errors of the store pass through."""
+        found = BitMap64()
+        for entry in (*self.by_path.get(file.path, ()), *self.others):
+            delete = entry.data_file
+            is_meant = _only_path(delete) is not None or (
+                (delete.spec_id, delete.partition) == (file.spec, file.partition) and _may_name(delete, file.path)
+            )
+            if is_meant and (entry.sequence_number or 0) >= file.sequence_number:
+                found |= self._rows(delete, file.path)
+        return found
+
+    def _rows(self, delete: DataFile, path: str) -> BitMap64:
+        location = delete.file_path
+        try:
+            with reading(location), self.io.new_input(location).open() as source:
+                if delete.file_format is FileFormat.PUFFIN:
+                    source.seek(delete[_OFFSET])
+                    return _vector(source.read(delete[_LENGTH]))
+                rows = pq.ParquetFile(source).read(["file_path", "pos"])
+                return BitMap64(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_pylist())
+        except FileNotFoundError:
+            raise Damaged(f"file {location} is gone") from None
+
+
+def _only_path(delete: DataFile) -> str | None:
+    """Return the data file that a file of position deletes is for; None if it may be for several."""
+    if delete[_REFERENCED] is not None:
+        return str(delete[_REFERENCED])
+    lower, upper = (delete.lower_bounds or {}).get(PATH), (delete.upper_bounds or {}).get(PATH)
+    return lower.decode() if lower is not None and lower == upper else None
+
+
+def _may_name(delete: DataFile, path: str) -> bool:
+    lower, upper = (delete.lower_bounds or {}).get(PATH), (delete.upper_bounds or {}).get(PATH)
+    return (lower is None or lower <= path.encode()) and (upper is None or path.encode() <= upper)
+
+
+# What is written. -----------------------------------------------------------------------------------------------------
+
+
+def written(
+    table: Table, io: DurableFileIO, snapshot_id: int, deletes: DeletesOfSnapshot, touched: Mapping[LiveFile, BitMap64]
+) -> Changes:
+    """Write delete files with all deleted rows of the touched data files, and the manifests with them."""
+    metadata, name = table.metadata, uuid.uuid4()
+    locations = table.location_provider()
+    has_vectors = metadata.format_version >= NUMBERS_ROWS
+    if has_vectors:
+        new = _vectors(io, locations.new_data_location(f"{name}-deletes.puffin"), touched)
+    else:
+        places = {
+            file: locations.new_data_location(f"{name}-{n:05d}-deletes.parquet") for n, file in enumerate(touched)
+        }
+        new = in_threads(lambda file: _file_of_positions(io, places[file], file, touched[file]), [*touched])
+    gone = {_identity(entry.data_file) for file in touched for entry in deletes.by_path.get(file.path, ())}
+    affected = {m: found for m, found in deletes.entries.items() if any(_identity(e.data_file) in gone for e in found)}
+    removed = [e.data_file for found in affected.values() for e in found if _identity(e.data_file) in gone]
+    manifests = []
+    for spec in sorted({each.spec_id for each in new} | {each.partition_spec_id for each in affected}):
+        location = locations.new_metadata_location(f"{uuid.uuid4()}-m0.avro")
+        of_spec = [entry for m, found in affected.items() if m.partition_spec_id == spec for entry in found]
+        added = [each for each in new if each.spec_id == spec]
+        manifests.append(_manifest(metadata, io, snapshot_id, location, spec, added, of_spec, gone))
+    sizes = {each.file_path: each.file_size_in_bytes for each in new}
+    return Changes(
+        manifests=tuple(manifests),
+        replaced=frozenset(each.manifest_path for each in affected),
+        written=(*sizes, *(each.manifest_path for each in manifests)),
+        bytes=sum(sizes.values()),
+        summary={**_counts("added", new), **_counts("removed", removed)},
+    )
+
+
+def _identity(delete: DataFile) -> tuple[str, int | None]:
+    return delete.file_path, delete[_OFFSET]
+
+
+def _counts(how: str, deletes: Collection[DataFile]) -> dict[str, str]:
+    of_vectors = sum(each.file_format is FileFormat.PUFFIN for each in deletes)
+    found = {
+        f"{how}-delete-files": len(deletes),
+        f"{how}-dvs": of_vectors,
+        f"{how}-position-delete-files": len(deletes) - of_vectors,
+        f"{how}-position-deletes": sum(each.record_count for each in deletes),
+    }
+    return {name: str(count) for name, count in found.items() if count}
+
+
+def _manifest(
+    metadata: TableMetadata,
+    io: DurableFileIO,
+    snapshot_id: int,
+    location: str,
+    spec: int,
+    added: Sequence[DataFile],
+    before: Sequence[ManifestEntry],
+    gone: Collection[tuple[str, int | None]],
+) -> ManifestFile:
+    """Write a manifest of the added delete files, and of those before, as the snapshot keeps or removes them."""
+    layout, in_memory = layout_of(metadata, spec), avro.InMemory(location=location)
+    assert layout is not None  # else its files would be unfit
+    with ManifestWriter(
+        ManifestContent.DELETES,
+        metadata.format_version,
+        spec=layout.spec,
+        schema=Schema(*layout.columns.fields),
+        output_file=in_memory,
+        snapshot_id=snapshot_id,
+        avro_compression=avro_compression(metadata.properties),
+    ) as writer:
+        for each in added:
+            writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=each))
+        for entry in before:
+            (writer.delete if _identity(entry.data_file) in gone else writer.existing)(entry)
+    _store(io, location, in_memory.content)
+    return with_both_zeros(writer.to_manifest_file(), layout.partition_types())
+
+
+def _file_of_positions(io: DurableFileIO, location: str, file: LiveFile, rows: BitMap64) -> DataFile:
+    content = pa.BufferOutputStream()
+    table = pa.table([pa.array([file.path]).take(pa.repeat(0, len(rows))), [*rows]], schema=_POSITIONS)
+    pq.write_table(
+        table, content, compression="zstd", column_encoding={"pos": "DELTA_BINARY_PACKED"}, use_dictionary=["file_path"]
+    )
+    data = content.getvalue().to_pybytes()
+    _store(io, location, data)
+    return _delete(file, rows, location, len(data), FileFormat.PARQUET)
+
+
+def _vectors(io: DurableFileIO, location: str, touched: Mapping[LiveFile, BitMap64]) -> list[DataFile]:
+    """Write a Puffin file of deletion vectors."""
+    content, blobs, places = bytearray(_PUFFIN), list[dict[str, Any]](), dict[LiveFile, tuple[int, int]]()
+    for file, rows in touched.items():
+        data = _VECTOR + rows.serialize()
+        blob = struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+        places[file] = len(content), len(blob)
+        blobs.append(
+            {
+                "type": "deletion-vector-v1",
+                "fields": [POSITION],
+                "snapshot-id": -1,
+                "sequence-number": -1,
+                "offset": len(content),
+                "length": len(blob),
+                "properties": {"referenced-data-file": file.path, "cardinality": str(len(rows))},
+            }
+        )
+        content += blob
+    footer = json.dumps({"blobs": blobs, "properties": {"created-by": "twopc"}}).encode()
+    content += _PUFFIN + footer + struct.pack("<i", len(footer)) + bytes(4) + _PUFFIN
+    _store(io, location, bytes(content))
+    return [
+        _delete(file, rows, location, len(content), FileFormat.PUFFIN, *places[file]) for file, rows in touched.items()
+    ]
+
+
+def _store(io: DurableFileIO, location: str, data: bytes) -> None:
+    with io.new_output(location).create(overwrite=True) as stream:
+        stream.write(data)
+
+
+def _vector(blob: bytes) -> BitMap64:
+    """Read a deletion vector. Raises ValueError."""
+    data = blob[4:-4]
+    if (
+        blob[:4] != struct.pack(">i", len(data))
+        or data[:4] != _VECTOR
+        or blob[-4:] != struct.pack(">I", zlib.crc32(data))
+    ):
+        raise ValueError("its deletion vector is cut short, or its checksum is wrong")
+    return BitMap64.deserialize(data[4:])
+
+
+def _delete(
+    file: LiveFile,
+    rows: BitMap64,
+    location: str,
+    length: int,
+    of_format: FileFormat,
+    offset: int | None = None,
+    size: int | None = None,
+) -> DataFile:
+    found = data_file(
+        content=DataFileContent.POSITION_DELETES,
+        file_path=location,
+        file_format=of_format,
+        partition=file.partition,
+        record_count=len(rows),
+        file_size_in_bytes=length,
+        # Readers take equal bounds for a file that is for one data file alone.
+        lower_bounds={PATH: file.path.encode()},
+        upper_bounds={PATH: file.path.encode()},
+        referenced_data_file=file.path,
+        content_offset=offset,
+        content_size_in_bytes=size,
+    )
+    found.spec_id = file.spec
+    return found

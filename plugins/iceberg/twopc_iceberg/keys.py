@@ -1,0 +1,164 @@
+"""Equality deletes: a file of keys beside the records of a batch, so that a record replaces the one of its key.
+
+A delete file applies to every data file with a smaller sequence number. All files of a snapshot share its number, so a
+batch never deletes its own records, and rows that compaction has moved are still found: Iceberg gives rewritten files
+the number of the snapshot that they were read from. Nothing of the table is read for a batch. So whatever other writers
+have done to the rows meanwhile, a decided batch can be committed.
+
+The files belong to a partition spec without fields, as the specification has such deletes apply to all partitions. A
+table that was created with partitions has no such spec: the first batch adds one before its decision
+(``require_spec``), and the table's default spec stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.partitioning import PartitionSpec
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table.update import AddPartitionSpecUpdate, AssertTableUUID
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+    TimestamptzType,
+)
+
+from twopc.errors import ConfigurationError, SchemaMismatch
+from twopc_iceberg.columns import aligned, require
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+
+KEY_TYPES = (
+    *(BooleanType, IntegerType, LongType, DecimalType, DateType, TimestampType, TimestamptzType),
+    *(StringType, BinaryType),
+)
+"""The types of which every reader takes the same values for equal. Iceberg bars floating-point numbers. Iceberg for
+Java misorders ``uuid``, and so passes over delete files; Spark has no ``time``."""
+
+
+def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
+    """Make sure that records of the table can be found by a key. ``what`` names the table.
+
+    Raises:
+        ConfigurationError: the table lacks a column of the key, or has it with another type than ``KEY_TYPES``.
+    """
+    by_name = {field.name: field for field in schema.fields}
+    for name in key:
+        if name not in by_name:
+            raise ConfigurationError(
+                f"{what} has no column {name!r}, which 'upsert_by' names. It has: {', '.join(by_name)}.",
+                option="upsert_by",
+            )
+        if not isinstance(found := by_name[name].field_type, KEY_TYPES):
+            kinds = ", ".join(sorted(str(kind.__name__.removesuffix("Type").lower()) for kind in KEY_TYPES))
+            raise ConfigurationError(
+                f"column {name!r} of {what}, which 'upsert_by' names, is of the type {found}. Readers do not agree on"
+                f" which of its values are equal. Use a column of one of these types: {kinds}.",
+                option="upsert_by",
+            )
+
+
+def require_whole(records: pa.Schema, table: Schema, what: str) -> None:
+    """Make sure that records have every column of the table, as a record replaces a whole row.
+
+    Raises:
+        SchemaMismatch: names the column.
+    """
+    if lacking := _lacking(pa.struct([*records]), table.as_struct(), ""):
+        raise SchemaMismatch(
+            f"the records lack column {lacking!r} of {what}. With 'upsert_by', a record replaces the whole row, and the"
+            " stored value would be lost: add the column to the output."
+        )
+
+
+def _lacking(given: pa.DataType, wanted: IcebergType, path: str) -> str | None:
+    match wanted:
+        case StructType():
+            for field in wanted.fields:
+                place = given.get_field_index(field.name)
+                name = f"{path}{field.name}"
+                found = name if place < 0 else _lacking(given[place].type, field.field_type, f"{name}.")
+                if found:
+                    return found
+        case ListType():
+            return _lacking(given.value_type, wanted.element_type, f"{path}element.")
+        case MapType():
+            return _lacking(given.item_type, wanted.value_type, f"{path}value.")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Deletes:
+    """What delete files are written with.
+
+    Attributes:
+        schema: the columns of the key, in its order.
+        file_schema: the same, with names that any reader takes.
+        spec: the partition spec without fields.
+    """
+
+    schema: Schema
+    file_schema: Schema
+    spec: PartitionSpec
+
+    @classmethod
+    def of(cls, metadata: TableMetadata, key: Sequence[str], what: str) -> Deletes:
+        """Return what deletes by ``key`` need. Raises like ``require_key``."""
+        require_key(metadata.schema(), key, what)
+        by_name = {field.name: field for field in metadata.schema().fields}
+        schema = Schema(*[by_name[name] for name in key])
+        return cls(schema, sanitize_column_names(schema), spec_of_deletes(metadata))
+
+    @property
+    def equality_ids(self) -> list[int]:
+        return [field.field_id for field in self.schema.fields]
+
+    def keys(self, batch: pa.RecordBatch) -> pa.Table:
+        """Return the keys of a batch as a delete file has them.
+
+        Raises:
+            RecordRefused: a key has a null, which equals null in Iceberg, or a value that its column can't have; with
+                the record's position.
+        """
+        for name in self.schema.column_names:
+            require(pc.is_valid(batch.column(name)), name, "is null, and the column is one of 'upsert_by'")
+        keys = batch.select(self.schema.column_names)
+        return aligned(keys, self.schema, schema_to_pyarrow(self.file_schema))
+
+
+def spec_of_deletes(metadata: TableMetadata) -> PartitionSpec:
+    """Return the table's spec without fields, or the one that ``require_spec`` adds.
+
+    A spec whose every field was dropped has ``void`` fields in a table that was upgraded from version 1. Not every
+    reader takes it for one without.
+    """
+    found = (spec for spec in metadata.partition_specs if not spec.fields)
+    return next(found, PartitionSpec(spec_id=max(spec.spec_id for spec in metadata.partition_specs) + 1))
+
+
+def require_spec(table: Table) -> bool:
+    """Add a spec without fields to the table if it has none. Returns whether the table was changed. Errors of the
+    catalog pass through."""
+    spec = spec_of_deletes(table.metadata)
+    if spec in table.metadata.partition_specs:
+        return False
+    same = AssertTableUUID(uuid=table.metadata.table_uuid)
+    table.catalog.commit_table(table, (same,), (AddPartitionSpecUpdate(spec=spec),))
+    return True

@@ -1,0 +1,160 @@
+"""Many small manifests become few large ones, so that readers and commits stay fast however long a query runs.
+
+A batch adds a manifest. After a day of one batch per second, a reader would open 86 400 of them. Iceberg
+for Java merges in the commit that adds; here a commit of its own does it, after the batch is visible: a failure costs
+nothing, and is repeated after the next batch.
+
+Manifests are merged with others of their size, ten times smaller to ten times larger: so each data file's entry is
+copied a few times in its life, and not with every merge.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.manifest import ManifestContent, ManifestFile
+from pyiceberg.table import TableProperties
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.types import DoubleType
+from pyiceberg.utils.properties import property_as_bool, property_as_int
+
+from twopc_iceberg.batch_manifests import packed
+from twopc_iceberg.layout import Layout
+from twopc_iceberg.manifests import ManifestWriter, entries
+from twopc_iceberg.outcomes import told
+from twopc_iceberg.prepared import with_both_zeros
+from twopc_iceberg.snapshot import Attempt, moved, new_snapshot, requirements
+from twopc_iceberg.table import avro_compression
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+
+    from twopc_iceberg.catalogs import Lake
+    from twopc_iceberg.files import DurableFileIO
+    from twopc_iceberg.manifests import ManifestLists
+
+logger = logging.getLogger(__name__)
+
+
+def target_bytes(properties: Mapping[str, str]) -> int:
+    """Return how large a manifest of the table may become."""
+    found = property_as_int({**properties}, TableProperties.MANIFEST_TARGET_SIZE_BYTES, 8 * 2**20)
+    assert found is not None
+    return found
+
+
+class ManifestMerger:
+    """Merges the small manifests of one table. A failure is logged, and stops no query."""
+
+    def __init__(self, lake: Lake, lists: ManifestLists) -> None:
+        self._lake = lake
+        self._lists = lists
+        self._has_warned = False
+
+    def merge(self, branch: str) -> None:
+        """Merge the branch's small manifests, if there are as many as the table's properties name."""
+        try:
+            _merge(self._lake, self._lists, branch)
+        except CommitFailedException as error:  # another writer was faster
+            logger.debug("manifests are not merged now: %s", told(error))
+        except Exception as error:  # noqa: BLE001  # whatever it is, the batch is visible
+            log = logger.debug if self._has_warned else logger.warning
+            self._has_warned = True
+            log("manifests of %s are not merged, and commits become slower with each batch: %s", branch, told(error))
+
+
+def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
+    table, io = lake.table(), lake.io()
+    metadata = table.metadata
+    parent = metadata.snapshot_by_name(branch)
+    if parent is None or not property_as_bool(metadata.properties, TableProperties.MANIFEST_MERGE_ENABLED, True):
+        return
+    found = lists.live(io, parent)
+    groups = [
+        group for group in mergeable(found, metadata.properties) if _can_rewrite(metadata, group[0].partition_spec_id)
+    ]
+    if not groups:
+        return
+    attempt = Attempt.of(table, parent)
+    merged = [_merged(table, io, group, attempt) for group in groups]
+    replaced = {each.manifest_path for group in groups for each in group}
+    kept = [each for each in found if each.manifest_path not in replaced]
+    rows = lists.write(io, metadata, attempt, [*merged, *kept])
+    snapshot = new_snapshot(metadata, replace(attempt, rows=rows), _summary(parent, merged, kept, replaced))
+    try:
+        response = table.catalog.commit_table(
+            table, requirements(metadata, branch, parent), moved(metadata, snapshot, branch)
+        )
+    except CommitFailedException:
+        if attempt.is_dead(lake.load().metadata):
+            io.remove([attempt.manifest_list, *(each.manifest_path for each in merged)])
+        raise
+    lake.seen(response.metadata, response.metadata_location)
+
+
+def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
+    """Whether pyiceberg can write what it reads of a manifest with a partition spec.
+
+    It needs the types of the columns that the spec is made from. And it reads doubles as floats: the partitions' values
+    would change, which Spark takes for those of the records.
+    """
+    spec, schema = metadata.specs().get(spec_id), metadata.schema()
+    if spec is None or not all(field.source_id in schema.field_ids for field in spec.fields):
+        return False
+    return not any(isinstance(each, DoubleType) for each in Layout.of(schema, spec).partition_types())
+
+
+def mergeable(found: Sequence[ManifestFile], properties: dict[str, str]) -> Iterator[list[ManifestFile]]:
+    """Yield groups of manifests that are to become one each."""
+    target = target_bytes(properties)
+    least = property_as_int(properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, 100)
+    assert least is not None
+    alike: dict[tuple[ManifestContent, int, int], list[ManifestFile]] = defaultdict(list)
+    for each in found:
+        if each.manifest_length < target:
+            alike[each.content, each.partition_spec_id, len(str(each.manifest_length))].append(each)
+    for group in alike.values():
+        if len(group) >= max(2, least):
+            packs = packed(group, target, lambda each: each.manifest_length)
+            yield from (pack for pack in packs if len(pack) > 1)
+
+
+def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], attempt: Attempt) -> ManifestFile:
+    """Write one manifest with the files of several. Each file keeps its snapshot and its sequence number."""
+    metadata = table.metadata
+    location = table.location_provider().new_metadata_location(f"{uuid.uuid4()}-m0.avro")
+    with ManifestWriter(
+        group[0].content,
+        metadata.format_version,
+        spec=metadata.specs()[group[0].partition_spec_id],
+        schema=metadata.schema(),
+        output_file=io.new_output(location),
+        snapshot_id=attempt.snapshot_id,
+        avro_compression=avro_compression(metadata.properties),
+    ) as writer:
+        for manifest in group:
+            for entry in entries(io, manifest):
+                writer.existing(entry)
+    layout = Layout.of(metadata.schema(), metadata.specs()[group[0].partition_spec_id])
+    return with_both_zeros(writer.to_manifest_file(), layout.partition_types())
+
+
+def _summary(
+    parent: Snapshot, merged: Sequence[ManifestFile], kept: Sequence[ManifestFile], replaced: set[str]
+) -> Summary:
+    """Return the summary: totals are those of the parent, as no file comes or goes."""
+    before = parent.summary.additional_properties if parent.summary else {}
+    totals = {name: value for name, value in before.items() if name.startswith("total-")}
+    counts = {
+        "manifests-created": str(len(merged)),
+        "manifests-kept": str(len(kept)),
+        "manifests-replaced": str(len(replaced)),
+    }
+    return Summary(operation=Operation.REPLACE, **totals, **counts)

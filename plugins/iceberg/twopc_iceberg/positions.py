@@ -1,0 +1,258 @@
+"""Position deletes: which rows of a snapshot the keys of a batch have.
+
+The rows are found when the batch is committed, in the key's columns of the data files that bounds and partitions leave.
+What was found holds for one snapshot, and the request requires that the branch still has it. If another writer was
+faster, the rows are found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.conversions import from_bytes
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import FileFormat, ManifestContent, ManifestFile
+from pyiceberg.schema import Schema
+from pyiceberg.table.name_mapping import parse_mapping_from_json
+from pyiceberg.transforms import BucketTransform, IdentityTransform
+from pyiceberg.types import DoubleType, NestedField
+from pyroaring import BitMap64
+
+from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
+from twopc_iceberg.files import in_threads
+from twopc_iceberg.manifests import entries
+from twopc_iceberg.outcomes import Damaged, reading
+from twopc_iceberg.partitions import transformed
+
+if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+
+    from twopc_iceberg.files import DurableFileIO
+
+ROWS_AT_ONCE = 2**18
+"""How many rows of a file are compared at a time."""
+
+_NAME_MAPPING = "schema.name-mapping.default"
+_ROW = "__twopc_row"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of a batch.
+
+    Attributes:
+        ids: the ids of the key's columns.
+        tables: the keys, with the columns as their tasks knew them.
+    """
+
+    ids: tuple[int, ...]
+    tables: tuple[pa.Table, ...] = field(repr=False)
+
+    @classmethod
+    def read(cls, io: DurableFileIO, ids: Sequence[int], files: Sequence[str]) -> Keys:
+        """Read files of keys. Raises Damaged; errors of the store pass through."""
+
+        def table(location: str) -> pa.Table:
+            with reading(location), io.new_input(location).open() as source:
+                return pq.ParquetFile(source).read()
+
+        return cls(tuple(ids), tuple(io.at_once(table, files)))
+
+
+def unfit(files: Iterable[LiveFile], metadata: TableMetadata) -> str | None:
+    """Return why rows of these files can't be deleted by their position; None if they can."""
+    specs = dict[int, str]()
+    for file in files:
+        specs.setdefault(file.spec, file.path)
+        if file.format is not FileFormat.PARQUET:
+            return f"has file {file.path}, which is not Parquet: run rewrite_data_files, or use deletes=equality"
+    for spec, path in specs.items():
+        layout = layout_of(metadata, spec)
+        if layout is None or any(isinstance(each, DoubleType) for each in layout.partition_types()):
+            why = "the identity of a double, which pyiceberg misreads" if layout else "a column that was dropped"
+            return f"has file {path} in a partition by {why}: run rewrite_data_files, or use deletes=equality"
+    return None
+
+
+class Positions:
+    """Finds rows in the snapshots of one table, and keeps what it has read of their manifests."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[str, tuple[int, ...]], tuple[LiveFile, ...]] = {}
+
+    def files(self, io: DurableFileIO, manifests: Iterable[ManifestFile], key: Sequence[int]) -> list[LiveFile]:
+        """Return the data files of a snapshot. Raises Damaged; errors of the store pass through."""
+        found = {(each.manifest_path, tuple(key)): each for each in manifests if each.content is ManifestContent.DATA}
+        new = [name for name in found if name not in self._kept]
+
+        def read(name: tuple[str, tuple[int, ...]]) -> tuple[LiveFile, ...]:
+            return tuple(LiveFile.of(entry, key) for entry in entries(io, found[name]))
+
+        kept = self._kept | dict(zip(new, in_threads(read, new), strict=True))
+        self._kept = {name: kept[name] for name in found}
+        return [file for files in self._kept.values() for file in files]
+
+    def changes(
+        self, table: Table, io: DurableFileIO, snapshot_id: int, manifests: Sequence[ManifestFile], keys: Keys
+    ) -> Changes:
+        """Find the rows of ``keys`` in a snapshot, and write what deletes them. Errors of the store pass through.
+
+        Args:
+            table: the table.
+            io: access to its files.
+            snapshot_id: the snapshot that gets the deletes.
+            manifests: those of the snapshot before it.
+            keys: the keys of the batch.
+
+        Raises:
+            Damaged: a file of the table is gone or can't be read.
+        """
+        search = _Search(io, table.metadata, keys)
+        files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
+        if why := unfit(files, table.metadata):
+            raise Damaged(f"the table {why}")
+        found = {file: rows for file, rows in zip(files, in_threads(search.rows_of, files), strict=True) if rows}
+        if not found:
+            return NO_CHANGES
+        deletes = DeletesOfSnapshot.read(io, manifests)
+        earlier = {file: deletes.before(file) for file in found}
+        touched = {file: rows | earlier[file] for file, rows in found.items() if rows - earlier[file]}
+        return written(table, io, snapshot_id, deletes, touched) if touched else NO_CHANGES
+
+
+# The search. ----------------------------------------------------------------------------------------------------------
+
+
+class _Search:
+    """Finds the rows of a batch's keys in one data file after the other."""
+
+    def __init__(self, io: DurableFileIO, metadata: TableMetadata, keys: Keys) -> None:
+        self._io = io
+        self._metadata = metadata
+        schema = metadata.schema()
+        self._schema = Schema(*[schema.find_field(field_id) for field_id in keys.ids])
+        self._arrow = schema_to_pyarrow(self._schema, include_field_ids=False)
+        # The key's columns may have been renamed and widened since their files were written.
+        tables = [table.rename_columns(self._arrow.names).cast(self._arrow) for table in keys.tables]
+        self._keys = pa.concat_tables(tables).combine_chunks()
+        self._comparable = [_comparable(column) for column in self._keys.columns]
+        self._of_spec = {spec.spec_id: self._partitions(spec) for spec in metadata.partition_specs}
+
+    def _partitions(self, spec: PartitionSpec) -> dict[int, pa.Array]:
+        """Return the place of each partition field by which keys can be told apart, and its value of each key. Bounds
+        do as well for other transforms."""
+        ids = self._schema.field_ids
+        return {
+            place: _comparable(pa.chunked_array([transformed(self._keys, each, self._schema)]))
+            for place, each in enumerate(spec.fields)
+            if each.source_id in ids and isinstance(each.transform, BucketTransform | IdentityTransform)
+        }
+
+    def may_have(self, file: LiveFile) -> bool:
+        """Whether a file may have one of the keys."""
+        return bool(pc.any(self._may_be_in(file)).as_py())
+
+    def rows_of(self, file: LiveFile) -> BitMap64:
+        """Return the rows of a file that have one of the keys. Raises Damaged; errors of the store pass through."""
+        keys, found = self._keys.filter(self._may_be_in(file)), BitMap64()
+        try:
+            with reading(file.path), self._io.new_input(file.path).open() as source:
+                for start, columns in self._columns(file, pq.ParquetFile(source, coerce_int96_timestamp_unit="us")):
+                    found |= BitMap64(start + position for position in _positions(columns, keys))
+        except FileNotFoundError:
+            raise Damaged(f"file {file.path} is gone") from None
+        return found
+
+    def _may_be_in(self, file: LiveFile) -> pa.Array:
+        """Return for each key whether the file may have it, by its bounds and its partition."""
+        found = pa.repeat(pa.scalar(True), self._keys.num_rows)
+        for column, (lower, upper), each in zip(self._comparable, file.bounds, self._schema.fields, strict=True):
+            for bound, compare in ((lower, pc.greater_equal), (upper, pc.less_equal)):
+                if bound is not None:
+                    value = from_bytes(each.field_type, bound)  # type: ignore[arg-type]  # a primitive one
+                    found = pc.and_(found, compare(column, pa.scalar(value, column.type)))
+        for place, values in self._of_spec[file.spec].items():
+            value = file.partition[place]
+            is_there = pa.scalar(False) if value is None else pc.equal(values, pa.scalar(value, values.type))
+            found = pc.and_(found, is_there)
+        return found
+
+    def _columns(self, file: LiveFile, parquet: pq.ParquetFile) -> Iterator[tuple[int, list[pa.Array]]]:
+        """Yield parts of the key's columns, each with the position of its first row."""
+        known = self._names(parquet.schema_arrow)
+        names = [known.get(each.field_id) for each in self._schema.fields]
+        wanted, start = [name for name in names if name is not None], 0
+        for group in range(parquet.num_row_groups):
+            count = parquet.metadata.row_group(group).num_rows
+            parts: Iterable[Any] = [{}]
+            if wanted:
+                parts = parquet.iter_batches(ROWS_AT_ONCE, row_groups=[group], columns=wanted)
+            for part in parts:
+                rows = part.num_rows if wanted else count
+                yield (
+                    start,
+                    [
+                        self._absent(file, each, target.type, rows) if name is None else part[name].cast(target.type)
+                        for name, each, target in zip(names, self._schema.fields, self._arrow, strict=True)
+                    ],
+                )
+                start += rows
+
+    def _names(self, schema: pa.Schema) -> dict[int, str]:
+        """Return the name of each column of a file by its id."""
+        ids = {int(each.metadata[b"PARQUET:field_id"]): each.name for each in schema if _has_id(each)}
+        if ids:
+            return ids
+        mapping = self._metadata.properties.get(_NAME_MAPPING)
+        if mapping is None:
+            raise ValueError("it has no ids of columns, and the table no schema.name-mapping.default")
+        known = parse_mapping_from_json(mapping).root
+        by_name = {name: each.field_id for each in known for name in each.names if each.field_id is not None}
+        return {by_name[name]: name for name in schema.names if name in by_name}
+
+    def _absent(self, file: LiveFile, column: NestedField, kind: pa.DataType, rows: int) -> pa.Array:
+        """Return the values of a column that a file lacks: those of its partition, as after an import of such files, or
+        the default for rows that are older than the column."""
+        spec = self._metadata.specs()[file.spec]
+        for place, each in enumerate(spec.fields):
+            if each.source_id == column.field_id and isinstance(each.transform, IdentityTransform):
+                value = file.partition[place]
+                return pa.repeat(pa.scalar(value, _comparable_type(kind)), rows).cast(kind)
+        if column.initial_default is not None:
+            raise ValueError(f"it lacks column {column.name!r}, which has a default: run rewrite_data_files")
+        return pa.nulls(rows, kind)
+
+
+def _has_id(column: pa.Field) -> bool:
+    return column.metadata is not None and b"PARQUET:field_id" in column.metadata
+
+
+def _comparable_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values in manifests, which have dates and times as whole numbers."""
+    if pa.types.is_date32(kind):
+        return pa.int32()
+    return pa.int64() if pa.types.is_timestamp(kind) else kind
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.Array:
+    return column.cast(_comparable_type(column.type)).combine_chunks()
+
+
+def _positions(columns: Sequence[pa.Array], keys: pa.Table) -> list[int]:
+    """Return the positions at which the columns have one of the keys."""
+    has_part = pc.is_in(columns[0], value_set=keys.column(0).combine_chunks())
+    for column, of_keys in zip(columns[1:], keys.columns[1:], strict=True):
+        has_part = pc.and_(has_part, pc.is_in(column, value_set=of_keys.combine_chunks()))
+    at = pc.indices_nonzero(has_part)
+    if len(columns) > 1 and len(at):
+        candidates = pa.Table.from_arrays([*(column.take(at) for column in columns), at], [*keys.column_names, _ROW])
+        at = candidates.join(keys, keys.column_names, join_type="left semi").column(_ROW)
+    found: list[int] = at.to_pylist()
+    return found

@@ -1,0 +1,330 @@
+"""Certificates and keys as others write them: PEM text, and Java's key stores (PKCS#12 and JKS).
+
+They are read once, where the sink is made, and go to both clients as PEM text. So executors need no file of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import re
+import ssl
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from twopc.errors import ConfigurationError
+
+KEY_STORE, TRUST_STORE = "ssl.keystore.location", "ssl.truststore.location"
+ALIAS = "ssl.keystore.alias"
+CERTIFICATE, KEY, AUTHORITY = "ssl.certificate.pem", "ssl.key.pem", "ssl.ca.pem"
+_KEY_STORE_PASSWORD, _TRUST_STORE_PASSWORD = "ssl.keystore.password", "ssl.truststore.password"  # names
+_KEY_PASSWORD = "ssl.key.password"  # noqa: S105  # its name
+
+STORES = (KEY_STORE, _KEY_STORE_PASSWORD, ALIAS, TRUST_STORE, _TRUST_STORE_PASSWORD)
+PEM = (CERTIFICATE, KEY, AUTHORITY)
+OPTIONS = (*STORES, *PEM)
+
+_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Store:
+    """A store's content: alias → its key and its chain, both in DER, and the trusted certificates."""
+
+    keys: Mapping[str, tuple[Callable[[str], bytes], list[bytes]]]
+    trusted: list[bytes]
+
+
+def as_pem(properties: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the properties with the content of key stores, and with PEM text in the form that both clients read.
+
+    Raises:
+        ConfigurationError: an option is wrong, or a store can't be read. The error names the option, and shows no
+            secret.
+    """
+    read = {name: value for name, value in properties.items() if name not in OPTIONS}
+    for store, password, replaced in (
+        (KEY_STORE, _KEY_STORE_PASSWORD, ("ssl.certificate.location", "ssl.key.location", CERTIFICATE, KEY)),
+        (TRUST_STORE, _TRUST_STORE_PASSWORD, ("ssl.ca.location", AUTHORITY)),
+    ):
+        for name in (password, *([ALIAS] if store == KEY_STORE else [])):
+            if name in properties and store not in properties:
+                raise ConfigurationError(f"{name!r} of the kafka sink needs {store!r}", option=store)
+        for name in replaced if store in properties else ():
+            if name in properties:
+                raise ConfigurationError(f"{store!r} and {name!r} of the kafka sink exclude each other", option=name)
+    read |= {name: _pem_text(name, str(properties[name])) for name in PEM if name in properties}
+    if TRUST_STORE in properties:
+        read[AUTHORITY] = _authority(properties)
+    if KEY_STORE in properties:
+        read[CERTIFICATE], read[KEY] = _identity(properties)
+        read.pop(_KEY_PASSWORD, None)
+    if {CERTIFICATE, "ssl.certificate.location"} & read.keys() and not {KEY, "ssl.key.location"} & read.keys():
+        raise ConfigurationError(f"a certificate of the kafka sink needs its key: set {KEY!r}", option=KEY)
+    if any(name in read for name in PEM):
+        context_of(read)  # so that a key that does not fit its certificate is refused here
+    return read
+
+
+def context_of(properties: Mapping[str, Any]) -> ssl.SSLContext:
+    """Return the context for kafka-python with which checked properties connect. The process keeps it.
+
+    Raises:
+        ConfigurationError: the key and the certificate do not fit, or are no PEM.
+    """
+    names = (*PEM, *(f"ssl.{name}.location" for name in ("certificate", "key", "ca", "crl")), _KEY_PASSWORD)
+    given = (*names, "ssl.endpoint.identification.algorithm")
+    return _context(tuple((name, str(properties[name])) for name in given if name in properties))
+
+
+@functools.cache
+def _context(properties: tuple[tuple[str, str], ...]) -> ssl.SSLContext:
+    given = dict(properties)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = given.get("ssl.endpoint.identification.algorithm", "").lower() != "none"
+    wrong = "ssl.ca"
+    try:
+        if AUTHORITY in given or "ssl.ca.location" in given:
+            context.load_verify_locations(given.get("ssl.ca.location"), cadata=given.get(AUTHORITY))
+        else:
+            context.load_default_certs()
+        wrong = "ssl.crl"
+        if "ssl.crl.location" in given:
+            context.load_verify_locations(given["ssl.crl.location"])
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        wrong = "ssl.certificate"
+        with _file(given.get(CERTIFICATE)) as certificate, _file(given.get(KEY)) as key:
+            if certificate or "ssl.certificate.location" in given:
+                context.load_cert_chain(
+                    certificate or given["ssl.certificate.location"],
+                    key or given.get("ssl.key.location"),
+                    lambda: given.get(_KEY_PASSWORD, ""),  # without one, OpenSSL would ask at the terminal
+                )
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        reason = getattr(error, "reason", None) or type(error).__name__
+    else:
+        return context
+    raise ConfigurationError(
+        f"the options {wrong + '...'!r} of the kafka sink can't be used ({reason}): are they in PEM, do key and"
+        f" certificate belong together, and is {_KEY_PASSWORD!r} right?",
+        option=_KEY_PASSWORD if wrong == "ssl.certificate" else wrong,
+    )
+
+
+@contextlib.contextmanager
+def _file(content: str | None) -> Iterator[str | None]:
+    """Give a text a path, as OpenSSL reads keys by path alone. Upholds: nobody else can read it, also after a kill."""
+    if content is None:
+        yield None
+    elif hasattr(os, "memfd_create"):
+        with open(os.memfd_create("twopc"), "w+b") as memory:  # noqa: PTH123  # of a file without a path
+            memory.write(content.encode())
+            memory.flush()
+            yield f"/proc/self/fd/{memory.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:  # with mode 0600
+            file.write(content.encode())
+            file.flush()
+            yield file.name
+
+
+def _pem_text(name: str, given: str) -> str:
+    """Return the blocks of PEM text. Tools add text before them, and write line ends as CRLF, or as backslash and n."""
+    text = re.sub(r"\\r|\r", "", given).replace("\\n", "\n")
+    kind = "PRIVATE KEY" if name == KEY else "CERTIFICATE"
+    blocks = [found[0] for found in _BLOCK.finditer(text) if found[1].endswith(kind)]
+    if not blocks:
+        raise ConfigurationError(
+            f"{name!r} of the kafka sink must be PEM text with a block BEGIN {kind}. For a file, use"
+            f" {name.replace('.pem', '.location')!r}.",
+            option=name,
+        )
+    return "\n".join(blocks) + "\n"
+
+
+# Key stores. ----------------------------------------------------------------------------------------------------------
+
+
+def _authority(properties: Mapping[str, Any]) -> str:
+    store = _opened(properties, TRUST_STORE, _TRUST_STORE_PASSWORD)
+    if not store.trusted:
+        raise ConfigurationError(f"{TRUST_STORE!r} of the kafka sink has no trusted certificate", option=TRUST_STORE)
+    return "".join(map(ssl.DER_cert_to_PEM_cert, store.trusted))
+
+
+def _identity(properties: Mapping[str, Any]) -> tuple[str, str]:
+    store = _opened(properties, KEY_STORE, _KEY_STORE_PASSWORD)
+    aliases = ", ".join(sorted(store.keys))
+    if not store.keys:
+        raise ConfigurationError(
+            f"{KEY_STORE!r} of the kafka sink has no private key, only trusted certificates. Is it meant as"
+            f" {TRUST_STORE!r}?",
+            option=KEY_STORE,
+        )
+    alias = str(properties.get(ALIAS, "")).lower() or (aliases if len(store.keys) == 1 else "")
+    if alias not in store.keys:
+        raise ConfigurationError(
+            f"{KEY_STORE!r} of the kafka sink has the private keys {aliases}: name one of them as {ALIAS!r}",
+            option=ALIAS,
+        )
+    read_key, chain = store.keys[alias]
+    passwords = (str(properties.get(name, "")) for name in (_KEY_PASSWORD, _KEY_STORE_PASSWORD) if name in properties)
+    for password in passwords:
+        with contextlib.suppress(ValueError):
+            return "".join(map(ssl.DER_cert_to_PEM_cert, chain)), _in_pem("PRIVATE KEY", read_key(password))
+    raise ConfigurationError(
+        f"the private key {alias!r} in {KEY_STORE!r} of the kafka sink has another password: set {_KEY_PASSWORD!r}",
+        option=_KEY_PASSWORD,
+    )
+
+
+def _in_pem(label: str, der: bytes) -> str:
+    return ssl.DER_cert_to_PEM_cert(der).replace("CERTIFICATE", label)
+
+
+def _opened(properties: Mapping[str, Any], location: str, password: str) -> _Store:
+    content = Path(str(properties[location])).read_bytes()
+    secret = str(properties.get(password, ""))
+    with contextlib.suppress(ValueError):
+        if content.startswith(_JKS_MAGIC):
+            return _jks(content, secret)
+        if content.lstrip().startswith(b"-----BEGIN"):
+            raise ConfigurationError(
+                f"{location!r} of the kafka sink is a file in PEM: set 'ssl.certificate.location' and"
+                " 'ssl.key.location', or 'ssl.ca.location', instead",
+                option=location,
+            )
+        return _pkcs12(content, secret)
+    raise ConfigurationError(
+        f"{location!r} of the kafka sink is not a PKCS#12 or JKS store that {password!r} opens", option=password
+    )
+
+
+def _pkcs12(content: bytes, password: str) -> _Store:
+    try:
+        from cryptography.hazmat.primitives.serialization import (
+            Encoding,
+            NoEncryption,
+            PrivateFormat,
+            load_der_private_key,
+            pkcs12,
+        )
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a key store needs the extra: pip install 'twopc-kafka[keystore]' ({error})", option=KEY_STORE
+        ) from error
+    found = pkcs12.load_pkcs12(content, password.encode() or None)
+    certificates = [each.certificate for each in (found.cert, *found.additional_certs) if each]
+    by_subject = {each.subject: each for each in certificates}
+
+    def chain(leaf: Any) -> list[bytes]:
+        found = [leaf]
+        while (issuer := by_subject.get(found[-1].issuer)) and issuer not in found:
+            found.append(issuer)
+        return [each.public_bytes(Encoding.DER) for each in found]
+
+    def entry(key: Any) -> tuple[Callable[[str], bytes], list[bytes]]:
+        [leaf] = [each for each in certificates if each.public_key() == key.public_key()]
+        der = key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption())
+        return (lambda _: der), chain(leaf)
+
+    if found.key is None:
+        return _Store({}, [each.public_bytes(Encoding.DER) for each in certificates])
+    several = {
+        alias: entry(load_der_private_key(encrypted, password.encode())) for alias, encrypted in _keys_in(content)
+    }
+    return _Store(several if len(several) > 1 else {"key": entry(found.key)}, [])
+
+
+_KEY_BAG = bytes.fromhex("060b2a864886f70d010c0a0102")  # the OID of pkcs8ShroudedKeyBag (RFC 7292)
+_NAME = re.compile(re.escape(bytes.fromhex("06092a864886f70d010914")) + rb"1.\x1e(.)", re.DOTALL)  # its friendlyName
+
+
+def _keys_in(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the alias of each private key in a PKCS#12 store and the key, still encrypted. cryptography would return
+    only the first one. The bags of keys, unlike those of certificates, are not encrypted as a whole."""
+    bags = content.split(_KEY_BAG)[1:]
+    for bag in bags:
+        encrypted, attributes = _field(bag)
+        if name := _NAME.search(bag, attributes):
+            yield bag[name.end() : name.end() + name[1][0]].decode("utf-16-be").lower(), encrypted
+
+
+_JKS_MAGIC = bytes.fromhex("feedfeed")
+_JKS_SALT = b"Mighty Aphrodite"  # of the checksum: sun.security.provider.JavaKeyStore
+_SHA1_BYTES = 20
+
+
+def _jks(content: bytes, password: str) -> _Store:
+    """Read the older of Java's two formats. Source: OpenJDK's JavaKeyStore.java and KeyProtector.java.
+
+    Raises:
+        ValueError: the store is damaged, or the password is another.
+    """
+    body, checksum = content[:-_SHA1_BYTES], content[-_SHA1_BYTES:]
+    in_java = password.encode("utf-16-be")
+    if password and hashlib.sha1(in_java + _JKS_SALT + body).digest() != checksum:  # noqa: S324  # the format's own
+        raise ValueError
+    at = 4
+
+    def number(form: str) -> int:
+        nonlocal at
+        (value,) = struct.unpack_from(form, body, at)
+        at += struct.calcsize(form)
+        return int(value)
+
+    def data(form: str) -> bytes:
+        nonlocal at
+        length = number(form)
+        at += length
+        return body[at - length : at]
+
+    def certificate() -> bytes:
+        data(">H")  # its kind, X.509
+        return data(">I")
+
+    try:
+        _version, entries = number(">I"), number(">I")
+        keys: dict[str, tuple[Callable[[str], bytes], list[bytes]]] = {}
+        trusted = []
+        for _ in range(entries):
+            tag, alias, _created = number(">I"), data(">H").decode(), number(">Q")
+            if tag == 1:
+                protected = data(">I")
+                keys[alias] = functools.partial(_unprotected, protected), [certificate() for _ in range(number(">I"))]
+            else:
+                trusted.append(certificate())
+    except struct.error:
+        raise ValueError from None
+    return _Store(keys, trusted)
+
+
+def _unprotected(protected: bytes, password: str) -> bytes:
+    """Decrypt a key of a JKS store: a stream of SHA-1 digests, begun by a salt, is added to it."""
+    fields, _ = _field(protected)  # an EncryptedPrivateKeyInfo: the algorithm, then the octets
+    _, end = _field(fields)
+    octets, _ = _field(fields[end:])
+    salt, hidden, checksum = octets[:_SHA1_BYTES], octets[_SHA1_BYTES:-_SHA1_BYTES], octets[-_SHA1_BYTES:]
+    in_java, stream = password.encode("utf-16-be"), b""
+    while len(stream) < len(hidden):
+        salt = hashlib.sha1(in_java + salt).digest()  # noqa: S324  # the format's own
+        stream += salt
+    key = bytes(a ^ b for a, b in zip(hidden, stream, strict=False))
+    if hashlib.sha1(in_java + key).digest() != checksum:  # noqa: S324  # the format's own
+        raise ValueError
+    return key
+
+
+def _field(der: bytes) -> tuple[bytes, int]:
+    """Return the content of the first field of some DER, and where it ends."""
+    size = der[1] & 0x7F if der[1] & 0x80 else 0
+    begin = 2 + size
+    end = begin + (int.from_bytes(der[2:begin], "big") if size else der[1])
+    return der[begin:end], end

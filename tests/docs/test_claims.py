@@ -1,0 +1,80 @@
+"""Pages agree with each other and with the code, where they once did not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import twopc
+from tests.docs.test_change_a_query import Query
+from tests.support.pages import DOCS, PAGES, ROOT, site_script
+
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+
+BACKENDS = {
+    readme.parent.name: readme.parent.name
+    for readme in ROOT.glob("plugins/*/README.md")
+    if readme.parent.name != "kafka-broker"
+} | {"postgres": "PostgreSQL", "mysql": "MariaDB", "sql": "SQL"}
+
+
+def test_a_log_without_its_older_entries_serves_the_query(tmp_path: Path) -> None:
+    query = Query(tmp_path)
+    for _ in range(3):
+        query.run({"orders": "orders"})
+    *older, _ = sorted(Path(query.log).glob("*.json"))
+    for entry in older:
+        entry.unlink()
+    query.run({"orders": "orders"})
+    assert query.written("orders") == [0, 1, 2, 3]
+
+
+def test_no_page_calls_a_restart_safe_after_a_driver_was_fenced() -> None:
+    assert [name for name, text in TEXTS.items() if re.search(r"[Ss]tarting again is safe", text)] == []
+    assert "After `Fenced`, a restart would fence the newer driver." in TEXTS["docs/operating.md"]
+
+
+def test_the_state_of_the_file_sink_names_the_stores_that_need_repair_by_hand() -> None:
+    rows = site_script("landing").rows(TEXTS["docs/choose-a-backend.md"], "State of each backend")
+    [files] = [row for row in rows if row[0].startswith("[files]")]
+    for store in ("MinIO", "versitygw"):
+        assert f"avoid {store}" in files[3] or f"and {store}" in files[3]
+        assert store in TEXTS["plugins/files/README.md"]
+
+
+def test_the_measurements_say_whether_more_or_less_is_better() -> None:
+    rows = re.findall(r"^\|(.*\d.*)\|$", TEXTS["docs/performance.md"], re.MULTILINE)
+    assert {row.rpartition("|")[2].strip() for row in rows} == {"more", "less"}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_spark_gets_its_checkpoint_by_a_scheme_that_it_has(name: str) -> None:
+    assert re.findall(r"""checkpointLocation["`]?[,=( ]+f?["`]s3://""", TEXTS[name]) == []
+
+
+@pytest.mark.parametrize("page", ["guarantees.md", "errors.md", "operating.md", "choose-a-backend.md"])
+def test_a_page_about_all_sinks_names_each(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8").lower()
+    assert [name for name in BACKENDS.values() if name.lower() not in text] == []
+
+
+def test_every_source_of_kafka_that_a_page_names_is_one_that_is_published() -> None:
+    named = {
+        found for text in TEXTS.values() for found in re.findall(r"spark-sql-kafka-0-10_2\.13:(\S+?)[,` \n]", text)
+    }
+    assert named <= {"4.0.3", "4.1.2", "4.2.0"}
+    assert {"4.2.1", "4.3.0"} <= {*re.findall(r"\d\.\d\.\d", TEXTS["docs/production.md"])}
+
+
+def test_the_log_is_moved_by_a_section_that_has_the_command() -> None:
+    section = TEXTS["docs/change-a-query.md"].partition("\n## Move the log to another place\n")[2].partition("\n## ")[0]
+    assert "aws s3 cp" in section
+    for name in ("docs/stores.md", "docs/errors.md"):
+        assert "move-the-log-to-another-place" in TEXTS[name]
+
+
+def test_the_core_exports_what_the_pages_call() -> None:
+    called = {found for text in TEXTS.values() for found in re.findall(r"\btwopc\.([a-z_]+)\(", text)}
+    assert [name for name in sorted(called) if not hasattr(twopc, name)] == []

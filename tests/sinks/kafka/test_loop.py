@@ -1,0 +1,252 @@
+"""``twopc.loop`` over Kafka: offsets in the log, no silent skip, and docs/without-spark.md's service under kills."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
+
+from tests.sinks.kafka.access import allow, by_provider
+from tests.support.pages import DOCS, write_files
+from twopc.errors import ConfigurationError, OperatorRequired
+from twopc.log.commit_log import read_tail
+from twopc.log.store import store_of
+from twopc.loop import run
+from twopc.testing import MemorySink, MemoryTarget
+from twopc_kafka.source import KafkaSource
+
+pytestmark = pytest.mark.kafka
+
+
+def produce(topic: Any, values: list[str], partition: int = 0) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": topic.servers})
+    for value in values:
+        producer.produce(topic.name, value.encode(), partition=partition)
+    assert producer.flush(30) == 0
+
+
+def source_of(topic: Any, **arguments: Any) -> KafkaSource:
+    return KafkaSource({"bootstrap.servers": topic.servers}, [topic.name], **{"max_wait_s": 0.1, **arguments})
+
+
+@pytest.fixture
+def target() -> MemoryTarget:
+    return MemoryTarget()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    return str(tmp_path / "log")
+
+
+def read(topic: Any, log: str, target: MemoryTarget, until: int, **arguments: Any) -> None:
+    """Run a loop until the target has this many values."""
+    with source_of(topic, **arguments) as source:
+        run(
+            source,
+            {"orders": MemorySink(target)},
+            lambda records: {"orders": pa.record_batch({"value": records["value"].cast(pa.string())})},
+            log=log,
+            owner="service",
+            is_stopping=lambda: len(values(target)) >= until,
+        )
+
+
+def values(target: MemoryTarget) -> list[str]:
+    return sorted(row["value"] for row in target.visible)
+
+
+def position(log: str, topic: Any) -> Any:
+    newest = read_tail(store_of(log))
+    assert newest
+    reads: Any = newest[1].reads
+    return reads[topic.name]
+
+
+def test_a_restart_reads_on_after_the_newest_decided_batch(make_topic: Any, log: str, target: MemoryTarget) -> None:
+    topic = make_topic(partitions=2)
+    produce(topic, ["a", "b"])
+    produce(topic, ["c"], partition=1)
+    read(topic, log, target, until=3)
+    produce(topic, ["d"])
+    read(topic, log, target, until=4)
+    assert values(target) == ["a", "b", "c", "d"]
+    assert position(log, topic)["offsets"] == {"0": 3, "1": 1}
+
+
+def delete_before(topic: Any, offset: int) -> None:
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    for future in admin.delete_records([TopicPartition(topic.name, 0, offset)]).values():
+        future.result(30)
+
+
+def test_deleted_records_are_refused_with_their_number_and_skipped_only_where_that_is_allowed(
+    make_topic: Any, log: str, target: MemoryTarget
+) -> None:
+    topic = make_topic()
+    produce(topic, ["a", "b"])
+    read(topic, log, target, until=2)
+    produce(topic, ["c", "d", "e"])
+    delete_before(topic, 4)
+    with pytest.raises(OperatorRequired, match=r"begins at offset 4, and the next record to read is 2: 2 records"):
+        read(topic, log, target, until=3)
+    read(topic, log, target, until=3, fail_on_data_loss=False)
+    assert values(target) == ["a", "b", "e"]
+    assert position(log, topic)["skipped"] == {"0": [2, 4]}
+    produce(topic, ["f"])
+    read(topic, log, target, until=4)
+    assert "skipped" not in position(log, topic)
+
+
+@pytest.mark.parametrize("records", [1, 5])
+def test_a_topic_that_was_created_again_is_refused_however_long_it_is(
+    records: int, make_topic: Any, log: str, target: MemoryTarget, wait: Any
+) -> None:
+    topic = make_topic()
+    produce(topic, ["a", "b"])
+    read(topic, log, target, until=2)
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    admin.delete_topics([topic.name])[topic.name].result(30)
+    new = confluent_kafka.admin.NewTopic(topic.name, 1)
+
+    def is_new() -> bool:
+        try:
+            admin.create_topics([new])[topic.name].result(30)
+        except confluent_kafka.KafkaException:
+            return False
+        return True
+
+    wait.until("the topic is there again", is_new)
+    produce(topic, ["x"] * records)
+    with pytest.raises(OperatorRequired, match="was deleted and created again"):
+        read(topic, log, target, until=3)
+
+
+def test_a_topic_that_ends_before_the_offset_in_the_log_is_refused(make_topic: Any) -> None:
+    topic = make_topic()
+    produce(topic, ["a"])
+    with source_of(topic) as source:
+        source.begin(None)
+        told: Any = next(each for each in iter(source.read, 0) if each).position
+    told[topic.name]["offsets"]["0"] = 9
+    with source_of(topic) as source, pytest.raises(OperatorRequired, match=r"ends at offset 1, .* up to 9"):
+        source.begin(told)
+
+
+@pytest.mark.parametrize("name", ["enable.auto.commit", "group.id", "auto.offset.reset", "enable.auto.offset.store"])
+def test_what_would_move_the_offsets_besides_the_log_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"'{name}' can't be set on the kafka source"):
+        KafkaSource({"bootstrap.servers": "127.0.0.1:1", name: "true"}, ["orders"])
+
+
+def test_an_option_that_librdkafka_does_not_know_is_refused_without_its_value() -> None:
+    with pytest.raises(ConfigurationError, match="the kafka source on this host: No such") as refused:
+        KafkaSource({"bootstrap.servers": "127.0.0.1:1", "fetch.minn": "hunter2"}, ["orders"]).begin(None)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_source_reads_with_the_tokens_of_a_provider(second_broker: Any, make_topic: Any, tmp_path: Path) -> None:
+    topic = make_topic(on=second_broker.broker)
+    produce(topic, ["a"])
+    allow(second_broker, "granted", AclOperation.READ, ResourceType.TOPIC, topic.name)
+    login = {name.replace("_", "."): value for name, value in by_provider(second_broker, tmp_path).items()}
+    with KafkaSource(login, [topic.name], max_wait_s=0.1) as source:
+        source.begin(None)
+        [found] = [next(each for each in iter(source.read, 0) if each)]
+    assert found.records["value"].to_pylist() == [b"a"]
+
+
+@pytest.fixture
+def service(tmp_path: Path, kafka_broker: Any) -> Callable[[], subprocess.Popen[bytes]]:
+    write_files(DOCS / "without-spark.md", tmp_path)
+    page = tmp_path / "service.py"
+    topic = f"orders-{os.urandom(4).hex()}"
+    page.write_text(page.read_text().replace('["orders"]', f'["{topic}"]').replace('"orders-to-lake"', f'"{topic}"'))
+    kafka_broker.create_topic(topic, 2)
+    environment = os.environ | {
+        "KAFKA": kafka_broker.bootstrap_servers,
+        "CATALOG": f"sqlite:///{tmp_path}/catalog.db",
+        "WAREHOUSE": f"file://{tmp_path}/lake",
+        "LOG": str(tmp_path / "log"),
+    }
+
+    def start() -> subprocess.Popen[bytes]:
+        with (tmp_path / "service.log").open("ab") as printed:
+            return subprocess.Popen([sys.executable, str(page)], env=environment, stdout=printed, stderr=printed)
+
+    start.topic = topic  # type: ignore[attr-defined]
+    return start
+
+
+def in_table(folder: Path) -> list[int]:
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/lake")
+    found: list[int] = catalog.load_table("sales.orders").scan().to_arrow()["id"].to_pylist()
+    return found
+
+
+def create_table(folder: Path) -> None:
+    from pyiceberg.catalog import load_catalog
+
+    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/lake")
+    catalog.create_namespace("sales")
+    catalog.create_table("sales.orders", pa.schema([("id", pa.int64()), ("amount", pa.float64())]))
+
+
+def batches(folder: Path) -> int:
+    return len(list((folder / "log").glob("*.json")))
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_service_of_the_page_writes_each_record_once_through_twenty_kills(
+    service: Any, kafka_broker: Any, tmp_path: Path
+) -> None:
+    create_table(tmp_path)
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    numbers, sent, kills, chance = itertools.count(), 0, 0, random.Random(7)  # noqa: S311
+    running = service()
+    try:
+        deadline = time.monotonic() + 500
+        while kills < 20 and time.monotonic() < deadline:
+            for sent in itertools.islice(numbers, 50):
+                producer.produce(service.topic, json.dumps({"id": sent, "amount": 0.5}).encode(), partition=sent % 2)
+            producer.flush(30)
+            before = batches(tmp_path)
+            while batches(tmp_path) == before and running.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert running.poll() is None, (tmp_path / "service.log").read_text()[-3000:]
+            time.sleep(chance.random() * 0.4)  # amid the next batch, or its commit
+            running.kill()
+            running.wait()
+            kills += 1
+            running = service()
+        while len(in_table(tmp_path)) <= sent and time.monotonic() < deadline:
+            time.sleep(0.2)
+        running.terminate()
+        assert running.wait(60) == 0
+    finally:
+        running.kill()
+        running.wait()
+    assert kills == 20
+    assert sorted(in_table(tmp_path)) == list(range(sent + 1))
+    group = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    [future] = group.list_consumer_group_offsets(
+        [confluent_kafka.ConsumerGroupTopicPartitions(service.topic)]
+    ).values()  # fmt: skip
+    assert sum(each.offset for each in future.result(30).topic_partitions) == sent + 1

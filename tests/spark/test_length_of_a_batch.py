@@ -1,0 +1,110 @@
+"""How much code a batch goes through: calls of the JVM, each of which takes 0.05 ms or more, and files of the bridge,
+which a reader of its path opens."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import uuid
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import pytest
+from py4j.clientserver import JavaClient
+
+import twopc.spark
+from twopc.spark import ForeachBatch, foreach_batch
+from twopc_kafka.sink import KafkaSink
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from pyspark.sql import SparkSession
+
+    from tests.spark.conftest import Topic
+    from twopc_kafka_broker import KafkaBroker
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+BATCHES, RECORDS = 4, 10
+
+FREES_AN_OBJECT = "m\n"
+"""The start of py4j's command for an object that Python has dropped, which may come at any time."""
+
+BRIDGE = Path(twopc.spark.__file__).parent
+
+COMMITS = {KafkaSink.commit.__code__, KafkaSink.commit_many.__code__}
+
+
+@dataclass
+class Seen:
+    """What a batch has gone through in its thread: calls of the JVM, and files up to its commit."""
+
+    calls: int = 0
+    files: set[str] = field(default_factory=set)
+
+    def enter(self, frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            self.files.add(frame.f_code.co_filename)
+            if frame.f_code in COMMITS:
+                sys.setprofile(None)
+
+    @property
+    def of_bridge(self) -> list[str]:
+        """The files of ``twopc.spark``."""
+        return sorted(Path(file).name for file in self.files if Path(file).is_relative_to(BRIDGE))
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """What each batch has gone through."""
+    found: list[Seen] = []
+    in_batch = threading.local()
+    send, write = JavaClient.send_command, ForeachBatch.__call__
+
+    def counted(self: Any, command: str, *arguments: Any, **named: Any) -> Any:
+        if getattr(in_batch, "is_on", False) and not command.startswith(FREES_AN_OBJECT):
+            found[-1].calls += 1
+        return send(self, command, *arguments, **named)
+
+    def written(self: ForeachBatch, *arguments: Any) -> None:
+        found.append(Seen())
+        in_batch.is_on = True
+        sys.setprofile(found[-1].enter)
+        try:
+            write(self, *arguments)
+        finally:
+            sys.setprofile(None)
+            in_batch.is_on = False
+
+    monkeypatch.setattr(JavaClient, "send_command", counted)
+    monkeypatch.setattr(ForeachBatch, "__call__", written)
+    return found
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize(("small_batches", "most_calls", "most_files"), [("few-tasks", 66, 8), ("driver", 51, 9)])
+def test_a_batch_makes_few_calls_to_the_jvm_and_crosses_few_files(
+    small_batches: Any,
+    most_calls: int,
+    most_files: int,
+    batches: list[Seen],
+    spark: SparkSession,
+    topic: Topic,
+    kafka_broker: KafkaBroker,
+    tmp_path: Path,
+) -> None:
+    source = f"source-{uuid.uuid4().hex[:8]}"
+    kafka_broker.create_topic(source, 4)
+    producer = confluent_kafka.Producer({"bootstrap.servers": topic.servers})
+    for number in range(BATCHES * RECORDS):
+        producer.produce(source, str(number).encode(), partition=number % 4)
+    assert producer.flush(30) == 0
+    stream = replace(topic, name=source).stream(spark, RECORDS)
+    write = foreach_batch(topic.sink(), log=str(tmp_path / "log"), small_batches=small_batches)
+    query = stream.select("value").writeStream.foreachBatch(write).trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    assert batches[-1].calls == batches[-2].calls <= most_calls
+    assert len(batches[-1].of_bridge) <= most_files, batches[-1].of_bridge

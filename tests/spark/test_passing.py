@@ -1,0 +1,96 @@
+"""What fails a job and is known to pass by itself fails a round without being counted as repeated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.functions import udf
+
+from tests.spark.test_task_errors import Spark
+from twopc import create_sink
+from twopc.errors import RepeatedFailure, Retriable, RoundAborted, SchemaMismatch
+from twopc.failures import identity
+from twopc.spark import exit_code, foreach_batch
+from twopc.spark.passing import passes, passing_failures
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+LOST = "Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.1 executor 2): "
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{LOST}ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: worker lost",
+        f"{LOST}FetchFailed(BlockManagerId(1, 10.0.0.1, 7337, None), shuffleId=0, mapId=3, reduceId=1)",
+        f"{LOST}org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
+        "Caused by: java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 120000 milliseconds",
+        "Caused by: java.net.ConnectException: Connection refused",
+        "Caused by: org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "OSError: [Errno 28] No space left on device: '/tmp/spool'",
+        f"twopc.errors.RoundAborted: the server was shut down. {RoundAborted('').link}",
+        f"a.Busy: it restarts; {Retriable('').link}",
+    ],
+)
+def test_a_lost_process_and_an_outage_pass(line: str) -> None:
+    text = f"Job aborted due to stage failure: Traceback (most recent call last):\n{line}\n\n\tat org.apache.spark.A\n"
+    with pytest.raises(RoundAborted) as raised, passing_failures():
+        raise Spark(text)
+    assert text in str(raised.value)
+    assert identity(raised.value.__cause__ or raised.value) is not None
+    assert identity(RoundAborted("the round failed")) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: row 7: no plan for 'x'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/data/rates.csv'",
+        "OSError: [Errno 99999] what is this",
+        "org.apache.spark.SparkArithmeticException: [DIVIDE_BY_ZERO] Division by zero",
+        f"twopc.errors.SchemaMismatch: no column 'x'. {SchemaMismatch('').link}",
+        "ValueError: a TimeoutError: is only quoted",
+    ],
+)
+def test_nothing_else_does(line: str) -> None:
+    assert not passes(f"Job aborted due to stage failure:\n{line}\n\tat org.apache.spark.A\n")
+    with pytest.raises(Spark), passing_failures():
+        raise Spark(line)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+def test_a_query_whose_own_code_fails_at_every_start_ends_with_the_code_for_an_operator(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "0.json").write_text('{"value": "a"}\n')
+
+    @udf("string")
+    def planned(value: str) -> str:
+        raise ValueError(f"no plan for {value!r}")
+
+    def start(is_corrected: bool = False) -> BaseException | None:
+        rows = spark.readStream.schema("value string").json(str(tmp_path / "source"))
+        sink = create_sink("files", {"path": str(tmp_path / "out"), "format": "json"})
+        written = (rows if is_corrected else rows.select(planned("value").alias("value"))).writeStream.foreachBatch(
+            foreach_batch({"out": sink}, str(tmp_path / "log"))
+        )
+        query = written.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001  # whatever Spark makes of it
+            return error
+        return None
+
+    ends = [start() for _ in range(4)]
+    assert [exit_code(end) for end in ends if end] == [6, 6, 4, 4]
+    assert RepeatedFailure.__name__ in str(ends[-1])
+    assert "no plan for 'a'" in str(ends[-1])
+    assert start(is_corrected=True) is None
+    assert len(list((tmp_path / "out").glob("*.json"))) == 1

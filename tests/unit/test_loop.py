@@ -1,0 +1,117 @@
+"""``twopc.loop``: a batch and the step to the next one are decided together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from twopc.coordinator import Coordinator
+from twopc.errors import Fenced, RoundAborted
+from twopc.loop import Read, run
+from twopc.testing import MemorySink, MemoryTarget
+
+
+class Numbers:
+    """A source of the numbers below ``end``, two per batch."""
+
+    def __init__(self, end: int) -> None:
+        self.end, self.next = end, 0
+        self.began_at: Any = "not yet"
+
+    def begin(self, position: Any) -> None:
+        self.began_at = position
+        self.next = (position or {"next": 0})["next"]
+
+    def read(self) -> Read | None:
+        numbers = list(range(self.next, min(self.next + 2, self.end)))
+        self.next += len(numbers)
+        offsets = pa.record_batch({"offset": [self.next]})
+        return Read(pa.record_batch({"n": numbers}), {"next": self.next}, offsets) if numbers else None
+
+
+@pytest.fixture
+def target() -> MemoryTarget:
+    return MemoryTarget()
+
+
+@pytest.fixture
+def serve(target: MemoryTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Numbers]:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
+    def serve(end: int, sink: Any = None, **arguments: Any) -> Numbers:
+        source = Numbers(end)
+        run(
+            source,
+            {"numbers": sink or MemorySink(target), **arguments.pop("sinks", {})},
+            lambda records: {"numbers": records},
+            log=str(tmp_path / "log"),
+            owner="numbers",
+            is_stopping=lambda: len(target.visible) >= end,
+            rest_interval_s=None,
+            **arguments,
+        )
+        return source
+
+    return serve
+
+
+def numbers(target: MemoryTarget) -> list[int]:
+    return [row["n"] for row in target.visible]
+
+
+def test_a_start_goes_on_after_the_newest_decided_batch(serve: Callable[..., Numbers], target: MemoryTarget) -> None:
+    assert serve(3).began_at is None
+    assert serve(5).began_at == {"next": 3}
+    assert numbers(target) == [0, 1, 2, 3, 4]
+
+
+def test_a_batch_that_was_rolled_back_is_run_again_with_the_records_that_were_read(
+    serve: Callable[..., Numbers], target: MemoryTarget
+) -> None:
+    failures = [RoundAborted("once"), RoundAborted("twice")]
+
+    class Failing(MemorySink):
+        def pre_commit(self, transaction: Any) -> Any:
+            if failures:
+                raise failures.pop()
+            return super().pre_commit(transaction)
+
+    serve(4, Failing(target))
+    assert (numbers(target), failures) == ([0, 1, 2, 3], [])
+
+
+def test_a_stop_ends_the_repetition(serve: Callable[..., Numbers], target: MemoryTarget) -> None:
+    class Failing(MemorySink):
+        def pre_commit(self, transaction: Any) -> Any:
+            target.visible.extend([{"n": -1}] * 2)  # by which the test's loop stops
+            raise RoundAborted("each time")
+
+    with pytest.raises(RoundAborted):
+        serve(2, Failing(target))
+
+
+def test_a_later_process_fences_an_earlier_one(
+    serve: Callable[..., Numbers], target: MemoryTarget, tmp_path: Path
+) -> None:
+    class Overtaken(MemorySink):
+        def pre_commit(self, transaction: Any) -> Any:
+            with Coordinator({"numbers": MemorySink(target)}, str(tmp_path / "log"), owner="numbers") as later:
+                later.recover()
+            return super().pre_commit(transaction)
+
+    with pytest.raises(Fenced):
+        serve(2, Overtaken(target))
+    assert numbers(target) == []
+    serve(2)
+    assert numbers(target) == [0, 1]
+
+
+def test_offsets_are_written_in_the_same_decision(serve: Callable[..., Numbers]) -> None:
+    offsets = MemoryTarget()
+    serve(3, sinks={"offsets": MemorySink(offsets)}, offsets="offsets")
+    assert [row["offset"] for row in offsets.visible] == [2, 3]

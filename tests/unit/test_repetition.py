@@ -1,0 +1,180 @@
+"""A failure that no table knows may be tried again, but not for ever: the third start in a row calls an operator."""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from tests.support.memory_log import MemoryLog
+from tests.unit.test_coordinator import World, raises, run, sink
+from twopc import Coordinator
+from twopc.errors import OperatorRequired, Refused, RepeatedFailure, Retriable, RoundAborted
+from twopc.log.commit_log import read_tail
+from twopc.log.entries import Entry, parse, serialise
+
+DEFECT = ValueError("row 7: no plan for 'x'")
+
+
+class Query(World):
+    """A query whose every start is another process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log = self.store = MemoryLog()
+
+    def fails(self, error: BaseException, batch_id: int = 0) -> BaseException:
+        """Start the query, let its batch fail, and return what the start ends with."""
+        with pytest.raises(type(error) if not isinstance(error, Exception) else Exception) as ended:
+            self.coordinator().run(batch_id, raises(error))
+        return ended.value
+
+    def kinds(self, *errors: BaseException) -> list[type[BaseException]]:
+        return [type(self.fails(error)) for error in errors]
+
+    @property
+    def tail(self) -> Entry:
+        newest = read_tail(self.store)
+        assert newest
+        return newest[1]
+
+
+@pytest.fixture
+def query() -> Query:
+    return Query()
+
+
+def test_the_third_start_that_fails_in_the_same_way_stops_for_an_operator(query: Query) -> None:
+    assert query.kinds(DEFECT, DEFECT) == [RoundAborted, RoundAborted]
+    began = query.tail.repetition
+    assert began
+    stopped = query.fails(DEFECT)
+    assert isinstance(stopped, RepeatedFailure)
+    assert stopped.message == (
+        f"batch 0 fails in the same way at every start: 3 starts in a row since {began.since}. The newest failure"
+        " (ValueError): row 7: no plan for 'x'. The batch is not decided, and nothing of it is visible. Correct its"
+        " cause and start again."
+    )
+    assert stopped.batch_id == 0
+    assert query.open() == query.visible("a") == []
+
+
+@pytest.mark.advice("in the same way at every start")
+def test_a_query_whose_cause_is_corrected_goes_on_and_one_that_fails_on_stops_again(query: Query) -> None:
+    assert query.kinds(*[DEFECT] * 4)[2:] == [RepeatedFailure, RepeatedFailure]
+    run(query.coordinator(), 0)
+    assert query.visible("a") == ["0-0", "0-1"]
+
+
+def test_a_decision_clears_what_was_counted(query: Query) -> None:
+    query.kinds(DEFECT, DEFECT)
+    run(query.coordinator(), 0)
+    assert query.tail.repetition is None
+    assert [type(query.fails(DEFECT, 1)) for _ in range(3)] == [RoundAborted, RoundAborted, RepeatedFailure]
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        Retriable("the broker restarts"),
+        RoundAborted("the server was shut down"),
+        TimeoutError("no answer"),
+        ConnectionResetError("reset by peer"),
+        OSError(errno.ENOSPC, "disk full"),
+        KeyboardInterrupt(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_outage_and_an_interrupt_are_repeated_without_end_and_do_not_count(
+    query: Query, passing: BaseException
+) -> None:
+    assert RepeatedFailure not in query.kinds(*[passing] * 5)
+    assert query.tail.repetition is None
+    assert query.kinds(DEFECT, passing, DEFECT, passing, DEFECT)[-1] is RepeatedFailure
+
+
+def test_a_refusal_stops_as_it_did(query: Query) -> None:
+    assert query.kinds(*[Refused("no column 'x'")] * 4) == [Refused] * 4
+
+
+def test_another_failure_is_counted_anew_and_other_numbers_are_the_same_failure(query: Query) -> None:
+    assert RepeatedFailure not in query.kinds(DEFECT, DEFECT, ValueError("no plan for 'y'"), DEFECT, DEFECT)
+    assert query.kinds(ValueError("Row 8, at 0x7f00: no\nplan for 'x'")) == [RoundAborted]
+    assert query.kinds(ValueError("row 1, at 0x7fab: no plan for 'x'")) == [RoundAborted]
+    assert query.kinds(ValueError("row 123, at 0x1: no plan for 'x'")) == [RepeatedFailure]
+
+
+def test_java_may_come_to_the_same_failure_in_another_way(query: Query) -> None:
+    failures = [ValueError(f"no plan\n\tat org.x.A{way}.run(A.java:1)\n\t... {way} more") for way in ("a", "b", "c")]
+    assert query.kinds(*failures)[-1] is RepeatedFailure
+
+
+def test_the_log_holds_no_words_of_a_failure_and_no_field_without_one(query: Query) -> None:
+    query.kinds(ValueError("password=hunter2"), DEFECT)
+    assert not any(b"hunter2" in data for data in [*query.store.entries.values(), query.store.notice])
+    run(query.coordinator(), 0)
+    fields = [set(json.loads(data)) for data in query.store.entries.values()]
+    assert ["repetition" in each for each in fields] == [False, True, True, False]
+
+
+def test_an_entry_keeps_its_repetition(query: Query) -> None:
+    query.kinds(DEFECT, DEFECT)
+    assert query.tail.repetition
+    assert parse(serialise(query.tail), "entry") == query.tail
+
+
+@pytest.mark.parametrize("damaged", [b"", b"null", b"[]", b'{"entry_id": ', b'{"repetition": 1}', b"\xff", None])
+def test_a_damaged_note_costs_one_start(query: Query, damaged: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    query.kinds(DEFECT, DEFECT)
+    with monkeypatch.context() as patch:
+        patch.setattr(query.store, "posted", raises(OSError("away")) if damaged is None else lambda: damaged)
+        assert query.kinds(DEFECT) == [RoundAborted]
+    assert query.kinds(DEFECT) == [RepeatedFailure]
+
+
+def test_a_note_that_cannot_be_left_costs_one_start(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(query.store, "post", raises(OSError("away")))
+        query.kinds(DEFECT)
+    assert query.kinds(DEFECT, DEFECT, DEFECT) == [RoundAborted, RoundAborted, RepeatedFailure]
+
+
+def ended(start: Callable[[Coordinator], object], prepare: Callable[[Coordinator], object], query: Query) -> Exception:
+    coordinator = query.coordinator("a")
+    prepare(coordinator)
+    with pytest.raises(Exception, match="broken") as raised:
+        start(coordinator)
+    return raised.value
+
+
+def broken(call: str) -> Callable[[Coordinator], object]:
+    return lambda coordinator: sink(coordinator, "a").during.update({call: raises(KeyError("broken"))})
+
+
+def test_a_start_that_fails_before_its_first_batch_counts(query: Query) -> None:
+    outcomes = [ended(Coordinator.recover, broken("open"), query) for _ in range(3)]
+    assert [type(each) for each in outcomes] == [KeyError, KeyError, RepeatedFailure]
+    assert "this query fails in the same way" in str(outcomes[-1])
+
+
+def test_a_schema_that_cannot_be_looked_at_counts_once_there_is_a_log(query: Query) -> None:
+    run(query.coordinator("a"), 0)
+
+    def prepare(coordinator: Coordinator) -> None:
+        sink(coordinator, "a").validate = raises(KeyError("broken"))
+
+    def start(coordinator: Coordinator) -> None:
+        coordinator.validate({"a": pa.schema([])})
+
+    assert [type(ended(start, prepare, query)) for _ in range(3)] == [KeyError, KeyError, RepeatedFailure]
+
+
+def test_a_decided_batch_that_fails_again_and_again_is_called_decided(query: Query) -> None:
+    outcomes = [ended(lambda one: run(one, 0), broken("commit"), query) for _ in range(4)]
+    assert [isinstance(each, OperatorRequired) for each in outcomes] == [False, False, True, True]
+    assert "The batch is decided." in str(outcomes[-1])
+    run(query.coordinator("a"), 1)
+    assert query.visible("a") == ["0-0", "0-1", "1-0", "1-1"]

@@ -1,0 +1,244 @@
+"""A folder on a disk, and what makes the names in it survive a power cut."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from twopc.stores.errors import NotSynced, Unusable
+from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
+from twopc.stores.mounts import mount_of
+
+_TRIALS = 3
+"""The number of attempts of a trial. Another process's trial may just have removed the folder that it had made."""
+
+_REFUSED = (
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EOPNOTSUPP, errno.ENOSYS),
+    errno.EINVAL,  # a folder that can't be synced: fsync(2)
+)
+"""Permanent refusals of a file system."""
+
+_WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""Replies to the first hard link of a file where there are none: of a disk, of a kernel, of a filesystem in user space
+such as a mounted bucket, and where a file may have one name. link(2)."""
+
+_WITHOUT_RENAME = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""The reply of a file system, a kernel or a sandbox that lacks the flag or the call: renameat2(2)."""
+
+_CURRENT_FOLDER = -100  # AT_FDCWD: paths that are not absolute count from it
+_NO_REPLACE = 1  # RENAME_NOREPLACE
+
+
+class LocalFolder(Folder):
+    """A folder on a disk.
+
+    Every method may raise ``Unusable``: this process lacks a right, or the disk has neither hard links nor a rename
+    that keeps an existing file, or its folders can't be synced. Any other OSError of a writing method is an unknown
+    outcome.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self._not_synced: set[str] = set()
+
+    def names(self) -> list[str]:
+        try:
+            with _permanent_refusals():
+                return self._see([path.name for path in self.path.iterdir()])
+        except FileNotFoundError:
+            return []
+
+    def read(self, name: str, most: int = -1) -> bytes:
+        """Return the whole file, or its first ``most`` bytes. Raises FileNotFoundError."""
+        with _permanent_refusals(), (self.path / name).open("rb") as file:
+            return file.read(most)
+
+    def put_if_absent(self, name: str, data: bytes) -> None:
+        with _permanent_refusals():
+            make_folder(self.path)
+        with self._written_aside(data) as aside:
+            self._remove_leftovers(aside.name)
+            try:
+                with _permanent_refusals():
+                    put_in_place(aside, self.path / name)
+            finally:
+                self.sync(name)  # also what another writer put there and could not sync
+
+    def replace(self, name: str, data: bytes) -> None:
+        with self._written_aside(data) as aside:
+            aside.replace(self.path / name)
+
+    def remove(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def sync(self, name: str) -> None:
+        """Make ``name`` survive a power cut, whoever created it.
+
+        A kernel reports a failed write-back once, and the next sync succeeds although the name never reached the disk.
+        So a name that could not be synced once raises ``NotSynced`` for as long as this object lives.
+        """
+        if name in self._not_synced:
+            raise NotSynced(errno.EIO, "an entry's name was not synced", str(self.path))
+        try:
+            sync_folder(self.path)
+        except OSError:
+            self._not_synced.add(name)
+            raise
+
+    def try_put_if_absent(self) -> None:
+        for trial in range(_TRIALS):
+            try:
+                self._try_to_put_twice()
+            except FileNotFoundError:
+                if trial + 1 == _TRIALS:
+                    raise
+            else:
+                return
+
+    def _try_to_put_twice(self) -> None:
+        probe = hidden(PROBE)
+        with _permanent_refusals(), folder_for_a_trial(self.path):
+            try:
+                fault = self._fault_of_a_trial(self.put_if_absent, probe)
+            finally:
+                self.remove(probe)
+        if fault:
+            raise Unusable(fault)
+
+    @contextlib.contextmanager
+    def _written_aside(self, data: bytes) -> Iterator[Path]:
+        aside = self.path / hidden(ASIDE)
+        try:
+            with _permanent_refusals():
+                opened = aside.open("xb")
+            with opened as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            yield aside
+        finally:
+            aside.unlink(missing_ok=True)
+
+    def _written_s(self, name: str) -> float:
+        return (self.path / name).stat().st_mtime
+
+
+def put_in_place(aside: Path, path: Path) -> None:
+    """Give a whole and synced file its name, if the name is free, by a link or a rename. ``aside`` may be gone then.
+
+    Where there are no hard links, creating the name first and filling it afterwards (``O_EXCL``) is no way out: a crash
+    leaves a part of the file, and nobody could tell whether its writer is dead or slow.
+
+    The rename is not used on a network filesystem, see ``Mount.may_replace``, nor where the system lists no mounts. The
+    server of a FUSE filesystem is trusted to keep its promise.
+
+    Raises:
+        FileExistsError: the name is taken.
+        Unusable: the disk has neither hard links nor such a rename. Nothing was changed.
+    """
+    try:
+        os.link(aside, path)
+        return
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+    mount = mount_of(path.parent)
+    if mount is None or mount.may_replace:
+        reason = f"no hard links, and a rename may replace an existing file ({mount or 'the mounts are not known'})"
+        raise Unusable(errno.ENOTSUP, reason, str(path))
+    try:
+        rename_to_free_name(aside, path)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        reason = "its disk has neither hard links nor a rename that keeps an existing file"
+        raise Unusable(errno.ENOTSUP, reason, str(path)) from error
+
+
+def rename_to_free_name(source: Path, target: Path) -> None:
+    """Rename ``source`` to ``target`` if that name is free, in one step: renameat2(2), which Python does not offer.
+
+    Raises:
+        FileExistsError: the name is taken, and nothing was changed.
+        OSError: with ENOTSUP if this system or the file system can't, and nothing was changed; else another reason.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc has it from 2.28 on
+    if renameat2 is None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(target))
+    from_here, to_here = (_CURRENT_FOLDER, os.fsencode(source)), (_CURRENT_FOLDER, os.fsencode(target))
+    if renameat2(*from_here, *to_here, _NO_REPLACE) != 0:
+        number = ctypes.get_errno()
+        number = errno.ENOTSUP if number in _WITHOUT_RENAME else number
+        raise OSError(number, os.strerror(number), str(target))
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and its missing parents, so that they survive a power cut.
+
+    Raises:
+        NotADirectoryError: a file has the name, or a link to what is not there, such as a disk that is not mounted.
+        OSError: any other reason.
+    """
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:  # of put-if-absent it would mean that the file in the folder exists
+            reason = "a file, or a link to a folder that is not there"
+            raise NotADirectoryError(errno.ENOTDIR, reason, str(folder)) from error
+        _sync_name.cache_clear()  # it may remember a folder of this name that is gone
+    _sync_name(folder)
+
+
+@contextlib.contextmanager
+def folder_for_a_trial(folder: Path) -> Iterator[None]:
+    """Have ``folder`` for the block. Folders that were missing, and are still empty, are removed again."""
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    make_folder(folder)
+    try:
+        yield
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):  # in use by now
+                made.rmdir()
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names that were created, linked or renamed in ``folder`` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@functools.lru_cache(maxsize=256)
+def _sync_name(folder: Path) -> None:
+    """Make the names of a folder and its parents survive a power cut. Once per process, and also for existing folders:
+    their maker may have died before its sync. Above a mount, nothing is on this disk."""
+    if folder.is_mount():
+        return
+    try:
+        sync_folder(folder.parent)
+    except PermissionError:
+        if os.access(folder.parent, os.W_OK):  # else no process like this one has made a folder there
+            raise
+    _sync_name(folder.parent)
+
+
+@contextlib.contextmanager
+def _permanent_refusals() -> Iterator[None]:
+    """Wrap a step that has no effect where it is refused. Raises ``Unusable`` for a permanent refusal."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        raise Unusable(error.errno, error.strerror, error.filename) from error

@@ -1,0 +1,66 @@
+"""Errors of stores: a refusal until somebody changes something, or busy for now.
+
+The clients of all stores raise OSErrors with these numbers:
+
+| errno | meaning |
+| --- | --- |
+| ``ENOENT`` | there is no such file, object, upload or rule |
+| ``ENODEV`` | there is no such bucket or container |
+| ``EEXIST`` | the object exists: the condition of a conditional write failed |
+| ``EACCES`` | the credentials or their rights are refused, or none were found |
+| ``EBUSY``, ``EAGAIN`` | the store, or the source of the credentials, is busy or out: the request may be repeated |
+| ``ETIMEDOUT``, ``ECONNABORTED``, ``ECONNRESET`` | no answer: the request may have been carried out |
+| ``ENOSYS`` | the server does not have this request |
+| ``EIO`` | anything else |
+
+An errno that is in none of the sets below is not known to pass: its request is not repeated as if it were.
+"""
+
+from __future__ import annotations
+
+import errno
+
+
+class Unusable(OSError):
+    """A folder refuses the operation permanently, or can't put-if-absent. The file was not created."""
+
+
+class NotSynced(OSError):
+    """A name may not survive a power cut, though the folder can be synced again by now."""
+
+
+def _numbers(*names: str) -> frozenset[int]:
+    return frozenset(getattr(errno, name) for name in names if hasattr(errno, name))
+
+
+TEMPORARY = _numbers(
+    *("EAGAIN", "EBUSY", "EINTR", "EMFILE", "ENFILE", "ENOMEM", "ENOLCK"),
+    *("ESTALE", "ETIMEDOUT", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN", "ENETUNREACH", "ENOTCONN"),
+    *("ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EPIPE", "ENOBUFS"),
+)
+"""The store or its network was busy, or did not answer."""
+
+DISK_AWAY = _numbers("ENOENT", "EIO", "ENXIO", "ENODEV", "EREMOTEIO", "ENOSPC", "EDQUOT")
+"""A disk is full, fails, or is not mounted for now, where a folder was a moment ago."""
+
+REFUSING = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP, errno.ENOSYS)
+)
+"""Every repeat fails in the same way until an operator changes something."""
+
+_BY_STATUS = {
+    **dict.fromkeys((401, 403), errno.EACCES),
+    404: errno.ENOENT,
+    **dict.fromkeys((408, 429), errno.EBUSY),
+    501: errno.ENOSYS,  # no repeat of the request will help
+}
+
+
+def of_status(status: int) -> int:
+    """Return the errno of an HTTP answer that is not a success: the table above, ``EBUSY`` for any other status of 500
+    and above, and else ``EIO``.
+
+    A store's own error codes and words come first. A failed condition (412) means what the client asked for, so it is
+    not in the table. No answer has no status: it is ``ETIMEDOUT``.
+    """
+    return _BY_STATUS.get(status, errno.EBUSY if status >= 500 else errno.EIO)

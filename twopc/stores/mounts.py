@@ -1,0 +1,75 @@
+"""The guarantees of a folder's filesystem, by its name and options as Linux has mounted it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_MOUNTS = Path("/proc/self/mountinfo")
+
+_SERVED = frozenset({"nfs", "nfs4", "cifs", "smb3"})
+"""Network filesystems of the kernel. Their clients list a folder from memory until its attributes have expired: nfs(5),
+mount.cifs(8)."""
+
+_LOCAL_FUSE = frozenset({"fuse.bindfs", "fuse.fuse-overlayfs", "fuse.mergerfs"})
+
+_COHERENT = frozenset({"noac", "actimeo=0", "acdirmax=0"})
+"""With any of these, the client asks the server for each listing. ``lookupcache=none`` is for names, not listings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted filesystem, without its source, which may name a user."""
+
+    point: str
+    filesystem: str
+    options: frozenset[str]
+
+    @property
+    def is_network(self) -> bool:
+        """Whether it caches, or may cache, what another machine has."""
+        is_fuse = self.filesystem == "fuse" or self.filesystem.startswith("fuse.")
+        return self.filesystem in _SERVED or (is_fuse and self.filesystem not in _LOCAL_FUSE)
+
+    @property
+    def may_replace(self) -> bool:
+        """Whether a rename with RENAME_NOREPLACE may replace what another machine has created meanwhile. The client of
+        SMB looks first, and then asks its server to replace: ``cifs_rename2`` in fs/smb/client/inode.c."""
+        return self.filesystem in _SERVED
+
+    @property
+    def may_be_late(self) -> bool:
+        """Whether a listing may lack what another machine has written. The caches of FUSE can't be seen."""
+        return self.is_network and not (self.filesystem in _SERVED and self.options & _COHERENT)
+
+    def __str__(self) -> str:
+        return f"{self.filesystem}, mounted at {self.point}"
+
+
+def mount_of(folder: Path) -> Mount | None:
+    """Return the mount that ``folder`` is on, or would be; None where the system does not report its mounts."""
+    try:
+        lines = _MOUNTS.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    path = os.path.realpath(folder)
+    over = [mount for mount in _parse(lines) if f"{path}/".startswith(f"{mount.point.rstrip('/')}/")]
+    # Of several mounts at one place, the last hides the others.
+    return max(reversed(over), key=lambda mount: len(mount.point), default=None)
+
+
+def _parse(lines: list[str]) -> Iterator[Mount]:
+    """Parse proc_pid_mountinfo(5): id, parent, device, root, place, options, optional, -, type, source, options."""
+    for line in lines:
+        of_mount, _, of_filesystem = line.partition(" - ")
+        fields, types = of_mount.split(" "), of_filesystem.split(" ")
+        if len(fields) >= 6 and len(types) == 3:
+            options = frozenset(f"{fields[5]},{types[2]}".split(","))
+            yield Mount(re.sub(r"\\([0-7]{3})", _character, fields[4]), types[0], options)
+
+
+def _character(escaped: re.Match[str]) -> str:
+    return chr(int(escaped[1], 8))

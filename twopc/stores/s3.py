@@ -1,0 +1,64 @@
+"""S3's errors as OSErrors that a commit can rest on, as ``errors`` lists them."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+
+from botocore import exceptions as boto
+
+from twopc.stores.errors import of_status
+
+_NUMBERS = {
+    **dict.fromkeys(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration"), errno.ENOENT),
+    "NoSuchBucket": errno.ENODEV,
+    "KeyTooLongError": errno.ENAMETOOLONG,
+}
+"""Codes with one meaning, whatever the status."""
+
+_DENIED = frozenset(("ExpiredToken", "InvalidToken", "TokenRefreshRequired", "AuthorizationHeaderMalformed"))
+"""Codes of refused credentials that S3 may return with a status other than 401 and 403."""
+
+_CONFLICTS = ("OperationAborted", "ConditionalRequestConflict")
+"""Two requests about one name at the same moment. Neither has failed for good."""
+
+_BUSY = frozenset(("InternalError", "SlowDown", "ServiceUnavailable", "RequestTimeout", *_CONFLICTS))
+"""Codes of a busy server. S3 returns some of them with 200, 400 or 409."""
+
+_NO_ANSWER = (
+    boto.CredentialRetrievalError,  # of the endpoint for credentials: the request was not sent
+    boto.ConnectionError,
+    boto.HTTPClientError,
+    boto.IncompleteReadError,
+    ConnectionError,
+    TimeoutError,
+    asyncio.TimeoutError,
+)
+
+_NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
+
+
+def translate(error: Exception) -> OSError:
+    """Translate an error of S3 or its client to an OSError with an errno of ``errors``."""
+    cause = error.__cause__ if isinstance(error.__cause__, boto.ClientError) else error  # s3fs chains the original
+    text = f"{type(cause).__name__}: {cause}"
+    if isinstance(cause, boto.ClientError):
+        code, status = cause.response["Error"].get("Code", ""), cause.response["ResponseMetadata"]["HTTPStatusCode"]
+        if code == "404" and cause.operation_name.startswith("Head"):  # whose answer has no body for a code
+            return OSError(errno.ENOENT, text)
+        return OSError(_meaning(code, status), text)
+    if isinstance(cause, OSError) and cause.errno is not None:
+        return cause
+    if isinstance(cause, _NO_ANSWER):
+        return OSError(errno.ETIMEDOUT, text)
+    return OSError(errno.EACCES if isinstance(cause, _NO_CREDENTIALS) else errno.EIO, text)
+
+
+def _meaning(code: str, status: int) -> int:
+    if code in _NUMBERS:
+        return _NUMBERS[code]
+    if code in _BUSY:
+        return errno.EBUSY
+    if code in _DENIED:
+        return errno.EACCES
+    return errno.EBUSY if status == 404 else of_status(status)  # of a gateway without a server behind it, for now

@@ -1,0 +1,237 @@
+"""HDFS over WebHDFS, by fsspec's client, with answers that a commit can rest on.
+
+fsspec's own client ignores whether a rename was refused, takes a DataNode's error for the contents of a file, waits for
+an answer without a limit, and shows the delegation token in its errors, because every URL contains it.
+
+Here every refusal is an OSError whose errno follows from the name of the Java exception. If no answer comes, the errno
+is ETIMEDOUT or ECONNRESET, and the outcome of a request that changes something is unknown. No error contains a
+credential.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
+from requests.adapters import HTTPAdapter
+
+TIMEOUTS_S = (10.0, 60.0)
+"""The time that a client waits for a connection, and for the next bytes of an answer."""
+
+_CONNECTIONS = 32
+"""The idle connections to keep per host. A sink sends up to 16 requests at a time; urllib3 warns of a surplus."""
+
+BLOCK_BYTES = 64 * 1024 * 1024
+"""The bytes of a written file that are in memory and in one request. A folder with erasure coding refuses a second
+one, as it would be an ``APPEND``."""
+
+_BY_EXCEPTION = {
+    "AccessControlException": errno.EACCES,
+    "AuthenticationException": errno.EACCES,
+    "AuthorizationException": errno.EACCES,
+    "InvalidToken": errno.EACCES,
+    "SecurityException": errno.EACCES,
+    "FileAlreadyExistsException": errno.EEXIST,
+    "FileNotFoundException": errno.ENOENT,
+    "ParentNotDirectoryException": errno.ENOTDIR,
+    "PathIsNotDirectoryException": errno.ENOTDIR,
+    "PathIsNotEmptyDirectoryException": errno.ENOTEMPTY,
+    "PathComponentTooLongException": errno.ENAMETOOLONG,
+    "MaxDirectoryItemsExceededException": errno.ENOSPC,
+    "DSQuotaExceededException": errno.EDQUOT,
+    "NSQuotaExceededException": errno.EDQUOT,
+    "QuotaByStorageTypeExceededException": errno.EDQUOT,
+    "UnsupportedOperationException": errno.ENOSYS,
+}
+
+# As both ExceptionHandler.java of Hadoop assign them. 403 is any other IOException, such as that of a NameNode in safe
+# mode or in standby, or without a DataNode: HDFS has done nothing, and may do it later. HttpFS has 500 for these.
+_BY_STATUS = {400: errno.EINVAL, 401: errno.EACCES, 403: errno.EAGAIN, 404: errno.ENOENT, 500: errno.EAGAIN}
+
+_BETWEEN_ZONES = "encryption zone"
+"""In the text of the IOException for a rename into or out of one (EncryptionZoneManager.checkMoveValidity)."""
+
+# Of a server in between, or of one that is no WebHDFS. Its 404 does not mean that a file is missing, but that nobody is
+# behind it for now.
+_WITHOUT_EXCEPTION = dict.fromkeys((401, 403), errno.EACCES) | dict.fromkeys(
+    (404, 408, 429, 500, 502, 503, 504), errno.EAGAIN
+)
+
+_TOKEN = re.compile(r"\b(delegation|token)=[^&\s'\")]*", re.IGNORECASE)
+"""In a URL. A NameNode puts a token of its own into the URL of a DataNode."""
+
+
+class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
+    """fsspec's ``webhdfs``, with its options. Every method may raise an OSError."""
+
+    session: requests.Session
+
+    def _connect(self) -> None:
+        super()._connect()
+        hidden = [secret for secret in (self.pars.get("delegation"), self.password) if secret]
+        session = _Session(hidden)
+        session.auth, session.cert, session.verify = self.session.auth, self.session.cert, self.session.verify
+        self.session = session
+
+    def unstrip_protocol(self, name: str) -> str:
+        """Return the URL of a path, with the NameNode's host and port, which fsspec leaves out."""
+        return f"webhdfs://{urlsplit(self.url).netloc}{self._strip_protocol(name)}"
+
+    def create(self, path: str, data: bytes, replaces: bool = False) -> None:
+        """Create a file, with its missing parents, and close it. After an error, a part of it may be there.
+
+        The DataNodes sync the file before they answer, whatever ``dfs.datanode.synconclose`` is (Hadoop 2.8 and later;
+        older ones and HttpFS ignore the flag).
+
+        Args:
+            path: the file.
+            data: its contents.
+            replaces: whether to replace a file that exists.
+
+        Raises:
+            FileExistsError: the name exists.
+        """
+        self._send("CREATE", "put", path, data, overwrite=str(replaces).lower(), createflag="create,sync_block")
+
+    def append(self, path: str, data: bytes) -> None:
+        """Append to a file, and close it. After an error, a part of the data may be there."""
+        self._send("APPEND", "post", path, data)
+
+    def _send(self, operation: str, method: str, path: str, data: bytes, **parameters: str) -> None:
+        """Send data to the DataNode that the NameNode names."""
+        named = self._call(operation, method, path, redirect=False, **parameters)
+        url = self._apply_proxy(named.headers["Location"])
+        self.session.request(method.upper(), url, data=data, headers={"Content-Type": "application/octet-stream"})
+
+    def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **keywords: Any) -> _File:
+        if mode not in ("rb", "wb"):
+            raise NotImplementedError(f"mode {mode!r}")
+        options = {"autocommit": True, **keywords, "tempdir": self.tempdir}
+        size_bytes = block_size or (BLOCK_BYTES if mode == "wb" else self.blocksize)
+        return _File(self, path, mode=mode, block_size=size_bytes, **options)
+
+    def mv(self, path1: str, path2: str, replaces: bool = False, **_: Any) -> None:
+        """Rename a file in one step.
+
+        The option selects the newer of the NameNode's two renames, which never moves a file into a folder of that name,
+        and reports each refusal by an exception (FSDirRenameOp.java). HttpFS ignores the option: it answers whether it
+        has renamed the file, and does not replace another one.
+
+        Args:
+            path1: the file.
+            path2: its new name.
+            replaces: whether to replace a file that exists.
+
+        Raises:
+            FileExistsError: the new name exists.
+            FileNotFoundError: the file, or the folder of the new name, does not exist.
+        """
+        options = "OVERWRITE" if replaces else "NONE"
+        answer = self._call("RENAME", "put", path1, destination=path2, renameoptions=options)
+        if answer.content and not answer.json()["boolean"]:
+            for path in (path1, path2):
+                self.info(path)
+            raise FileExistsError(errno.EEXIST, "exists", path2)
+
+    def set_modified(self, path: str) -> None:
+        """Set the modification time of a folder or file to now, an edit that the NameNode always journals."""
+        self._call("SETTIMES", "put", path, modificationtime=str(time.time_ns() // 1_000_000))
+
+    def rmdir(self, path: str) -> None:
+        """Remove an empty folder."""
+        self.rm(path, recursive=False)
+
+    def walk(self, path: str, maxdepth: int | None = None, topdown: bool = True, **keywords: Any) -> Iterator[Any]:
+        """Walk as fsspec does, which passes over folders that it can't list: here only over those that are gone."""
+        keywords = {"on_error": _raise_unless_gone, **keywords}
+        yield from super().walk(path, maxdepth, topdown, **keywords)
+
+
+class _File(WebHDFile):  # type: ignore[misc]  # fsspec has no types
+    """A file that is created with its first block: fsspec creates an empty one, and appends every block."""
+
+    def _initiate_upload(self) -> None:
+        """Do nothing."""
+
+    def _upload_chunk(self, final: bool = False) -> bool:  # noqa: ARG002  # every block is closed
+        data = self.buffer.getvalue()
+        if self.offset == 0:
+            self.fs.create(self.path, data, replaces=True)
+        elif data:
+            self.fs.append(self.path, data)
+        return True
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+class _Session(requests.Session):
+    """Raises an error for every answer that is not a success.
+
+    Args:
+        hidden: texts that no error may contain.
+    """
+
+    def __init__(self, hidden: list[str]) -> None:
+        super().__init__()
+        self._hidden = hidden
+        for scheme in ("http://", "https://"):
+            self.mount(scheme, HTTPAdapter(pool_maxsize=_CONNECTIONS))
+
+    def request(self, method: str, url: str, *arguments: Any, **keywords: Any) -> requests.Response:  # type: ignore[override]
+        host = urlsplit(url).netloc.rpartition("@")[2]
+        try:
+            answer = super().request(method, url, *arguments, **{"timeout": TIMEOUTS_S, **keywords})
+        except requests.RequestException as error:
+            number, text = _without_an_answer(error)
+        else:
+            failure = _failure(answer)
+            if failure is None:
+                return answer
+            number, text = failure
+        for secret in self._hidden:
+            text = text.replace(secret, "***")
+        text = _TOKEN.sub(r"\1=***", text)
+        raise OSError(number, f"{text} ({host})") from None
+
+
+def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
+    """Return what an error means that has the URL in its text, but not at its root."""
+    root: BaseException = error
+    while deeper := root.__cause__ or root.__context__:
+        root = deeper
+    if isinstance(error, requests.Timeout):
+        number = errno.ETIMEDOUT
+    elif isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError):
+        number = errno.ECONNRESET
+    else:
+        number = errno.EINVAL
+    return number, f"no answer: {type(root).__name__}: {root}"
+
+
+def _failure(answer: requests.Response) -> tuple[int, str] | None:
+    """Return the errno and the text of an answer that is not a success."""
+    if answer.status_code < 400:
+        # Python takes headers that were cut off for all headers, and the answer for one without contents.
+        length = answer.headers.get("Content-Length", "a length that it does not have")
+        is_whole = "Transfer-Encoding" in answer.headers or length == str(len(answer.content))
+        is_whole |= "Content-Encoding" in answer.headers and "Content-Length" in answer.headers
+        return None if is_whole else (errno.ECONNRESET, f"{len(answer.content)} bytes of {length}")
+    try:
+        remote = answer.json()["RemoteException"]
+        name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0]
+    except (ValueError, LookupError, TypeError):
+        number = _WITHOUT_EXCEPTION.get(answer.status_code, errno.EIO)
+        return number, f"HTTP status {answer.status_code}, not an answer of WebHDFS"
+    number = _BY_EXCEPTION.get(name) or _BY_STATUS.get(answer.status_code, errno.EIO)
+    if name == "IOException" and _BETWEEN_ZONES in text:
+        number = errno.EXDEV
+    return number, f"{name}: {text}"
