@@ -74,7 +74,7 @@ _KEYS_IN_POSTGRES = """
                AND o.opcintype = ANY (CAST(ARRAY[
                    'bool', 'int2', 'int4', 'int8', 'numeric', 'float4', 'float8', 'text', 'bpchar', 'bytea', 'date',
                    'time', 'timetz', 'timestamp', 'timestamptz', 'interval', 'bit', 'varbit', 'macaddr', 'macaddr8',
-                   'anyenum'
+                   'uuid', 'anyenum'
                ] AS regtype[]))
     FROM pg_index i JOIN pg_class x ON x.oid = i.indexrelid
     CROSS JOIN LATERAL unnest(

@@ -694,25 +694,32 @@ KEYED = (
         "a delete is done when it is written",
         "sink.py",
         (
-            "            self._stage(connection, transaction, staged, transaction.deletes, keys)\n",
+            "                self._tables.stage(connection, table, name, transaction.ordinal, batch)\n",
             (
-                "            self._stage(connection, transaction, staged, transaction.deletes, keys)\n"
-                "            self._tables._delete(connection, [transaction.id.exact])\n"
+                "                self._tables.stage(connection, table, name, transaction.ordinal, batch)\n"
+                "                if table == transaction.deletes:\n"
+                "                    self._tables._delete(connection, table, [name])\n"
             ),
         ),
     ),
     _keyed(
         "the keys of a transaction that has deletes alone are forgotten",
         "tables.py",
-        ("[row.name for row in rows]) if", "[row.name for row in rows if row.staged]) if"),
+        ("_delete(connection, *each) for each in _by(rows, ", "_delete(connection, *each) for each in _by(_both, "),
+        ("        moved = sum(", "        _both = [row for row in rows if row.staged]\n        moved = sum("),
     ),
     _keyed(
-        "only the last deletes of a transaction are kept", "sink.py", ("transaction.deletes += keys.num_rows", "pass")
+        "only the last deletes of a transaction are kept",
+        "sink.py",
+        (
+            "        self._stage(transaction, keys, deletes=transaction.deletes)\n",
+            ("        transaction.ordinal = 0\n        self._stage(transaction, keys, deletes=transaction.deletes)\n"),
+        ),
     ),
     _keyed(
         "deletes stay staged after their transaction has ended",
         "tables.py",
-        ("filter(None, (staged, self._staged_deletes(connection)))", "filter(None, (staged,))"),
+        ('(*_by(rows, "staged"), *_by(rows, "deletes"))', '_by(rows, "staged")'),
     ),
     _keyed(
         "a batch that was tried before its decision stays",
@@ -738,10 +745,10 @@ KEYED = (
     _keyed(
         "a null replaces no value",
         "tables.py",
-        ("values_of(batch, self._options.upsert_by)", "values_of(batch, batch.schema.names)"),
+        ("require_keys(batch, self._options.upsert_by)", "require_keys(batch, batch.schema.names)"),
         equivalent="the sink refuses the null, which it may",
     ),
-    _keyed("a key may be null", "records.py", ("if name in required and column.null_count:", "if False:")),
+    _keyed("a key may be null", "tables.py", ("require_keys(batch, self._options.upsert_by)", "pass")),
     _keyed(
         "a key that is refused takes the others of its half with it",
         "sink.py",
@@ -758,14 +765,11 @@ KEYED = (
     _keyed(
         "records are moved before deletes are done",
         "tables.py",
-        (
-            "        moved = self._delete(connection, [row.name for row in rows]) if self._options.upsert_by else 0\n",
-            "        moved = 0\n",
-        ),
+        ('moved = sum(self._delete(connection, *each) for each in _by(rows, "deletes"))', "moved = 0"),
         (
             "        if self._options.dialect.at_once:\n",
             (
-                "        moved += self._delete(connection, [row.name for row in rows])\n"
+                '        moved += sum(self._delete(connection, *each) for each in _by(rows, "deletes"))\n'
                 "        if self._options.dialect.at_once:\n"
             ),
         ),

@@ -199,7 +199,10 @@ FOLDED = """
         AS 'SELECT bttextcmp(lower($1::text), lower($2::text))';
     CREATE FUNCTION same(folded, folded) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT compared($1, $2) = 0';
     CREATE OPERATOR = (LEFTARG = folded, RIGHTARG = folded, FUNCTION = same);
-    CREATE OPERATOR CLASS of_folded DEFAULT FOR TYPE folded USING btree AS OPERATOR 3 =, FUNCTION 1 compared;
+    CREATE FUNCTION less(folded, folded) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT compared($1, $2) < 0';
+    CREATE OPERATOR < (LEFTARG = folded, RIGHTARG = folded, FUNCTION = less);
+    CREATE OPERATOR CLASS of_folded DEFAULT FOR TYPE folded USING btree
+        AS OPERATOR 1 <, OPERATOR 3 =, FUNCTION 1 compared;
     CREATE DOMAIN a_name AS folded
 """
 """A type that compares as ``citext`` does."""
