@@ -177,6 +177,7 @@ def test_a_store_of_trusted_certificates_is_a_trust_store(tmp_path: Path) -> Non
         (CLIENT.store(), {"ssl_keystore_alias": "other"}, r"the private keys key: name one of them as 'ssl\.keystore"),
         (None, {}, r"'ssl\.keystore\.location' of the kafka sink must be a file that this process may read"),
     ],
+    ids=["trust", "password", "contents", "magic", "pem", "both", "alias", "absent"],
 )
 def test_a_store_that_has_no_usable_key_is_refused_by_name(
     content: bytes | None, more: dict[str, str], told: str, tmp_path: Path
