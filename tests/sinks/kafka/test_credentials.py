@@ -284,7 +284,7 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     errors = []
     with pytest.raises((Retriable, OperatorRequired)) as unreachable:
         list(refused.recover())
-    with pytest.raises((Retriable, OperatorRequired), match="refuse the login|returned no token") as aborted:
+    with pytest.raises((Retriable, OperatorRequired), match=r"refuse the login|returned no token") as aborted:
         pre_committed(refused)
     chain: list[BaseException | None] = [unreachable.value, aborted.value]
     for error in chain:  # which grows by what led to each
