@@ -29,6 +29,7 @@ def record(op: str, offset: int, lsn: int, row: dict[str, Any]) -> dict[str, Any
     return {"key": key, "value": value, "topic": "customers", "partition": 0, "offset": offset}
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_the_code_of_the_page_applies_a_change_stream(spark: SparkSession, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "customers.db")) as database:

@@ -59,6 +59,7 @@ def test_serves_what_was_written_before_a_stop_and_before_a_kill_at_the_same_add
         assert consume(address, "orders", count=2) == {"before the stop", "before the kill"}
 
 
+@pytest.mark.long
 def test_leaves_neither_process_nor_data_behind() -> None:
     with KafkaBroker() as broker:
         pid, folder, address = broker.pid, broker.log_file.parent, broker.bootstrap_servers

@@ -43,7 +43,7 @@ def test_a_wheel_has_the_package_with_its_types_the_license_and_nothing_else(nam
     assert [*contents.of_wheel(name, built)] == []
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOURCES)
 def test_the_metadata_has_the_license_the_classifiers_and_the_readme(name: str, built: Path) -> None:
     assert [*contents.of_metadata(name, built)] == []

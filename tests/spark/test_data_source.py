@@ -163,6 +163,7 @@ def test_a_batch_that_failed_at_any_step_is_there_once_after_a_restart(target: T
     assert pipeline.decided_batches() == committed
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_an_attempt_that_died_after_its_vote_leaves_nothing(target: Target) -> None:
     target.pipeline.add_batch(rows(1, 2))

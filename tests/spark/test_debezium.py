@@ -85,6 +85,7 @@ def test_changes_of_one_time_apply_in_their_order(topic: Topic) -> None:
     assert topic.apply() == [(1, "hallo", 0), (2, "b", 0)]
 
 
+@pytest.mark.long
 def test_a_null_value_after_a_delete_takes_back_nothing(topic: Topic) -> None:
     topic.add("c", 1, "old")
     topic.add("d", 1)
@@ -132,6 +133,7 @@ def test_an_unchanged_value_that_the_batch_lacks_is_refused_only_where_it_is_use
     assert (changed.n, changed._unavailable) == (3, ["doc"])
 
 
+@pytest.mark.long
 def test_a_value_from_before_a_delete_is_not_taken(topic: Topic) -> None:
     topic.add("c", 1, "A", 1)
     topic.add("d", 1)
@@ -140,6 +142,7 @@ def test_a_value_from_before_a_delete_is_not_taken(topic: Topic) -> None:
         topic.apply()
 
 
+@pytest.mark.long
 def test_a_record_without_the_value_that_a_later_one_replaces_is_no_error(topic: Topic) -> None:
     topic.add("u", 1, UNAVAILABLE, 1)
     topic.add("u", 1, "NEW", 2)
@@ -148,6 +151,7 @@ def test_a_record_without_the_value_that_a_later_one_replaces_is_no_error(topic:
     assert topic.apply() == [(1, "NEW", 2)]
 
 
+@pytest.mark.long
 def test_after_a_truncate_the_documented_way_on_works(topic: Topic) -> None:
     topic.add("c", 1, "a")
     topic.add("c", 2, "b")
@@ -159,6 +163,7 @@ def test_after_a_truncate_the_documented_way_on_works(topic: Topic) -> None:
     assert topic.apply() == [(3, "c", 0)]
 
 
+@pytest.mark.long
 def test_an_exchange_of_primary_keys_is_refused_if_it_may_lose_a_row(topic: Topic) -> None:
     topic.move(1, 2, "a")
     topic.move(2, 1, "b")

@@ -160,6 +160,7 @@ def test_a_query_without_a_checkpoint_of_its_own_is_refused_at_its_first_batch(p
     assert pipeline.archived_ids() == [1]
 
 
+@pytest.mark.long
 def test_a_frame_that_was_made_of_the_batch_in_any_way_is_written(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(0, name="0"))
     other = pipeline.spark.read.schema("id LONG, name STRING").json(str(pipeline.folder / "source"))

@@ -72,6 +72,7 @@ def test_servers_end_when_the_run_does() -> None:
     assert starts.ended == ["works"]
 
 
+@pytest.mark.long
 def test_a_file_that_a_test_leaves_open_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "ENDS_WITHIN_S", 0)
     before = running()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.touched import modules, touched
 
 
@@ -11,6 +13,7 @@ def those_of(*changed: str) -> set[str]:
     return {path.name for path in touched(modules(), map(Path, changed))}
 
 
+@pytest.mark.long
 def test_a_test_is_touched_by_what_it_imports_and_by_what_that_imports() -> None:
     assert "test_touched.py" in those_of("tests/support/touched.py")
     assert "test_touched.py" in those_of("tests/support/pages.py")

@@ -151,6 +151,7 @@ def test_a_store_that_replaces_an_object_that_is_to_be_created_is_refused(
             sink(through(proxy, options))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("lost", [Lost.REPLY, pytest.param(Lost.REQUEST, marks=pytest.mark.long)])
 def test_a_lost_request_or_reply_of_the_entry_does_not_lose_or_double_the_batch(
     options: dict[str, Any], server: S3Server, lost: Lost

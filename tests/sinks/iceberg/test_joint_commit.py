@@ -336,6 +336,7 @@ def test_no_error_is_believed(status: int, happens: bool, places: list[Place], p
     assert batch.requests[1] == (0 if happens else 2)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "answer", few([Answer(204)], Answer(200, b"<html>log in</html>", (("Content-Type", "text/html"),)))
 )

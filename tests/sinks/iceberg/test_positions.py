@@ -524,6 +524,7 @@ def test_the_option_needs_a_key(place: Place) -> None:
 # Other readers, and the contract. ---------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("reader", ["native", "pyiceberg"])
 def test_polars_reads_the_result(reader: Any, table: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")

@@ -50,6 +50,7 @@ def disturbed(rest: Place, proxy: HttpProxy) -> IcebergSink:
     return rest.sink(**{"catalog.uri": proxy.url})
 
 
+@pytest.mark.long
 def test_a_lost_answer_is_found_in_the_table(rest: Place, proxy: ProxyIntoHost) -> None:
     batch, sink = rest.decided(["a"], ["b"]), disturbed(rest, proxy)
     proxy.disturb_next("POST", Lost.REPLY, COMMIT)

@@ -64,6 +64,7 @@ def test_what_may_lose_records_is_warned_of(topic: Any, make_sink: Any) -> None:
     assert "5.1 s behind this machine's" in checks.clock(-5.1).detail
 
 
+@pytest.mark.long
 def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
     second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any
 ) -> None:

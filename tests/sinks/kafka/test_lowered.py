@@ -208,6 +208,7 @@ def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_lo
     cluster.restart()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", [0, 2])
 def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
     version: int,

@@ -308,13 +308,13 @@ def answers(real: Callable[[int], Real]) -> dict[str, list[object]]:
         return dict(zip(SCRIPTS, pool.map(play, SCRIPTS), strict=True))
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("words", SCRIPTS)
 def test_the_model_answers_as_a_broker_does(words: str, answers: dict[str, list[object]]) -> None:
     assert Script(words).play(Modelled()) == answers[words]
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_unknown_id_is_answered_alike(real: Callable[[int], Real], commit: bool, version: int) -> None:

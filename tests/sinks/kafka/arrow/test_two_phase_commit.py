@@ -133,6 +133,7 @@ def undecided(topic: Any, make_arrow_sink: Any, killed_at: Any, tmp_path: Path) 
     killed_at(None)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("undecided")
 def test_what_a_dead_driver_had_not_decided_is_rolled_back_by_the_next_one(
     topic: Any, make_arrow_sink: Any, tmp_path: Path
