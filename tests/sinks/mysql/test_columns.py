@@ -244,6 +244,7 @@ def test_a_trigger_refuses_a_record(place: Place) -> None:
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("upsert_by", ["", "value"], ids=["insert", "upsert"])
 def test_a_partition_that_is_missing_can_be_created_and_the_batch_run_again(upsert_by: str, place: Place) -> None:
     place.ask("DROP TABLE {}")
