@@ -101,7 +101,7 @@ class KafkaSource:
         self._options = {
             "isolation.level": "read_committed",
             **connection_options.checked(_OWNER, servers, options),
-            "group.id": "twopc-loop",  # librdkafka wants one; nothing is asked of it
+            "group.id": "twopc-loop",  # librdkafka demands one; the group neither assigns partitions nor keeps offsets
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
@@ -192,7 +192,7 @@ class KafkaSource:
         if (error := message.error()) is None:
             return False
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
-            return True  # librdkafka looks for the coordinator of the group all the same, and needs no right to read
+            return True  # librdkafka looks for the coordinator of any group, and this source needs none
         if error.code() in _PASSING or error.retriable():
             logger.warning("reading from Kafka: %s", error.str())
             return True
