@@ -39,7 +39,7 @@ LOOKED_UP = {
     "plugins/delta/README.md": 1600,
     "plugins/files/README.md": 2100,
     "plugins/iceberg/README.md": 2100,
-    "plugins/kafka/README.md": 2500,
+    "plugins/kafka/README.md": 2250,
     "plugins/mysql/README.md": 1450,
     "plugins/postgres/README.md": 1550,
     "plugins/pravega/README.md": 750,
@@ -50,7 +50,7 @@ OTHERS = {"CHANGELOG.md": 200, "SECURITY.md": 50, "docs/write-your-own-sink.md":
 
 MOST_WORDS = READ | LOOKED_UP | OTHERS
 
-MOST_READ, MOST_LOOKED_UP = 20_400, 21_000
+MOST_READ, MOST_LOOKED_UP = 20_400, 20_800
 
 WORDS_BEFORE_CODE = 150
 
