@@ -50,7 +50,8 @@ def patched(seams: Iterable[Seam]) -> Iterator[None]:
     with contextlib.ExitStack() as undo:
         for seam in seams:
             owner, name, original = _found(seam.where)
-            undo.callback(setattr, owner, name, original)
+            is_inherited = name not in vars(owner)
+            undo.callback(delattr, owner, name) if is_inherited else undo.callback(setattr, owner, name, original)
             setattr(owner, name, _redirected(original, seam.instead, bodies.get(seam.called_in)))
         yield
 
