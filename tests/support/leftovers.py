@@ -53,6 +53,8 @@ def running() -> set[str]:
 
 def left(expected: set[str]) -> set[str]:
     """Return what still runs beside ``expected`` when it has had time to end."""
+    if running() <= expected:
+        return set()
     gc.collect()  # a writer that an error has kept ends its threads when it goes
     deadline = time.monotonic() + ENDS_WITHIN_S
     while (found := running() - expected) and time.monotonic() < deadline:
