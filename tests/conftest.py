@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 from _pytest.logging import caplog_records_key
@@ -59,9 +60,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Offer the servers of this run, unless this process is a worker of a run that has them."""
     config.pluginmanager.register(OfTheRun(), OfTheRun.__name__)
-    # The gate draws the same values in every run. Other ones are for `make test-all`, which clears the variable.
-    settings.register_profile("gate", derandomize=bool(os.environ.get(FEW, "gate")))
-    settings.load_profile("gate")
+    # The gate draws the same few values in every run. Others are for `make test-all`, which clears the variable.
+    settings.register_profile("gate", derandomize=True, max_examples=30)
+    if os.environ.get(FEW, "gate"):
+        settings.load_profile("gate")
     os.environ.setdefault(FEW, f"3@{_commit_number()}")
     if ADDRESS not in os.environ:
         servers = SharedServers()
@@ -96,6 +98,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # The contract ships without this project's marks.
         if item.name.partition("[")[0] == KILLS_IN_THE_CONTRACT:
             item.add_marker(pytest.mark.crash)
+    _take_turns(items, int(os.environ[FEW].partition("@")[2] or 0))
+
+
+def _take_turns(items: Iterable[pytest.Item], number: int) -> None:
+    """Leave one value in the gate of those that a mark ``in_turn`` names: another one for each commit."""
+    found: dict[str, list[tuple[int, pytest.Item]]] = {}
+    for item in items:
+        for mark in item.iter_markers("in_turn"):
+            indices: dict[str, int] = item.callspec.indices if hasattr(item, "callspec") else {}
+            if mark.args[0] in indices and not item.get_closest_marker("long"):
+                name = f"{mark.args[0]} of {item.nodeid.partition('[')[0]}"
+                found.setdefault(name, []).append((indices[mark.args[0]], item))
+    for name, of_name in found.items():
+        values = sorted({value for value, _ in of_name})
+        kept = values[(number + crc32(name.encode())) % len(values)]
+        for value, item in of_name:
+            if value != kept:
+                item.add_marker(pytest.mark.long)
 
 
 def pytest_collection_finish() -> None:

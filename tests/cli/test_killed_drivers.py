@@ -191,6 +191,7 @@ def test_a_yes_at_the_terminal_resolves(shop: Any, run: Any) -> None:
     assert shop.files() == BATCH_0 + BATCH_1
 
 
+@pytest.mark.long
 def test_a_lost_file_stops_resolve_and_all_else_of_the_batch_is_committed(shop: Any, run: Any) -> None:
     shop.drive("committing")
     [lost, _] = sorted((shop.target / "_twopc").iterdir())

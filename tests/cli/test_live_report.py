@@ -78,6 +78,7 @@ def test_it_serves_what_the_log_has_by_then(server: Server, query: twopc.Coordin
     query.close()
 
 
+@pytest.mark.long
 def test_a_log_that_can_not_be_read_is_shown_and_the_server_goes_on(server: Server, tmp_path: Path, wait: Any) -> None:
     assert server.get()[0] == 200
     (tmp_path / "log").rename(tmp_path / "away")

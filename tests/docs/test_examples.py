@@ -51,6 +51,7 @@ exec(sys.argv[1])
 """
 
 
+@pytest.mark.long
 @pytest.mark.crash
 def test_the_loop_without_spark_continues_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [text] = [text for page, text in EXAMPLES if page == "docs/other-ways.md" and "phase_one" in text]

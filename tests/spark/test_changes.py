@@ -40,6 +40,7 @@ def test_the_record_with_the_greatest_latest_by_applies_whatever_the_order_and_t
         assert state(target) == [(1, "new")]
 
 
+@pytest.mark.long
 def test_batches_apply_in_their_order_whatever_their_records_are_ordered_by(tables: Tables) -> None:
     target = tables.add()
     tables.apply([("c", 1, "a", 10), ("c", 2, "b", 10)])
@@ -55,6 +56,7 @@ def test_a_delete_of_what_is_not_there_is_no_error(tables: Tables) -> None:
     assert state(target) == []
 
 
+@pytest.mark.long
 def test_a_delete_needs_its_key_and_an_order_alone(tables: Tables) -> None:
     """What it has for other columns is not computed: Spark would refuse to cast it."""
     target = tables.add(columns=["id", "CAST(name AS INT) AS name"])
@@ -82,7 +84,7 @@ def test_a_null_in_latest_by_is_refused_and_a_tie_below_the_last_is_none(tables:
         tables.apply([("u", 1, "a", 1), ("d", 1, None, None)], tasks=1)
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("latest_by", ["struct(id, struct(at AS `a.b`))", "struct(at, id)", "array(struct(id, at))"])
 def test_a_null_in_a_part_of_latest_by_is_refused_as_it_would_lose_to_each_record(
     tables: Tables, latest_by: str
@@ -102,6 +104,7 @@ def test_without_latest_by_a_key_that_comes_twice_is_refused(tables: Tables) -> 
         tables.apply([("u", 1, "a", 1), ("d", 1, "b", 2)])
 
 
+@pytest.mark.long
 def test_outputs_with_different_keys_and_orders_each_get_their_last_records(tables: Tables) -> None:
     by_id = tables.add("by_id", delete_where=None)
     by_name = tables.add("by_name", key=["name"], latest_by="-at", delete_where=None)
@@ -154,6 +157,7 @@ def test_the_batch_is_shuffled_by_the_key_only_where_it_is_not(tables: Tables, t
         assert exchanges(tables, batch.repartition(tasks, "id"), tasks) == 1  # its own
 
 
+@pytest.mark.long
 def test_outputs_with_the_same_changes_share_a_shuffle_and_each_gets_them(tables: Tables) -> None:
     copies = [tables.add(name, where="id < 9") for name in ("copy", "second-copy")]
     other = tables.add("other", where="id < 9", latest_by="-at")
@@ -171,6 +175,7 @@ def exchanges(tables: Tables, batch: DataFrame, tasks: int) -> int:
     return str(plan).count("Exchange ")
 
 
+@pytest.mark.long
 def test_an_output_of_which_python_cannot_name_the_columns_works_as_well(tables: Tables) -> None:
     target = tables.add(key=["the id"], columns=["id AS `the id`", "name AS `a.b`"])
     tables.apply([("u", 1, "a", 1), ("d", 1, None, 2), ("u", 2, "b", 1)])
@@ -186,6 +191,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_spark_refuses_is_named(tables: Tables, case: str) -> None:
     given, reason = REFUSED[case]

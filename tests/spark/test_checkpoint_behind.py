@@ -139,6 +139,7 @@ def joined(events: DataFrame) -> DataFrame:
     return left.join(even.withWatermark("at2", "1 minute"), near, "leftOuter").select("id", "id2")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "plan", "lost"),
     [

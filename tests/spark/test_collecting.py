@@ -308,6 +308,7 @@ def test_what_spark_does_not_send_to_the_driver_is_written_by_tasks(
     assert copying.target.shows([f"{number:020000}" for number in range(BATCHES * RECORDS)])
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_while_it_writes_loses_and_doubles_nothing(
     copying: Copying, driver_fails: Callable[[BaseException], None]
 ) -> None:

@@ -359,6 +359,7 @@ def test_a_wrong_option_of_a_query_is_refused_before_anything_is_written(files: 
     assert not (files.pipeline.folder / "archive").exists()
 
 
+@pytest.mark.long
 def test_complete_output_mode_is_refused(files: Target) -> None:
     files.pipeline.add_batch(rows(1))
     with pytest.raises(StreamingQueryException, match="'complete' would replace committed records"):

@@ -157,6 +157,7 @@ def failed(rounds: Rounds) -> list[tuple[int, str]]:
     return [(each.batch_id, type(each.error).__name__) for each in events if isinstance(each, BatchFailed)]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("of", "fails"), [(data_source_round, "create_sink"), (FileSink, "assume_valid"), (FileSink, "seal")]
 )

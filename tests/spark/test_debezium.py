@@ -76,6 +76,7 @@ def topic(spark: SparkSession) -> Topic:
     return Topic(spark)
 
 
+@pytest.mark.long
 def test_changes_of_one_time_apply_in_their_order(topic: Topic) -> None:
     topic.add("c", 1, "hello")
     topic.add("d", 1)
@@ -99,6 +100,7 @@ def test_a_null_value_after_a_delete_takes_back_nothing(topic: Topic) -> None:
     assert topic.apply() == [(1, "y", 0)]
 
 
+@pytest.mark.long
 def test_a_snapshot_that_comes_late_replaces_no_change_and_doubles_nothing(topic: Topic) -> None:
     topic.add("d", 1, lsn=50)
     topic.add("c", 1, "510", lsn=51)
@@ -122,6 +124,7 @@ def test_an_unchanged_value_is_taken_from_an_earlier_record_of_its_key(topic: To
     assert topic.apply() == [(1, "X", 6)]
 
 
+@pytest.mark.long
 def test_an_unchanged_value_that_the_batch_lacks_is_refused_only_where_it_is_used(topic: Topic) -> None:
     topic.add("c", 1, "OLD", 1)
     topic.apply()

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.spark
 OFTEN = {"processingTime": "50 milliseconds"}
 
 
+@pytest.mark.long
 def test_all_files_of_the_source_are_processed_before_the_query_ends(pipeline: Pipeline) -> None:
     for number in range(4):
         pipeline.add_batch(rows(number))

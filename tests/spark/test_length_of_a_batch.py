@@ -84,7 +84,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
     return found
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize(("small_batches", "most_calls", "most_files"), [("few-tasks", 66, 8), ("driver", 51, 9)])
 def test_a_batch_makes_few_calls_to_the_jvm_and_crosses_few_files(
     small_batches: Any,

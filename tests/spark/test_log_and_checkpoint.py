@@ -79,6 +79,7 @@ def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipel
     assert pipeline.archived_ids() == [1, 2, 3, 4]
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.parametrize(
     "copied", [pickle, pytest.param(cloudpickle, marks=pytest.mark.long)], ids=["pickle", "cloudpickle"]

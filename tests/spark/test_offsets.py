@@ -185,6 +185,7 @@ def test_the_group_is_never_ahead_of_the_output_however_the_driver_dies_and_has_
     assert all(watched)
 
 
+@pytest.mark.long
 def test_all_kafka_sources_of_a_query_are_in_the_group_and_no_other(
     query: FromKafka, pipeline: Pipeline, make_source: Callable[[int], str]
 ) -> None:

@@ -105,6 +105,7 @@ def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
     assert replayed(events) >= 2
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topic: Topic, loses: Loses) -> None:
     pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "bad"}])

@@ -127,6 +127,7 @@ def test_outputs_of_other_columns_have_it_too(pipeline: Pipeline, watched: Watch
     assert watched.limits("sink") == [NO_LIMIT] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.long)], ids="{} outputs".format)
 def test_a_record_larger_than_its_share_of_the_limit_brings_the_limit_back(
     pipeline: Pipeline, watched: Watched, outputs: int

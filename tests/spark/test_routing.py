@@ -96,6 +96,7 @@ def test_a_single_output_may_have_a_condition(routed: Routed) -> None:
     assert writer.last_progress.unrouted == 3
 
 
+@pytest.mark.long
 def test_the_columns_of_a_row_are_not_computed_where_the_condition_does_not_hold(routed: Routed) -> None:
     """A row that is invalid for one output, such as text that is no number, does not fail the batch."""
     routed.pipeline.add_batch([{"id": 1, "name": "17"}, {"id": 2, "name": "seventeen"}])
@@ -115,6 +116,7 @@ def test_the_plan_is_evaluated_once_in_one_job(routed: Routed) -> None:
     assert len(finished_jobs(routed.pipeline.spark)) == before + 1
 
 
+@pytest.mark.long
 def test_a_row_that_goes_nowhere_may_fail_the_batch_before_its_decision(routed: Routed) -> None:
     routed.pipeline.add_batch(rows(*range(6)))
     outputs = {"low": routed.to("low", "id < 4"), "odd": routed.to("odd", "id % 2 = 1")}
@@ -148,6 +150,7 @@ def test_a_condition_that_spark_refuses_is_named_before_anything_is_written(
     assert not routed.pipeline.log.exists()
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("where", ["count(*) > 1", "row_number() OVER (ORDER BY 1) = 1"])
 def test_a_condition_of_several_rows_is_refused_though_no_column_is_named_beside_it(routed: Routed, where: str) -> None:
     """Spark would make one row of the batch for the aggregate, and the others would be lost."""

@@ -41,6 +41,7 @@ def aborted(events: list[Event]) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.crash
 def test_an_attempt_that_died_after_its_vote_leaves_nothing(

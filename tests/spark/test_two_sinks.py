@@ -74,6 +74,7 @@ def test_the_metrics_of_the_last_batch_are_kept(pipeline: Pipeline) -> None:
     assert metrics.owner == pipeline.entries("decide")[0]["owner"]
 
 
+@pytest.mark.long
 def test_jobs_are_described_in_sparks_ui_and_the_former_description_comes_back(pipeline: Pipeline) -> None:
     context = pipeline.spark.sparkContext
     writer = pipeline.writer({"archive": pipeline.files(), "orders": pipeline.files()})

@@ -742,6 +742,7 @@ def test_a_check_passes_and_leaves_nothing(place: Place) -> None:
     assert place.ask("SELECT log, slot FROM {}") == [("orders", 0)]
 
 
+@pytest.mark.long
 def test_a_server_that_loses_what_it_acknowledged_is_warned_of() -> None:
     with PostgresServer(fsync="off") as server:
         store = twopc.open_store(server.log_url("orders"), password=server.password)

@@ -17,6 +17,8 @@ from twopc import Committable, Coordinator, Participant, Round, TransactionId, V
 from twopc.replay import ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
 
+pytestmark = pytest.mark.in_turn("stage")
+
 SCHEMA = pa.schema([("value", pa.string())])
 RECORDS = pa.record_batch({"value": ["a", "b"]})
 TRANSACTION = TransactionId("twopc", "log", "sink", Round(1, 0), partition=0, serial=0, replay=0)
@@ -91,6 +93,7 @@ def test_nothing_of_a_copy_is_there_before_it_is_finished(bucket: Bucket) -> Non
     assert bucket.objects() == [f"stage/{name}"]
 
 
+@pytest.mark.long
 def test_a_copy_of_many_parts_is_read_as_it_was_written(bucket: Bucket) -> None:
     stage = on_s3(bucket, default_block_size=5 * 2**20)
     large = pa.record_batch({"value": ["x" * 1000] * 4000})

@@ -49,8 +49,12 @@ def touched(found: Mapping[str, Path], changed: Iterable[Path]) -> set[Path]:
 
 def modules() -> dict[str, Path]:
     """Return the path of each module, below the project's folder."""
-    names = _git("ls-files", "--cached", "--others", "--exclude-standard", "*.py")
-    return {_name(path): path for path in map(Path, names)}
+    return named(map(Path, _git("ls-files", "--cached", "--others", "--exclude-standard", "*.py")))
+
+
+def named(paths: Iterable[Path]) -> dict[str, Path]:
+    """Return the paths by the names of the modules."""
+    return {_name(path): path for path in paths}
 
 
 def _name(path: Path) -> str:

@@ -6,6 +6,7 @@ import ast
 import pkgutil
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -74,9 +75,19 @@ def is_below(module: str, packages: tuple[str, ...]) -> bool:
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 
-def imports(module: str) -> Iterator[str]:
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
+
+
+@cache
+def imports(module: str) -> tuple[str, ...]:
     """What a module imports, wherever in it: modules, and names as ``module.name``."""
-    for node in ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8"))):
+    return tuple(_imports(module))
+
+
+def _imports(module: str) -> Iterator[str]:
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -145,7 +156,7 @@ def committing_places() -> Iterator[str]:
     """Where the core, outside the contract, refers to a method that commits: class, function and file."""
     for module, source in SOURCES.items():
         if is_below(module, ("twopc",)) and not is_below(module, ("twopc.testing", "twopc.sink")):
-            for scope, node in _scoped(ast.parse(source.read_text(encoding="utf-8")), ()):
+            for scope, node in _scoped(tree(module), ()):
                 if isinstance(node, ast.Attribute) and node.attr in COMMITTING:
                     yield f"`{'.'.join(scope)}` in `{source.relative_to(ROOT)}`"
 
@@ -212,9 +223,7 @@ def test_the_code_map_lists_exactly_the_modules_of_a_folder(folder: str) -> None
 
 
 DOCSTRINGS = {
-    module: ast.get_docstring(ast.parse(source.read_text(encoding="utf-8"))) or ""
-    for module, source in SOURCES.items()
-    if source.name == "__init__.py"
+    module: ast.get_docstring(tree(module)) or "" for module, source in SOURCES.items() if source.name == "__init__.py"
 }
 
 
@@ -238,8 +247,7 @@ def test_the_picture_of_the_phases_shows_the_table_of_phases() -> None:
 @pytest.mark.parametrize("module", [name for name in SOURCES if is_below(name, ("twopc.spark", "twopc.cli"))])
 def test_a_driver_and_a_command_wait_in_steps(module: str) -> None:
     """Python does not see a Ctrl-C that comes just before a wait without a timeout begins, until that wait ends."""
-    tree = ast.parse(SOURCES[module].read_text(encoding="utf-8"))
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Call)]
     waits = ("wait", "join", "acquire", "result")
     assert not [
         ast.unparse(call)

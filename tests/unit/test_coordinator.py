@@ -1598,6 +1598,7 @@ def test_a_log_of_another_query_is_refused_and_the_one_that_runs_goes_on(world: 
     run(running, 1)
 
 
+@pytest.mark.long
 def test_nothing_of_the_records_stays_with_the_coordinator(world: World) -> None:
     coordinator = world.coordinator()
     sizes = []

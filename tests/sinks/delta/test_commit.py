@@ -931,6 +931,7 @@ def test_a_rule_that_comes_while_a_look_is_kept_stops_the_query(place: Place) ->
     assert place.values() == ["0", "0", "1"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("is_sealed", [False, True])
 @pytest.mark.parametrize("what", ["another", "an older copy", "appended", "checkpointed"])
 def test_a_table_that_changes_behind_a_kept_handle_is_looked_at_anew(
@@ -982,6 +983,7 @@ DAMAGED = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("is_decided", [False, True])
 @pytest.mark.parametrize("is_kept", [False, True])
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)

@@ -47,6 +47,7 @@ def removed_as_told(place: Place, error: Exception) -> list[str]:
     return names
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("is_decided", [False, True])
 def test_a_damaged_checkpoint_is_named_and_the_table_is_read_without_it(
     place: Place, damage: Callable[[Path], object], is_decided: bool

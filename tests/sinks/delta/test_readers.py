@@ -22,6 +22,8 @@ from twopc import Round
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.in_turn("read")
+
 Reader = Callable[[Place], pa.Table]
 
 
@@ -64,7 +66,7 @@ def test_a_reader_sees_nothing_before_the_commit_and_all_of_it_after(place: Plac
     assert sorted(read(place)["value"].to_pylist()) == expected
 
 
-@pytest.mark.variants
+@pytest.mark.long
 def test_a_reader_finds_every_batch_behind_checkpoints(place: Place, read: Reader) -> None:
     for batch_id in range(12):
         place.sink().commit_batch(batch_id, [place.pre_commit([f"{batch_id}"], Round(1, batch_id))])

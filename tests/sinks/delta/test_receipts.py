@@ -35,6 +35,7 @@ def rename_over_the_newest(place: Place) -> None:
     rename_over(place, place.table().version())
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("checkpointed", [False, True])
 @pytest.mark.advice("of this sink was version")
@@ -128,6 +129,7 @@ def another_query(place: Place) -> None:
     other.commit_batch(0, [place.pre_commit(["other"], Round(1, 0), sink=other)])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("restarted", [False, True])
 @pytest.mark.parametrize("keep_up", [optimize, vacuum, restore, clean_up_the_log, another_query])
 def test_no_upkeep_of_a_table_and_no_other_query_is_taken_for_a_loss(

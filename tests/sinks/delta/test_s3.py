@@ -193,6 +193,7 @@ def test_a_store_that_does_not_list_names_in_order_is_refused(
     assert [path for path in fs.find("lake/orders") if "probe" in path] == []
 
 
+@pytest.mark.long
 def test_parts_of_a_large_file_have_one_size(options: dict[str, Any], server: S3Server) -> None:
     """Cloudflare R2 refuses others, when the upload is completed."""
     with HttpProxy(server.endpoint_url) as proxy:
@@ -287,6 +288,7 @@ def test_a_file_of_many_that_is_gone_at_the_store_is_noticed(options: dict[str, 
         bound.seal(votes, 0.0)
 
 
+@pytest.mark.long
 def test_partitions_of_any_name_are_read_back_from_the_store(options: dict[str, Any]) -> None:
     url = "s3://lake/parted"
     translated = DeltaOptions.parse(options).storage.delta_options()

@@ -37,6 +37,8 @@ from twopc_delta.commit import TableLog
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
 
+pytestmark = pytest.mark.in_turn("table")
+
 put = TableLog._put
 
 

@@ -698,6 +698,7 @@ def test_on_s3_the_log_names_files_as_spark_opens_them(s3: S3Server, make: Any) 
     assert store.fs.cat_file(f"{bucket}/7") == b"a"
 
 
+@pytest.mark.long
 def test_on_s3_readers_open_what_the_manifest_lists(s3: S3Server) -> None:
     fs, bucket, content = fsspec.filesystem("s3", **s3.storage_options), f"b{uuid.uuid4().hex}", io.BytesIO()
     fs.mkdir(bucket)

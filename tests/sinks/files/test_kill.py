@@ -20,6 +20,7 @@ MakeSink: TypeAlias = "Callable[..., FileSink]"
 pytestmark = pytest.mark.crash
 
 
+@pytest.mark.long
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(
     folder: Path, make_sink: MakeSink
 ) -> None:

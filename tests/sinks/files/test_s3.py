@@ -134,6 +134,7 @@ def upload(place: Place, contents: bytes) -> FileHandle:
 # Parts. -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("size_bytes", "parts"),
     [
@@ -350,6 +351,7 @@ HIDING = [s3_error(404, "NoSuchUpload"), Answer(200, b"<ListPartsResult/>"), Ans
 """How servers list the parts of an upload that they are at putting together: versitygw first, then MinIO."""
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("parts", HIDING, ids=["no upload", "no parts", "a part of them"])
 def test_a_file_that_its_server_hides_while_it_publishes_is_asked_for_again_before_it_counts_as_lost(
     parts: Answer, proxied: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch
@@ -576,6 +578,7 @@ def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommit
 # At the start. ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("status", "code"),
     [(403, "AccessDenied"), (403, "InvalidAccessKeyId"), (403, "SignatureDoesNotMatch"), (400, "ExpiredToken")],

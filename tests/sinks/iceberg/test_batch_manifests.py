@@ -259,6 +259,7 @@ def test_bounds_of_partitions_enclose_both_zeros(tasks: list[list[float]], is_me
     assert (summary.lower_bound, summary.upper_bound) == (struct.pack("<f", -0.0), struct.pack("<f", 0.0))
 
 
+@pytest.mark.long
 def test_manifests_of_partitions_by_a_double_are_not_merged(place: Place) -> None:
     """pyiceberg reads doubles of a manifest as floats. A merge would write those, which no record has."""
     place.create(Schema(NestedField(1, "value", DoubleType())), BY_VALUE, properties={MERGE_AT: "2"})

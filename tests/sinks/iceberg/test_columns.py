@@ -205,6 +205,7 @@ def test_a_time_that_no_day_has_is_refused_by_its_place(place: Place) -> None:
     assert refused.value.record == 2
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("kind", "given"), [(IntegerType(), pa.int32()), (LongType(), pa.int64())])
 @pytest.mark.parametrize("width", [7, 10_000])
 def test_a_number_whose_partition_its_type_can_not_hold_is_refused_by_its_place(
@@ -231,6 +232,7 @@ def test_a_width_that_iceberg_for_java_can_not_add_is_refused_by_name(place: Pla
 # Bounds, by which readers pass files over. ----------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     "texts", [["m", "z" * 5000], ["z" * 5000, "m"], ["m", "\ud7ff" * 20], ["\U0010ffff" * 20, "m"]]
 )

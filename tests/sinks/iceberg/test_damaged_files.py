@@ -70,6 +70,7 @@ def test_a_changed_file_of_a_large_batch_is_a_veto(part: str, how: str, place: P
         place.sink().seal(votes, 0.0)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("part", "how"), OF_A_BATCH)
 def test_a_changed_file_of_a_decided_batch_calls_an_operator(part: str, how: str, place: Place) -> None:
     batch = place.decided(["a"], ["b"])
@@ -148,6 +149,7 @@ def test_a_note_that_names_a_file_of_another_transaction_removes_nothing(
     assert f"{note} is damaged" in caplog.text
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("how", DAMAGED)
 def test_a_damaged_manifest_list_refuses_the_next_batch_and_calls_an_operator_for_a_decided_one(
     how: str, place: Place
@@ -174,6 +176,7 @@ def test_damaged_metadata_of_the_table_is_not_taken_for_a_missing_answer(how: st
         sink.commit_batch(0, batch)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("mark", ["", "1e3", "-1", "seven", " 1", "\u0663"])
 def test_a_mark_that_is_not_a_number_stops_the_query(mark: str, place: Place) -> None:
     batch, vote = place.decided(["a"]), place.vote(["b"], Round(1, 1))

@@ -150,12 +150,14 @@ def test_batches_follow_each_other_by_one_request_each(places: list[Place], prox
     assert [place.values() for place in places] == [["new 0", "new 1", "new 2", "old"]] * 3
 
 
+@pytest.mark.long
 def test_one_table_is_committed_by_its_own_request(places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places[:1], proxy)
     batch.commit()
     assert batch.requests == (0, 1)
 
 
+@pytest.mark.long
 def test_the_notes_are_gone_before_a_reader_can_see_their_files(places: list[Place], proxy: ProxyIntoHost) -> None:
     """Else an older coordinator's sweep could remove the files of a visible batch."""
     notes: list[list[str]] = []

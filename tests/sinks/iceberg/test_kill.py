@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.crash
 
 
+@pytest.mark.long
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(place: Place) -> None:
     committable = killed_writer("iceberg", place.options)
     assert committable is not None

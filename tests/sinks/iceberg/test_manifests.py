@@ -128,6 +128,7 @@ def test_a_merge_whose_answer_is_lost_costs_nothing(place: Place) -> None:
     assert place.values() == [f"{number:02}" for number in range(12)]
 
 
+@pytest.mark.long
 def test_manifests_of_two_specs_are_not_mixed(place: Place) -> None:
     place.create(properties=FEW)
     sink = place.sink()

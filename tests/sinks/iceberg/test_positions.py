@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     from tests.sinks.iceberg.conftest import Place
 
+pytestmark = pytest.mark.in_turn("table")
+
 BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(16), "bucket"))
 VERSIONS = [pytest.param("2", id="files of positions"), pytest.param("3", id="deletion vectors")]
 
@@ -413,6 +415,7 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
 # The search. ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("spec", [UNPARTITIONED_PARTITION_SPEC, BY_BUCKET], ids=["bounds", "partitions"])
 def test_files_whose_bounds_or_partition_have_no_key_are_not_read(spec: PartitionSpec, by_files: Place) -> None:
     by_files.create(COLUMNS, spec)

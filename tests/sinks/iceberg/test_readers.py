@@ -61,6 +61,7 @@ def test_duckdb_reads_what_was_written_and_merged(place: Place) -> None:
         assert sorted(map(str, read[name].to_pylist())) == sorted(map(str, ours[name].to_pylist())), name
 
 
+@pytest.mark.long
 def test_duckdb_finds_records_by_their_partition(place: Place) -> None:
     place.create(SCHEMA, SPEC)
     sink = place.sink()
@@ -69,7 +70,7 @@ def test_duckdb_finds_records_by_their_partition(place: Place) -> None:
         assert duckdb_reads(place, where=f"value = '{value}'").num_rows == 1
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("written", [0.0, -0.0])
 @pytest.mark.parametrize("where", ["f = 0", "f >= 0", "f <= 0", "f = '-0.0'::DOUBLE", "f <= '-0.0'::DOUBLE"])
 def test_duckdb_finds_a_zero_of_either_sign(place: Place, written: float, where: str) -> None:

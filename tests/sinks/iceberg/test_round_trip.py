@@ -331,6 +331,7 @@ def wrong(place: Place, values: Values, spec: str) -> Iterator[str]:
                     yield f"{name} does not find {column}={value!r}"[:200]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "spec", [name if name in GATE else pytest.param(name, marks=pytest.mark.long) for name in SPECS]
 )

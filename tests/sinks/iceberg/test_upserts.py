@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from twopc import Committable
     from twopc_iceberg import IcebergSink
 
+pytestmark = pytest.mark.in_turn("table")
+
 COLUMNS = Schema(
     NestedField(1, "id", LongType()),
     NestedField(2, "name", StringType(), required=True),

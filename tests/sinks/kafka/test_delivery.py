@@ -191,6 +191,7 @@ def test_none_waits_for_nothing_and_drops_nothing_while_the_process_lives(topic:
     topic.becomes(values)
 
 
+@pytest.mark.variants
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "none"])
 def test_a_producer_and_its_threads_are_gone_with_the_transaction(
@@ -408,6 +409,7 @@ def test_a_writer_that_learns_it_while_writing_says_so_too(fenced: Writer, wait:
         wait.until("the writer is told", writes_on)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("call", [Writer.finish, lambda writer: writer.write(text("b"))])
 def test_a_writer_that_learns_it_while_its_task_waits_says_so_in_the_next_call(
     call: Any, fenced: Writer, wait: Any

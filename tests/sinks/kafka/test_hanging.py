@@ -102,6 +102,7 @@ def test_records_that_hang_would_become_visible_with_the_next_commit_by_their_id
     topic.becomes(["decided", "undecided, unnoticed"])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("roll_back", ROLL_BACKS)
 def test_what_was_rolled_back_and_hangs_is_swept_and_never_visible(
     topic: Any, sink: KafkaSink, wait: Any, roll_back: Callable[..., None]

@@ -201,6 +201,7 @@ def test_a_folder_that_another_user_made_is_not_used(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.variants
 @pytest.mark.crash
 @pytest.mark.parametrize("ends_by", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_holds_its_name_while_it_lives_though_it_is_stopped_and_not_after_it_is_killed(

@@ -349,7 +349,7 @@ def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query
     assert dict(query.stated()) == query.written() != {}
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.parametrize("now", [None, "another"])
 def test_what_is_written_again_after_the_option_changed_is_written_for_the_marker_of_its_batch(

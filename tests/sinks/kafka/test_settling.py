@@ -185,6 +185,7 @@ def test_a_transaction_that_timed_out_after_its_decision_is_lost_and_the_message
     assert all(part in str(lost.value) for part in told)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("version", [4, 5])
 def test_an_abort_by_an_old_epoch_leaves_the_newer_transaction_of_that_name_alone(
     version: int, topic: Any, make_sink: Any, pre_commit: Any, wait: Any

@@ -76,6 +76,7 @@ def test_a_task_finds_the_broker_that_answers_among_silent_ones(
     sink.abort(vote)
 
 
+@pytest.mark.variants
 def test_the_control_connection_finds_the_broker_that_answers_among_silent_ones(
     silent_servers: list[str], topic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

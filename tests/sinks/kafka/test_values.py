@@ -310,6 +310,7 @@ def test_what_can_never_be_written_is_refused_alike_whatever_writes_it(
     assert message.startswith("sink 'orders', task 5, record 3")
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("config", "bad"), BY_BROKER, ids=lambda each: getattr(each, "name", ""))
 def test_what_the_brokers_will_always_refuse_is_refused_alike_whatever_writes_it(
@@ -346,6 +347,7 @@ def test_a_supervisor_sees_that_to_run_the_batch_again_is_in_vain(
         topic.stays_empty()
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_the_first_millisecond_of_1970_is_written_or_refused_and_never_another_time(
@@ -368,6 +370,7 @@ def test_the_first_millisecond_of_1970_is_written_or_refused_and_never_another_t
     wait.until("it is of 1970", lambda: [record.timestamp for record in topic.records()] == [0])
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 def test_bytes_that_are_no_text_arrive_as_they_are(
@@ -399,6 +402,7 @@ def test_a_record_that_librdkafkas_queue_has_no_room_for_is_refused_and_waits_fo
         participant.write("orders", pa.record_batch({"value": ["a", SECRET * 500]}))
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 def test_records_without_a_key_for_a_compacted_topic_are_left_out_before_the_broker_refuses_all(

@@ -165,6 +165,7 @@ def test_a_text_of_which_only_the_spelling_changes_is_kept(column: str, text: st
     assert place.ask("SELECT format('%%s', value) FROM {}") == [(kept,)]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("column", "text"),
     [

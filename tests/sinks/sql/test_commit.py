@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tests.sinks.sql.conftest import Place
     from tests.support.sql_databases import Databases
 
+pytestmark = pytest.mark.in_turn("database")
+
 FIRST, SECOND = Round(1, 0), Round(1, 1)
 
 

@@ -19,6 +19,8 @@ from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborte
 if TYPE_CHECKING:
     from tests.sinks.sql.conftest import Place
 
+pytestmark = pytest.mark.in_turn("database")
+
 CHANGED: list[tuple[str, str, str, pa.Array]] = [
     ("sqlite", "value {text}, number DOUBLE", "number", pa.array([0.5, math.nan])),  # it would be NULL
     ("mysql", "value {text}, number DOUBLE", "number", pa.array([0.5, math.nan])),

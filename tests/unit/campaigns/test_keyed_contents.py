@@ -50,6 +50,7 @@ def test_a_batch_that_is_visible_before_its_decision_is_found(monkeypatch: pytes
     assert findings_of(state(2), 0, monkeypatch) == {"undecided_seen": 1}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("batches", [(0, 2, 1), (0, 1, 2, 1), (0, 1, 2, 0), (1, 0, 2)])
 def test_a_batch_that_is_applied_late_or_again_is_found(
     batches: tuple[int, ...], monkeypatch: pytest.MonkeyPatch

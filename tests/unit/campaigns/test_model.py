@@ -36,6 +36,7 @@ def test_a_defect_leads_to_a_counterexample(check: Check, tmp_path: Path) -> Non
     assert outcome.steps > 5
 
 
+@pytest.mark.long
 def test_what_the_code_does_in_the_simulation_is_a_behavior_of_the_specification(tmp_path: Path) -> None:
     with simulated():
         traces = list(traced.drawn(25))

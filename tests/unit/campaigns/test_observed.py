@@ -104,6 +104,7 @@ def eventful(query: Query) -> None:
     last.close()
 
 
+@pytest.mark.long
 def test_what_a_query_does_is_a_behavior_of_the_specification(query: Query, tmp_path: Path) -> None:
     eventful(query)
     trace = query.trace()

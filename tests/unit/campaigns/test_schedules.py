@@ -31,7 +31,7 @@ def failures(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]]) -> li
     return found
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("scenario", [SMALL[0], *FAILING, *SMALL[-3::2]], ids=str)
 def test_no_fault_at_any_step_breaks_a_promise(scenario: Scenario) -> None:
     assert failures(scenario, singles(scenario)) == []
@@ -66,6 +66,7 @@ def test_a_seed_reproduces_its_run_and_so_does_the_schedule_that_it_drew() -> No
         assert run_schedule(scenario, first.schedule) == first
 
 
+@pytest.mark.long
 def test_guided_seeds_repeat_in_order_and_the_schedule_of_each_reproduces_its_run_alone() -> None:
     def guided() -> list[tuple[Scenario, Result]]:
         struck = Counter[int]()

@@ -273,6 +273,7 @@ def test_a_duplicate_is_a_success_only_behind_a_repeat(broker_answers: Any, topi
     assert uncommitted(topic) == [b"a", b"b"]
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize("having_done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("kind", [InitProducerIdRequest, AddPartitionsToTxnRequest])
