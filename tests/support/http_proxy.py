@@ -97,6 +97,7 @@ class _Plan:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # connections stay open, as they do to a server
+    disable_nagle_algorithm = True  # otherwise a body waits 40 ms for the delayed acknowledgement of its headers
     pass_on: Callable[[Request], Answer | None]
 
     def handle(self) -> None:
@@ -160,7 +161,7 @@ class HttpProxy:
         handler = type("Handler", (_Handler,), {"pass_on": self._pass_on})
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._listener.daemon_threads = True
-        self._thread = threading.Thread(target=self._listener.serve_forever, name="http-proxy", daemon=True)
+        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.01,), name="http-proxy", daemon=True)
 
     @property
     def url(self) -> str:

@@ -46,7 +46,7 @@ class LineageReceiver:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
     def of_type(self, event_type: str) -> list[dict[str, Any]]:
         """Return the events of a type, such as ``COMPLETE``."""
