@@ -31,6 +31,7 @@ pytestmark = [
 VALUE = "CAST(id AS STRING) AS value"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["foreach_batch", pytest.param("data source", marks=pytest.mark.long)])
 def test_each_batch_of_a_query_has_its_marker(
     way: str, spark: SparkSession, pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker

@@ -117,6 +117,7 @@ def test_outputs_with_different_keys_and_orders_each_get_their_last_records(tabl
     assert len(every.visible) == 4
 
 
+@pytest.mark.long
 def test_an_output_without_a_key_gets_the_rows_of_a_key_in_their_order(tables: Tables) -> None:
     tables.add("keyed")
     every = tables.add("every", key=[], columns=["id", "at"])
@@ -125,6 +126,7 @@ def test_an_output_without_a_key_gets_the_rows_of_a_key_in_their_order(tables: T
         assert [each["at"] for each in every.visible if each["id"] == id] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.long
 def test_each_output_takes_its_rows_alone_and_those_of_none_are_counted(tables: Tables) -> None:
     low = tables.add("low", where="id < 3")
     high = tables.add("high", where=F.col("id") > 3, delete_where=F.col("op") == "d", latest_by=F.col("at"))

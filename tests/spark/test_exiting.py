@@ -138,6 +138,7 @@ def test_a_file_that_can_not_hold_a_driver_is_refused_before_the_driver_runs(
     assert "'hold' must be a file that the driver can write" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_driver_is_held_though_its_reason_can_not_be_written(tmp_path: Path) -> None:
     folder, said = tmp_path / "folder", tmp_path / "said"
     folder.mkdir()

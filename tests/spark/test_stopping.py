@@ -218,6 +218,7 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
     assert pipeline.archived_ids() == pipeline.decided_batches() == list(range(len(questions)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "question", ["open", *(pytest.param(each, marks=pytest.mark.long) for each in ("validate", "recover"))]
 )

@@ -109,6 +109,7 @@ def test_the_driver_collects_votes_and_no_records(pipeline: Pipeline) -> None:
     assert 0 < result_bytes < 20_000 < records * bytes_each / 100
 
 
+@pytest.mark.long
 def test_an_empty_partition_begins_no_transaction(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(7, 7, 7))
     pipeline.run(pipeline.writer(), lambda source: source.repartition(4, "id"))

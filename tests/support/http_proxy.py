@@ -161,7 +161,9 @@ class HttpProxy:
         handler = type("Handler", (_Handler,), {"pass_on": self._pass_on})
         self._listener = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._listener.daemon_threads = True
-        self._thread = threading.Thread(target=self._listener.serve_forever, args=(0.01,), name="http-proxy", daemon=True)
+        self._thread = threading.Thread(
+            target=self._listener.serve_forever, args=(0.01,), name="http-proxy", daemon=True
+        )
 
     @property
     def url(self) -> str:

@@ -618,6 +618,7 @@ def linkless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
         yield point
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("linkless", [True], indirect=True)
 class TestLocalStoreOnFuse(LogStoreContract):
     races = 5

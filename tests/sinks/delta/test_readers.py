@@ -99,6 +99,7 @@ def test_a_reader_has_every_value_as_it_was_written(
         assert sorted(map(str, found[name].to_pylist())) == sorted(map(str, written[name].to_pylist())), name
 
 
+@pytest.mark.long
 def test_duckdb_skips_no_file_that_has_what_it_looks_for(tmp_path: Path) -> None:
     place = Place(str(tmp_path / "skipped"))
     place.create(pa.schema({"value": pa.string(), "f": pa.float64()}))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,27 +33,22 @@ from twopc_delta.log_files import LogFiles
 from twopc_delta.options import DeltaOptions
 from twopc_delta.storage import Storage
 
-URL = "s3://lake/orders"
+BUCKET = f"lake-{uuid.uuid4().hex[:8]}"
+URL = f"s3://{BUCKET}/orders"
 OVERWRITES = Changed(without_headers=frozenset({"if-none-match"}))
 SECRET = "a-secret-that-nobody-sees"  # noqa: S105  # of the test
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3") / "s3.log") as server:
-        yield server
-
-
 @pytest.fixture
-def options(server: S3Server) -> Iterator[dict[str, Any]]:
+def options(s3_server: S3Server) -> Iterator[dict[str, Any]]:
     """A table of one column."""
-    storage = {**server.storage_options, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}}
-    fs = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
-    fs.mkdir("lake")
+    storage = {**s3_server.storage_options, "secret": SECRET, "client_kwargs": {"region_name": "us-east-1"}}
+    fs = s3fs.S3FileSystem(**s3_server.storage_options, use_listings_cache=False)
+    fs.mkdir(BUCKET)
     options = {"path": URL, "storage_options": storage}
     create(options)
     yield options
-    fs.rm("lake", recursive=True)
+    fs.rm(BUCKET, recursive=True)
 
 
 def create(options: dict[str, Any]) -> None:
@@ -105,7 +101,7 @@ def test_an_undecided_transaction_is_recovered_and_leaves_no_object(options: dic
     [found] = sink(options).recover()
     sink(options).abort(found)
     assert list(sink(options).recover()) == []
-    left = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False).find("lake/orders")
+    left = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False).find(f"{BUCKET}/orders")
     assert [path for path in left if "_delta_log" not in path] == []
 
 
@@ -130,7 +126,7 @@ def test_no_secret_is_in_a_committable_a_note_a_repr_an_error_or_the_log(
         committable = pre_commit(options, "a")
     sink(options).commit_batch(0, [committable])
     fs = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False)
-    objects = [fs.cat_file(path) for path in fs.find("lake/orders")]
+    objects = [fs.cat_file(path) for path in fs.find(f"{BUCKET}/orders")]
     errors = []
     for wrong in ({"path": "s3://none/orders"}, {"storage_options": {**options["storage_options"], "x": SECRET}}):
         with pytest.raises(TwoPhaseCommitError) as raised:
@@ -142,10 +138,10 @@ def test_no_secret_is_in_a_committable_a_note_a_repr_an_error_or_the_log(
 
 
 def test_a_store_that_replaces_an_object_that_is_to_be_created_is_refused(
-    options: dict[str, Any], server: S3Server
+    options: dict[str, Any], s3_server: S3Server
 ) -> None:
     """delta-io/delta#1410, #1830: of two commits of one version the later replaced the earlier."""
-    with HttpProxy(server.endpoint_url) as proxy:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         proxy.disturb_all("PUT", OVERWRITES)
         with pytest.raises(ConfigurationError, match="overwrites"):
             sink(through(proxy, options))
@@ -154,10 +150,10 @@ def test_a_store_that_replaces_an_object_that_is_to_be_created_is_refused(
 @pytest.mark.long
 @pytest.mark.parametrize("lost", [Lost.REPLY, pytest.param(Lost.REQUEST, marks=pytest.mark.long)])
 def test_a_lost_request_or_reply_of_the_entry_does_not_lose_or_double_the_batch(
-    options: dict[str, Any], server: S3Server, lost: Lost
+    options: dict[str, Any], s3_server: S3Server, lost: Lost
 ) -> None:
     committable = pre_commit(options, "a")
-    with HttpProxy(server.endpoint_url) as proxy:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         repeating = through(proxy, options)
         proxy.disturb_next("PUT", lost, "_delta_log/00000000000000000001.json")
         while True:
@@ -190,13 +186,13 @@ def test_a_store_that_does_not_list_names_in_order_is_refused(
     with pytest.raises(ConfigurationError, match="does not list names in order"):
         sink(options)
     fs = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False)
-    assert [path for path in fs.find("lake/orders") if "probe" in path] == []
+    assert [path for path in fs.find(f"{BUCKET}/orders") if "probe" in path] == []
 
 
 @pytest.mark.long
-def test_parts_of_a_large_file_have_one_size(options: dict[str, Any], server: S3Server) -> None:
+def test_parts_of_a_large_file_have_one_size(options: dict[str, Any], s3_server: S3Server) -> None:
     """Cloudflare R2 refuses others, when the upload is completed."""
-    with HttpProxy(server.endpoint_url) as proxy:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         storage = DeltaOptions.parse(through(proxy, options)).storage
         file = storage.create("large.parquet")
         for _ in range(4):
@@ -214,11 +210,11 @@ def test_parts_of_a_large_file_have_one_size(options: dict[str, Any], server: S3
 
 @pytest.mark.long
 def test_headers_that_a_bucket_asks_for_are_sent_and_one_that_is_missing_is_told(
-    options: dict[str, Any], server: S3Server
+    options: dict[str, Any], s3_server: S3Server
 ) -> None:
     asked = {"ServerSideEncryption": "AES256", "ACL": "bucket-owner-full-control"}
     own = {**options["storage_options"], "s3_additional_kwargs": asked, "config_kwargs": {"read_timeout": 30}}
-    with HttpProxy(server.endpoint_url) as proxy:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         sink(options := through(proxy, {**options, "storage_options": own})).commit_batch(0, [pre_commit(options, "a")])
         for sent in proxy.sent("PUT"):
             names = {name.lower() for name in sent.headers}
@@ -227,7 +223,7 @@ def test_headers_that_a_bucket_asks_for_are_sent_and_one_that_is_missing_is_told
         with pytest.raises(ConfigurationError, match="s3_additional_kwargs") as raised:
             sink(options)
         assert "could both win" not in str(raised.value)
-    assert values(options={**options, "storage_options": {**own, "endpoint_url": server.endpoint_url}}) == ["a"]
+    assert values(options={**options, "storage_options": {**own, "endpoint_url": s3_server.endpoint_url}}) == ["a"]
 
 
 @pytest.mark.parametrize("name", ["endpoint", "config_kwarg", "aws_access_key_id"])
@@ -253,8 +249,10 @@ def requests_of_a_batch(options: dict[str, Any], proxy: HttpProxy, batch_id: int
 
 
 @pytest.mark.long
-def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: dict[str, Any], server: S3Server) -> None:
-    with HttpProxy(server.endpoint_url) as proxy:
+def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(
+    options: dict[str, Any], s3_server: S3Server
+) -> None:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         few, many = requests_of_a_batch(options, proxy, 0, 3), requests_of_a_batch(options, proxy, 1, 30)
         assert many <= few
     assert len(values(options)) == 33
@@ -263,10 +261,10 @@ def test_the_driver_sends_as_many_requests_for_many_tasks_as_for_few(options: di
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["the removal of many", pytest.param("a listing", marks=pytest.mark.long)])
 def test_a_server_without_a_request_for_many_objects_gets_one_for_each(
-    options: dict[str, Any], server: S3Server, monkeypatch: pytest.MonkeyPatch, step: str
+    options: dict[str, Any], s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Also where a listing lacks what was written just now."""
-    with HttpProxy(server.endpoint_url) as proxy:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         if step == "the removal of many":
             proxy.disturb_all("POST", s3_error(501, "NotImplemented"), "delete")
         else:
@@ -276,6 +274,7 @@ def test_a_server_without_a_request_for_many_objects_gets_one_for_each(
     assert len(values(options)) == 5
 
 
+@pytest.mark.long
 def test_a_file_of_many_that_is_gone_at_the_store_is_noticed(options: dict[str, Any]) -> None:
     fs = s3fs.S3FileSystem(**options["storage_options"], use_listings_cache=False)
     bound, votes = sink(options), []
@@ -283,14 +282,14 @@ def test_a_file_of_many_that_is_gone_at_the_store_is_noticed(options: dict[str, 
         with Participant({"orders": bound}, Round(1, 0), partition=partition) as participant:
             participant.write("orders", pa.record_batch({"value": ["a"]}))
             votes.append(participant.pre_commit()["orders"])
-    fs.rm_file(next(path for path in fs.find("lake/orders") if path.endswith(".parquet")))
+    fs.rm_file(next(path for path in fs.find(f"{BUCKET}/orders") if path.endswith(".parquet")))
     with pytest.raises(RoundAborted, match="not there as it was written"):
         bound.seal(votes, 0.0)
 
 
 @pytest.mark.long
 def test_partitions_of_any_name_are_read_back_from_the_store(options: dict[str, Any]) -> None:
-    url = "s3://lake/parted"
+    url = f"s3://{BUCKET}/parted"
     translated = DeltaOptions.parse(options).storage.delta_options()
     schema = Schema.from_arrow(pa.schema({"value": pa.string(), "day": pa.string()}))
     DeltaTable.create(url, schema, partition_by=["day"], storage_options=translated)
@@ -306,10 +305,11 @@ def test_partitions_of_any_name_are_read_back_from_the_store(options: dict[str, 
 
 
 @pytest.mark.long
-def test_the_root_of_a_bucket_is_a_table(options: dict[str, Any], server: S3Server) -> None:
-    url = "s3://whole"
-    fs = s3fs.S3FileSystem(**server.storage_options, use_listings_cache=False)
-    fs.mkdir("whole")
+def test_the_root_of_a_bucket_is_a_table(options: dict[str, Any], s3_server: S3Server) -> None:
+    bucket = f"whole-{BUCKET}"
+    url = f"s3://{bucket}"
+    fs = s3fs.S3FileSystem(**s3_server.storage_options, use_listings_cache=False)
+    fs.mkdir(bucket)
     translated = DeltaOptions.parse(options).storage.delta_options()
     DeltaTable.create(url, Schema.from_arrow(pa.schema({"value": pa.string()})), storage_options=translated)
     bound = sink({**options, "path": url})
@@ -326,13 +326,13 @@ def test_the_root_of_a_bucket_is_a_table(options: dict[str, Any], server: S3Serv
 def test_a_url_that_two_clients_read_differently_is_refused(options: dict[str, Any], name: str) -> None:
     """The sink's entries would go to a folder in which delta-rs sees none."""
     with pytest.raises(ConfigurationError, match="percent-encoded"):
-        DeltaSink({**options, "path": f"s3://lake/{name}"})
+        DeltaSink({**options, "path": f"s3://{BUCKET}/{name}"})
 
 
 @pytest.mark.long
-def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[str, Any], server: S3Server) -> None:
+def test_a_long_entry_is_created_by_one_request_as_the_trial_was(options: dict[str, Any], s3_server: S3Server) -> None:
     """A store may heed the condition there, and not where an object of several parts is completed."""
-    with HttpProxy(server.endpoint_url) as proxy:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         log = LogFiles(DeltaOptions.parse(through(proxy, options)).storage)
         log.put(1, b" " * (101 * 1024 * 1024))
         assert len(proxy.sent("PUT", "_delta_log/00000000000000000001.json")) == 1
@@ -351,7 +351,7 @@ def test_a_table_that_is_dropped_between_look_and_commit_leaves_no_entry_behind(
     put = TableLog._put
 
     def drop(log: TableLog, *arguments: Any) -> None:
-        fs.rm("lake/orders/_delta_log", recursive=True)
+        fs.rm(f"{BUCKET}/orders/_delta_log", recursive=True)
         if is_made_again:
             create(options)
         put(log, *arguments)
@@ -359,15 +359,15 @@ def test_a_table_that_is_dropped_between_look_and_commit_leaves_no_entry_behind(
     monkeypatch.setattr(TableLog, "_put", drop)
     with pytest.raises(OutcomeUnknown):
         sink(options).commit_batch(1, [committable])
-    left = [path.rpartition("/")[2] for path in fs.find("lake/orders/_delta_log")]
+    left = [path.rpartition("/")[2] for path in fs.find(f"{BUCKET}/orders/_delta_log")]
     assert left == (["00000000000000000000.json"] if is_made_again else [])
 
 
 @pytest.mark.long
-def test_the_store_is_tried_in_the_log_and_among_the_notes_alone(options: dict[str, Any], server: S3Server) -> None:
+def test_the_store_is_tried_in_the_log_and_among_the_notes_alone(options: dict[str, Any], s3_server: S3Server) -> None:
     """A trial that is killed leaves an object, which is removed where it is looked for."""
-    with HttpProxy(server.endpoint_url) as proxy:
+    with HttpProxy(s3_server.endpoint_url) as proxy:
         committable = pre_commit(options, "a")
         sink(through(proxy, options)).commit_batch(0, [committable])
         folders = {each.target.partition("?")[0].rpartition("/")[0] for each in proxy.sent("PUT", ".probe")}
-    assert folders == {"/lake/orders/_twopc", "/lake/orders/_delta_log"}
+    assert folders == {f"/{BUCKET}/orders/_twopc", f"/{BUCKET}/orders/_delta_log"}

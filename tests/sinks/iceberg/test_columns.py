@@ -409,6 +409,7 @@ FAR_TIME = pa.array([0, 3 * 10**17, None], pa.timestamp("us", "UTC"))
 NO_TEXT = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"a\xff", None], pa.binary()).buffers())
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("by", [None, IdentityTransform()])
 @pytest.mark.parametrize(
     ("kind", "values", "why"),

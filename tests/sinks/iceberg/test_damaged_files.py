@@ -59,7 +59,7 @@ MANIFEST, DATA, NOTE = "-m0.avro", ".parquet", "_twopc/"
 OF_A_BATCH = [(MANIFEST, how) for how in CHANGED] + [(DATA, how) for how in ("gone", *CUT)]
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize(("part", "how"), OF_A_BATCH)
 def test_a_changed_file_of_a_large_batch_is_a_veto(part: str, how: str, place: Place) -> None:
     """However many files there are: a snapshot that lacks one could not be read."""

@@ -151,6 +151,7 @@ def test_a_data_file_has_one_delete_file_which_grows_and_the_one_before_is_remov
     assert names(table) == ["0", "2", "4"]
 
 
+@pytest.mark.long
 def test_files_of_positions_go_into_the_vector_after_an_upgrade_to_version_3(by_files: Place) -> None:
     run(by_files, 0, [(number, f"{number}", "mon") for number in range(5)])
     run(by_files, 1, [], 1)

@@ -458,6 +458,7 @@ def test_a_commit_that_loses_race_after_race_keeps_one_file(place: Place) -> Non
     assert len(sink._committer._attempts) == 0
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("error", [ForbiddenError, UnauthorizedError, NotImplementedError])
 def test_a_missing_right_is_not_taken_for_a_lost_race(error: type[Exception], place: Place) -> None:
     """Whoever else commits meanwhile."""
@@ -474,6 +475,7 @@ def test_a_missing_right_is_not_taken_for_a_lost_race(error: type[Exception], pl
     assert len(between.requests) == 1
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("is_new", [True, False])
 def test_a_commit_that_is_repeated_without_an_answer_writes_one_file(is_new: bool, place: Place) -> None:
     if not is_new:

@@ -45,6 +45,7 @@ def polars_reads(place: Place, reader: Any = "native") -> pa.Table:
     return pl.scan_iceberg(place.table(), reader_override=reader).collect().to_arrow()
 
 
+@pytest.mark.long
 def test_duckdb_reads_what_was_written_and_merged(place: Place) -> None:
     place.create(SCHEMA, SPEC, properties={"commit.manifest.min-count-to-merge": "2"})
     written = typed()

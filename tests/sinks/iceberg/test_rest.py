@@ -161,7 +161,7 @@ def test_a_principal_without_the_right_to_commit_calls_an_operator(rest: Place, 
     assert rest.values() == ["a"]
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("answer", "raises"),
     [

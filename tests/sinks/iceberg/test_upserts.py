@@ -216,6 +216,7 @@ def test_a_rewrite_by_others_neither_brings_a_deleted_record_back_nor_loses_one(
     assert names(table) == ["b", "c"]
 
 
+@pytest.mark.long
 def test_manifests_of_deletes_are_merged_and_deletes_keep_their_place_in_the_order(place: Place) -> None:
     place.create(COLUMNS, BY_DAY, properties={"commit.manifest.min-count-to-merge": "3"})
     for batch_id in range(8):

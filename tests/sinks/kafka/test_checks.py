@@ -24,6 +24,7 @@ def of(result: CheckStatus, findings: list[CheckResult]) -> dict[str, str]:
     return {finding.check: finding.found for finding in findings if finding.result is result}
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_record(
     writer: str, topic: Any, make_sink: Any, wait: Any

@@ -153,6 +153,7 @@ def test_a_wrong_password_is_told_in_the_brokers_words_at_once(
     assert time.monotonic() - began < CONNECT_TIMEOUT_MS / 1000
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("writer", ["arrow", "librdkafka"])
 def test_a_login_that_is_revoked_while_a_query_runs_is_told_in_the_brokers_words_at_once(
     writer: str, second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, tmp_path: Path
@@ -257,6 +258,7 @@ def as_granted(request: pytest.FixtureRequest, second_broker: Any, tmp_path: Pat
     return LOGINS[request.param](second_broker, tmp_path)
 
 
+@pytest.mark.variants
 def test_the_secret_is_in_no_log_error_repr_or_committable(
     as_granted: dict[str, str],
     second_broker: Any,

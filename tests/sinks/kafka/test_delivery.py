@@ -30,7 +30,7 @@ from twopc_kafka.options import WRITERS
 from twopc_kafka.writers import librdkafka
 from twopc_kafka.writers.librdkafka import Writer
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.in_turn("make_either")]
 
 CLOSED_PORT = "127.0.0.1:1"
 VALUE = pa.schema([("value", pa.string())])
@@ -505,6 +505,7 @@ def test_a_topic_that_a_broker_does_not_know_yet_is_asked_for_again(
     assert unknown == []
 
 
+@pytest.mark.long
 def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(topic: Any, make_sink: Any) -> None:
     with pytest.raises(ConfigurationError, match="'no-such-topic' \\(the option 'topic'\\) does not exist"):
         make_sink(topic, topic="no-such-topic").validate(VALUE)

@@ -21,7 +21,7 @@ def written(topic: Any, prefix: str, writer: str, when: str = AFTER) -> Committa
     return killed_writer("kafka", {**options, "writer": writer}, when)
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.parametrize("writer", WRITERS)
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(
     writer: str, topic: Any, prefix: str, make_sink: Any, wait: Any

@@ -111,6 +111,7 @@ def test_deleted_records_are_refused_with_their_number_and_skipped_only_where_th
     assert "skipped" not in position(log, topic)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("records", [1, 5])
 def test_a_topic_that_was_created_again_is_refused_however_long_it_is(
     records: int, make_topic: Any, log: str, target: MemoryTarget, wait: Any

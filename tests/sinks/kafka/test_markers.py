@@ -384,6 +384,7 @@ def test_what_is_written_again_after_the_option_changed_is_written_for_the_marke
     assert query.markers is decided
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_batch_of_which_a_transaction_was_given_up_has_a_marker_with_its_ends(
     query: Query, monkeypatch: pytest.MonkeyPatch

@@ -160,6 +160,7 @@ def test_the_broker_answers_as_the_table_says(
     assert of.end(of.transactions[state, commit, version], commit=commit) == answer
 
 
+@pytest.mark.in_turn("prepared")
 @pytest.mark.parametrize(("state", "commit", "version", "_answer"), CASES)
 def test_the_sink_judges_each_answer(
     prepared: dict[str, Prepared], wait: Any, state: str, commit: bool, version: int, _answer: str

@@ -167,6 +167,7 @@ def test_a_correct_wheel_has_no_fault(built: Path) -> None:
     assert [fault for check in checks for fault in check("twopc_sql", built)] == []
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("leave_out", "more", "fault"),
     [

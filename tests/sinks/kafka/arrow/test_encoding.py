@@ -26,6 +26,9 @@ CODECS = sorted(NUMBERS)
 EDGES = sorted({(1 << bits) + off for bits in range(63) for off in (-1, 0)} | {(1 << 63) - 1})
 
 
+pytestmark = pytest.mark.in_turn("from_this_size_on_records_are_copied_by_themselves")
+
+
 @pytest.fixture(scope="module", params=[0, 1 << 40], ids=["each by itself", "all at once"], autouse=True)
 def from_this_size_on_records_are_copied_by_themselves(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
