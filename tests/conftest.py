@@ -6,7 +6,7 @@ import gc
 import os
 import subprocess
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pytest
@@ -24,16 +24,10 @@ from twopc import resting
 from twopc.testing import SinkContract
 from twopc.testing.kills import FEW
 from twopc_kafka.client import cluster, control
-from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
+from twopc_kafka_broker import spark_kafka_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from tests.support.azurite_server import AzuriteServer
-    from tests.support.gcs_server import GcsServer
-    from tests.support.mariadb_server import MariaDbServer
-    from tests.support.postgres_server import PostgresServer
-    from tests.support.s3_server import S3Server
 
 SHARED = frozenset(
     ("kafka_broker", "postgres_server", "mariadb_server", "s3_server", "azurite", "gcs_server", "databases")
@@ -172,40 +166,22 @@ def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterato
 OF_EVERY_MODULE = (nothing_of_a_module_goes_on_after_it.__name__,)
 
 
-@pytest.fixture(scope="session")
-def kafka_broker() -> KafkaBroker:
-    broker: KafkaBroker = once_per_run("kafka")
-    return broker
+def _of_the_run(name: str) -> Any:
+    """Return a fixture of a server that all workers share."""
 
+    @pytest.fixture(scope="session")
+    def server() -> Any:
+        return once_per_run(name)
 
-@pytest.fixture(scope="session")
-def postgres_server() -> PostgresServer:
-    server: PostgresServer = once_per_run("postgres")
     return server
 
 
-@pytest.fixture(scope="session")
-def mariadb_server() -> MariaDbServer:
-    server: MariaDbServer = once_per_run("mariadb")
-    return server
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> S3Server:
-    server: S3Server = once_per_run("s3")
-    return server
-
-
-@pytest.fixture(scope="session")
-def azurite() -> AzuriteServer:
-    server: AzuriteServer = once_per_run("azurite")
-    return server
-
-
-@pytest.fixture(scope="session")
-def gcs_server() -> GcsServer:
-    server: GcsServer = once_per_run("gcs")
-    return server
+kafka_broker = _of_the_run("kafka")
+postgres_server = _of_the_run("postgres")
+mariadb_server = _of_the_run("mariadb")
+s3_server = _of_the_run("s3")
+azurite = _of_the_run("azurite")
+gcs_server = _of_the_run("gcs")
 
 
 @pytest.fixture(scope="session")

@@ -19,25 +19,13 @@ import pytest
 from tests.campaigns.simulation.mutants import MUTANTS
 from tests.support.browser import browser
 from tests.support.pages import DOCS, ROOT, site_script
+from tests.unit.public_surface import PUBLIC
 from twopc import errors, events
 from twopc.cli.commands import COMMANDS
 from twopc.options import names
 from twopc_files.options import OPTIONS
 
-EXPORTING = (
-    "twopc",
-    "twopc.spark",
-    "twopc.testing",
-    "twopc_delta",
-    "twopc_files",
-    "twopc_kafka",
-    "twopc_kafka_broker",
-    "twopc_postgres",
-    "twopc_iceberg",
-    "twopc_mysql",
-    "twopc_pravega",
-    "twopc_sql",
-)
+EXPORTING = ("twopc", *(name for name in PUBLIC if name.startswith(("twopc_", "twopc.spark", "twopc.testing"))))
 OBSERVERS = (
     "twopc.observers.json_lines.EventReader",
     "twopc.observers.json_lines.JsonLinesObserver",

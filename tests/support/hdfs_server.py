@@ -14,20 +14,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from tests.support.kills import bound
 from tests.support.s3_server import free_port
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, Startable
 from twopc_kafka_broker.errors import DevelopmentError
 from twopc_kafka_broker.jars import maven_jars
 from twopc_kafka_broker.java import find_java
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self
 
 VERSION = "3.5.0"
 START_TIMEOUT_S = 120.0
@@ -91,7 +86,7 @@ def command(folder: Path, main: str, *arguments: str) -> list[str]:
     return [str(_java()), *_OPTIONS, "-cp", path, main, *arguments]
 
 
-class HdfsServer:
+class HdfsServer(Startable):
     """A cluster of a NameNode and a DataNode. After a kill and a ``start``, data and addresses are the same.
 
     Args:
@@ -223,16 +218,3 @@ class HdfsServer:
         self.name_node.close()
         self.data_node.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from email.message import Message
 from enum import Enum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tests.support.server_process import Startable
 
 TIMEOUT_S = 60.0
 _PER_HOP = frozenset({"connection", "expect", "keep-alive", "transfer-encoding"})
@@ -141,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: the proxy's list has the requests."""
 
 
-class HttpProxy:
+class HttpProxy(Startable):
     """Forwards what comes to a free port, one request at a time.
 
     One at a time, because a store promises that a conditional write is atomic, and moto's threads look first and write
@@ -235,13 +233,10 @@ class HttpProxy:
         finally:
             connection.close()
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._listener.shutdown()
         self._listener.server_close()
         self._thread.join()

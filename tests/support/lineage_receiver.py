@@ -6,13 +6,12 @@ import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any
 
-from typing_extensions import Self
+from tests.support.server_process import Startable
 
 
-class LineageReceiver:
+class LineageReceiver(Startable):
     """Keeps the events that it has accepted.
 
     Attributes:
@@ -60,13 +59,10 @@ class LineageReceiver:
     def url(self) -> str:
         return f"http://{self.address}"
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

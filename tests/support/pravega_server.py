@@ -18,25 +18,20 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 
 from tests.support import networks
 from tests.support.kills import bound, go_on, stand_still
 from tests.support.networks import Host
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, Startable
 from twopc_kafka_broker.cache import cache_folder, publish
 from twopc_pravega.controller import Controller
 from twopc_pravega.events import unframed
 from twopc_pravega.messages import PROTO, load
 from twopc_pravega.options import PravegaOptions, Server, Stream
 from twopc_pravega.segments import Place, segment_name
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 VERSION = "0.13.0"
 START_TIMEOUT_S = 120.0
@@ -190,7 +185,7 @@ class _Component(ServerProcess):
         return False
 
 
-class PravegaServer:
+class PravegaServer(Startable):
     """A cluster of one controller, one segment store, and one process of ZooKeeper and a bookie.
 
     ``kill`` kills the controller and the segment store. After a ``start``, data and addresses are the same.
@@ -324,19 +319,6 @@ class PravegaServer:
             relay.close()
         self._host.close()
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def __enter__(self) -> Self:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _FOR_ADMINS = """

@@ -8,23 +8,41 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from types import TracebackType
 
     from typing_extensions import Self
 
 
-class ServerProcess:
-    """A server that ``start`` or ``with`` starts. It is ended by its own process id, and may be started again."""
+class Startable:
+    """Something that ``with`` starts and ends, also if it did not start."""
+
+    def start(self) -> None:
+        """Start the server, and return when it answers."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End the server for good."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ServerProcess(Startable):
+    """A server that is ended by its own process id, and may be started again."""
 
     _process: subprocess.Popen[bytes] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the address, and can neither kill the server nor start it."""
         return {name: value for name, value in vars(self).items() if name != "_process"}
-
-    def start(self) -> None:
-        """Start the server, and return when it answers."""
-        raise NotImplementedError
 
     def _answers(self) -> bool:
         raise NotImplementedError
@@ -61,14 +79,4 @@ class ServerProcess:
             self._process = None
 
     def close(self) -> None:
-        """End the server for good."""
         self.kill()
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

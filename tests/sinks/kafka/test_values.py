@@ -234,11 +234,12 @@ def test_a_topic_is_looked_up_again_for_a_partition_that_it_did_not_have() -> No
     assert sorted(asked) == [("x", 3), ("y", 8), ("z", 0)]
 
 
-# Both writers, on a real broker that creates topics by itself. --------------------------------------------------------
+# Both writers, on a real broker. --------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def kafka_broker() -> Iterator[KafkaBroker]:
+def creating_topics() -> Iterator[KafkaBroker]:
+    """A broker that creates topics by itself."""
     with KafkaBroker(properties={"auto.create.topics.enable": True}) as broker:
         yield broker
 
@@ -597,14 +598,14 @@ def delete(topic: Any) -> None:
     admin.delete_topics([topic.name])[topic.name].result(10)
 
 
-@pytest.mark.variants
+@pytest.mark.long
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("by", ["option", "column"])
 def test_a_misspelt_topic_is_refused_and_not_created_where_brokers_create_topics(
-    by: str, writer: str, delivery: str, make_topic: Any, make_sink: Any
+    by: str, writer: str, delivery: str, make_topic: Any, make_sink: Any, creating_topics: KafkaBroker
 ) -> None:
-    topic = make_topic()
+    topic = make_topic(on=creating_topics)
     name = f"misspelt-{topic.name}"
     options = {"writer": writer, "delivery": delivery, "topic_metadata_propagation_max_ms": 300}
     columns: dict[str, Any] = {"value": ["a"]} if by == "option" else {"value": ["a", "b"], "topic": [topic.name, name]}
@@ -620,11 +621,12 @@ def test_a_misspelt_topic_is_refused_and_not_created_where_brokers_create_topics
     assert name not in topics_of(topic.servers)
 
 
+@pytest.mark.long
 @pytest.mark.kafka
 def test_a_topic_that_was_deleted_since_it_was_seen_is_not_created_again(
-    make_topic: Any, make_sink: Any, wait: Any
+    make_topic: Any, make_sink: Any, wait: Any, creating_topics: KafkaBroker
 ) -> None:
-    topic = make_topic()
+    topic = make_topic(on=creating_topics)
     options = {"writer": "librdkafka", "delivery": "at-least-once", "topic_metadata_propagation_max_ms": 300}
 
     def written() -> None:
