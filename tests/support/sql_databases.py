@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import sqlalchemy as sa
@@ -24,6 +26,16 @@ TYPES: Mapping[str, Mapping[str, str]] = {
     "sqlite": {"text": "TEXT", "key": "TEXT", "float": "DOUBLE", "bytes": "BLOB"},
 }
 """Database → what it calls a type. ``key`` is text that a key can be on."""
+
+
+def leave_syncs_to_the_system() -> None:
+    """Have no SQLite of this process wait for the disk: only a machine that loses power would miss what it wrote."""
+    sa.event.listen(sa.Engine, "connect", _do_not_sync)
+
+
+def _do_not_sync(connection: Any, _: object) -> None:
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
 
 
 class Databases(ExitStack):

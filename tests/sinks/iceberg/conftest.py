@@ -29,8 +29,11 @@ from pyiceberg.types import NestedField, StringType
 
 from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
+from tests.support.sql_databases import leave_syncs_to_the_system
 from twopc import Committable, Coordinator, Participant, Round
 from twopc_iceberg import IcebergSink
+
+leave_syncs_to_the_system()
 
 VALUE = Schema(NestedField(1, "value", StringType(), required=False))
 

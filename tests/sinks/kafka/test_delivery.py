@@ -310,7 +310,10 @@ def test_a_transaction_that_was_rolled_back_takes_no_more_records_and_has_no_vot
     assert not [*sink.recover()]
 
 
-def test_polling_goes_on_when_a_handler_of_log_records_raises(topic: Any, make_sink: Any, wait: Any) -> None:
+def test_polling_goes_on_when_a_handler_of_log_records_raises(
+    topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(librdkafka, "POLL_INTERVAL_S", 0.05)
     writer = Writer(make_sink(topic)._options, f"handler-{topic.name}")
     polls = list[int]()
 

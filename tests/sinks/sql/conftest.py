@@ -12,8 +12,10 @@ import sqlalchemy as sa
 
 from tests.support import sql_databases
 from tests.support.sink_place import SinkPlace
-from tests.support.sql_databases import TYPES, Databases
+from tests.support.sql_databases import TYPES, Databases, leave_syncs_to_the_system
 from twopc_sql import SqlSink
+
+leave_syncs_to_the_system()
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,6 @@ def of_kafka(tmp_path_factory: pytest.TempPathFactory, kafka_broker: KafkaBroker
     return verdicts(OF_KAFKA, tmp_path_factory.mktemp("kafka"), kafka_broker.bootstrap_servers)
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize("mutant", CHEAP, ids=lambda mutant: mutant.name)
 def test_a_defect_in_a_sink_is_caught(mutant: Mutant, of_cheap_ones: Verdicts) -> None:
     assert of_cheap_ones[mutant.name]["caught_by"]
