@@ -19,6 +19,7 @@ from fsspec.registry import _registry
 from tests.support.azurite_server import AzuriteServer
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
+from tests.support.http_proxy import HttpProxy
 from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
 from twopc.stores.places import file_system
@@ -59,6 +60,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             is_variant and getattr(item, "originalname", "") not in _OF_A_VARIANT
         ):
             item.add_marker("long")
+
+
+@pytest.fixture
+def proxy(one_proxy: HttpProxy) -> HttpProxy:
+    """A module's proxy, which disturbs nothing yet."""
+    one_proxy.heal()
+    one_proxy.requests.clear()
+    return one_proxy
 
 
 @pytest.fixture

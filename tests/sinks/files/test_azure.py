@@ -13,10 +13,10 @@ import pytest
 from azure.storage.blob._shared.constants import READ_TIMEOUT
 
 from tests.sinks.files.conftest import Place
-from tests.sinks.files.uploads import UploadContract, one_batch, run_one_batch
+from tests.sinks.files.uploads import ID, MIB, TARGET, UploadContract, one_batch, run_one_batch, the_file, upload
 from tests.support.azurite_server import AzuriteServer, repeat
 from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
-from twopc import Committable, Coordinator, Participant, Round
+from twopc import Coordinator, Participant, Round
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -28,7 +28,7 @@ from twopc.errors import (
 )
 from twopc_files import committed_files
 from twopc_files.batch_log import CommittedFile
-from twopc_files.file_names import FileHandle, decidable_files
+from twopc_files.file_names import FileHandle
 from twopc_files.spark_metadata import spark_metadata
 from twopc_files.stores.azure import MARK, Azure, block_id
 
@@ -36,22 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-MIB = 1024 * 1024
-ID = "twopc.log.orders.1.0.0.0.0"
-TARGET = f"part-{0:020d}-00000-00000-{ID}.json"
-
 
 @pytest.fixture(scope="module")
 def one_proxy(azurite: AzuriteServer) -> Iterator[HttpProxy]:
     with HttpProxy(azurite.endpoint_url) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(one_proxy: HttpProxy) -> HttpProxy:
-    one_proxy.heal()
-    one_proxy.requests.clear()
-    return one_proxy
 
 
 @pytest.fixture
@@ -111,23 +100,10 @@ class TestUploadsOfAzure(UploadContract):
     )
 
 
-def the_file(committable: Committable) -> FileHandle:
-    [file] = decidable_files(committable)
-    return file
-
-
 def azure_of(place: Place) -> Azure:
     store = place.store
     assert isinstance(store, Azure)
     return store
-
-
-def upload(place: Place, contents: bytes) -> FileHandle:
-    """A pending file, written in pieces that are no blocks."""
-    with azure_of(place).create(ID, 0, TARGET) as file:
-        for start in range(0, len(contents), 3 * MIB + 1):
-            file.write(contents[start : start + 3 * MIB + 1])
-    return file.handle
 
 
 def put(place: Place, contents: bytes, **metadata: str) -> None:

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.files.conftest import Place
+from tests.sinks.files.uploads import ID, MIB, TARGET, the_file, upload
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, gcs_error
-from twopc import Committable, Participant, Round
+from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import (
     ConfigurationError,
@@ -25,7 +26,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc_files.file_names import FileHandle, decidable_files
+from twopc_files.file_names import FileHandle
 from twopc_files.outcomes import obstacle_seen
 from twopc_files.stores.gcs import Gcs
 
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
 
-MIB = 1024 * 1024
-ID = "twopc.log.orders.1.0.0.0.0"
-TARGET = f"part-{0:020d}-00000-00000-{ID}.json"
 FORBIDDEN = gcs_error(403, "writer@project does not have storage.objects access")
 
 
@@ -62,18 +60,6 @@ def proxied(gcs: Place, proxy: HttpProxy) -> Place:
     return Place(gcs.url, {**gcs.storage_options, "endpoint_url": proxy.url})
 
 
-def the_file(committable: Committable) -> FileHandle:
-    [file] = decidable_files(committable)
-    return file
-
-
-def written(place: Place, contents: bytes) -> FileHandle:
-    with place.store.create(ID, 0, TARGET) as file:
-        for start in range(0, len(contents), 3 * MIB + 1):
-            file.write(contents[start : start + 3 * MIB + 1])
-    return file.handle
-
-
 def shown(error: BaseException) -> str:
     """Everything of an error that a log of the process shows."""
     return "".join(traceback.format_exception(error)) + repr(error)
@@ -85,7 +71,7 @@ def shown(error: BaseException) -> str:
 @pytest.mark.parametrize("size_bytes", [0, 10, 5 * MIB, 5 * MIB + 1, 23 * MIB])
 def test_a_file_of_any_size_comes_out_as_it_was(size_bytes: int, gcs: Place) -> None:
     contents = (os.urandom(1024) * (size_bytes // 1024 + 1))[:size_bytes]
-    handle = written(gcs, contents)
+    handle = upload(gcs, contents)
     assert handle.size_bytes == size_bytes
     assert gcs.targets() == []
     gcs.store.publish(handle, gcs.store.look(handle))
@@ -117,14 +103,14 @@ def test_a_file_whose_upload_the_server_forgets_is_no_vote(proxied: Place, proxy
 def test_a_part_whose_request_is_lost_is_sent_again(proxied: Place, proxy: HttpProxy) -> None:
     proxy.disturb_next("POST", Lost.REQUEST, "upload_id")
     contents = os.urandom(12 * MIB)
-    handle = written(proxied, contents)
+    handle = upload(proxied, contents)
     assert proxied.fs.cat_file(proxied.path(f"_twopc/{handle.pending}")) == contents
 
 
 def test_a_file_with_a_part_that_the_server_kept_twice_is_vetoed(proxied: Place, proxy: HttpProxy) -> None:
     """The emulator keeps a part twice if its reply is lost. Google ignores bytes that it has."""
     proxy.disturb_next("POST", Lost.REPLY, "upload_id")
-    handle = written(proxied, bytes(12 * MIB))
+    handle = upload(proxied, bytes(12 * MIB))
     obstacle = obstacle_seen(proxied.store.look(handle), handle)
     assert obstacle is not None
     assert f"{12 * MIB} were written" in obstacle

@@ -18,7 +18,7 @@ from botocore.exceptions import CredentialRetrievalError
 from s3fs import S3FileSystem
 
 from tests.sinks.files.conftest import Place
-from tests.sinks.files.uploads import UploadContract, one_batch, run_one_batch
+from tests.sinks.files.uploads import ID, MIB, TARGET, UploadContract, one_batch, run_one_batch, the_file, upload
 from tests.support.http_proxy import Answer, HttpProxy, Lost, s3_error
 from tests.support.s3_server import S3Server, without_credentials
 from twopc import Committable, Coordinator, Participant, Round
@@ -43,23 +43,12 @@ if TYPE_CHECKING:
 
 MakeFile: TypeAlias = Any
 
-MIB = 1024 * 1024
-ID = "twopc.log.orders.1.0.0.0.0"
-TARGET = f"part-{0:020d}-00000-00000-{ID}.json"
-
 
 @pytest.fixture(scope="module")
 def one_proxy(s3_server: S3Server) -> Iterator[HttpProxy]:
     """One for all tests: a client for another address takes botocore most of a second to make."""
     with HttpProxy(s3_server.endpoint_url) as proxy:
         yield proxy
-
-
-@pytest.fixture
-def proxy(one_proxy: HttpProxy) -> HttpProxy:
-    one_proxy.heal()
-    one_proxy.requests.clear()
-    return one_proxy
 
 
 @pytest.fixture
@@ -112,23 +101,10 @@ class TestUploadsOfS3(UploadContract):
     questions = ((Lost.REPLY, Retriable), (busy, Retriable), (denied, OperatorRequired))
 
 
-def the_file(committable: Committable) -> FileHandle:
-    [file] = decidable_files(committable)
-    return file
-
-
 def s3_of(place: Place) -> S3:
     store = place.store
     assert isinstance(store, S3)
     return store
-
-
-def upload(place: Place, contents: bytes) -> FileHandle:
-    """A pending file, written in pieces that are no parts."""
-    with s3_of(place).create(ID, 0, TARGET) as file:
-        for start in range(0, len(contents), 3 * MIB + 1):
-            file.write(contents[start : start + 3 * MIB + 1])
-    return file.handle
 
 
 # Parts. -----------------------------------------------------------------------------------------------------
@@ -138,11 +114,11 @@ def upload(place: Place, contents: bytes) -> FileHandle:
 @pytest.mark.parametrize(
     ("size_bytes", "parts"),
     [
+        (8 * MIB + 1, [8 * MIB, 1]),
         (0, [0]),
         (10, [10]),
         (5 * MIB - 1, [5 * MIB - 1]),
         (8 * MIB, [8 * MIB]),
-        (8 * MIB + 1, [8 * MIB, 1]),
         pytest.param(60 * MIB, [8 * MIB] * 7 + [4 * MIB], marks=pytest.mark.long),
     ],
 )

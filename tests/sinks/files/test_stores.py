@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.sinks.files.uploads import the_file
 from twopc import Committable, Round
 from twopc.errors import CorruptLog, OperatorRequired, Refused, TransactionLost
-from twopc_files.file_names import FileHandle, decidable_files
+from twopc_files.file_names import decidable_files
 
 if TYPE_CHECKING:
     from tests.sinks.files.conftest import Place
@@ -25,11 +26,6 @@ def pending_in_folders(sink: FileSink, batch_id: int = 0, folders: tuple[str, ..
             file.write(b'{"value": "%d"}\n' % number)
     transaction.records = len(folders)
     return sink.pre_commit(transaction)
-
-
-def the_file(committable: Committable) -> FileHandle:
-    [file] = decidable_files(committable)
-    return file
 
 
 # Several files. ---------------------------------------------------------------------------------------------

@@ -12,13 +12,30 @@ import pytest
 
 from tests.sinks.files.conftest import Place
 from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
-from twopc import Coordinator, Participant, Round
+from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc_files.file_names import FileHandle, decidable_files
 from twopc_files.sink import FileSink
 
 Replies: TypeAlias = Sequence[tuple[Disturbance, type[TwoPhaseCommitError]]]
 
 FILES = 8
+MIB = 1024 * 1024
+ID = "twopc.log.orders.1.0.0.0.0"
+TARGET = f"part-{0:020d}-00000-00000-{ID}.json"
+
+
+def the_file(committable: Committable) -> FileHandle:
+    [file] = decidable_files(committable)
+    return file
+
+
+def upload(place: Place, contents: bytes) -> FileHandle:
+    """Write a pending file, in pieces that are neither parts nor blocks."""
+    with place.store.create(ID, 0, TARGET) as file:
+        for start in range(0, len(contents), 3 * MIB + 1):
+            file.write(contents[start : start + 3 * MIB + 1])
+    return file.handle
 
 
 def run_one_batch(place: Place, log: Path) -> None:
