@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import pytest
 from _pytest.logging import caplog_records_key
@@ -20,6 +19,7 @@ from tests.support.pages import ROOT
 from tests.support.shared_servers import SharedServers
 from tests.support.spark_home import set_java_and_python
 from tests.support.spark_session import session
+from tests.support.turns import take_turns
 from twopc import resting
 from twopc.testing import SinkContract
 from twopc.testing.kills import FEW
@@ -92,24 +92,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # The contract ships without this project's marks.
         if item.name.partition("[")[0] == KILLS_IN_THE_CONTRACT:
             item.add_marker(pytest.mark.crash)
-    _take_turns(items, int(os.environ[FEW].partition("@")[2] or 0))
-
-
-def _take_turns(items: Iterable[pytest.Item], number: int) -> None:
-    """Leave one value in the gate of those that a mark ``in_turn`` names: another one for each commit."""
-    found: dict[str, list[tuple[int, pytest.Item]]] = {}
-    for item in items:
-        for mark in item.iter_markers("in_turn"):
-            indices: dict[str, int] = item.callspec.indices if hasattr(item, "callspec") else {}
-            if mark.args[0] in indices and not item.get_closest_marker("long"):
-                name = f"{mark.args[0]} of {item.nodeid.partition('[')[0]}"
-                found.setdefault(name, []).append((indices[mark.args[0]], item))
-    for name, of_name in found.items():
-        values = sorted({value for value, _ in of_name})
-        kept = values[(number + crc32(name.encode())) % len(values)]
-        for value, item in of_name:
-            if value != kept:
-                item.add_marker(pytest.mark.long)
+    take_turns(items, int(os.environ[FEW].partition("@")[2] or 0))
 
 
 def pytest_collection_finish() -> None:
