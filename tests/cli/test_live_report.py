@@ -99,6 +99,7 @@ def test_a_page_of_another_site_gets_nothing(server: Server) -> None:
     assert server.get(Host="localhost:9")[0] == 200  # a tunnel may have another port
 
 
+@pytest.mark.long
 def test_a_browser_that_is_gone_is_not_reported(server: Server, tmp_path: Path, wait: Any) -> None:
     port = int(server.url.rsplit(":", 1)[1].strip("/"))
     with socket.create_connection(("127.0.0.1", port)) as gone:
@@ -120,6 +121,7 @@ def test_it_serves_one_page_and_takes_nothing(server: Server) -> None:
     assert "<script" not in server.get("?show=<script>")[1]
 
 
+@pytest.mark.long
 def test_a_page_that_is_paused_does_not_load_itself_again(server: Server) -> None:
     assert '<meta http-equiv="refresh" content="5">' in server.get()[1]
     assert '<meta http-equiv="refresh"' not in server.get("?pause")[1]

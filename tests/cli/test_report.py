@@ -158,6 +158,7 @@ def test_without_events_the_page_tells_what_the_log_has(shop: Any, tmp_path: Pat
     assert page.of_class("batch") == 2
 
 
+@pytest.mark.long
 def test_a_batch_that_the_log_has_pruned_is_known_by_its_events(tmp_path: Path, events: Path, look: Any) -> None:
     run(tmp_path / "log", range(70), MemoryTarget())
     look("report", tmp_path / "log", "-o", tmp_path / "page.html", "--events", events)

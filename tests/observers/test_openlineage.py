@@ -286,6 +286,7 @@ def test_a_run_has_the_parent_that_the_environment_names(
         assert (facet["job"]["namespace"], facet["job"]["name"]) == (namespace, "orders.start")
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("given", ["orders", "airflow/orders/1", "orders/46b81057-f16b-41fc-ae31-60ce316b720c", "//"])
 def test_a_parent_that_can_not_be_read_is_logged_and_left_out(
     given: str,

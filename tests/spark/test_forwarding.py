@@ -237,6 +237,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 def test_a_forked_child_of_a_driver_keeps_no_other_one_waiting(path: Path, kept: Kept) -> None:
     write(path, batch(0))
     with subprocess.Popen([sys.executable, "-c", FORKED, str(path)], stdin=subprocess.PIPE) as driver:

@@ -126,6 +126,7 @@ def test_a_query_that_failed_after_its_decision_goes_on_where_it_stopped(pipelin
     assert pipeline.decided_batches() == [0, 1]
 
 
+@pytest.mark.long
 def test_a_function_may_run_a_batch_again_and_what_the_batch_reads_is_the_same(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_batch_without_data_is_decided_too_and_its_output_is_there_once_if_spa
     assert counted == [(0, "2"), (60, "1"), (120, "1")]
 
 
+@pytest.mark.long
 def test_a_frame_that_is_not_made_of_the_batch_is_refused_before_anything_is_written(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     others = {

@@ -364,6 +364,7 @@ def test_a_transaction_without_a_key_has_the_handle_of_older_logs(place: Place) 
 # What is not taken. -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("kind", [FloatType(), DoubleType(), UUIDType(), TimeType(), StructType()])
 def test_a_key_of_which_readers_take_different_values_for_equal_is_refused(kind: Any, place: Place) -> None:
     place.create(Schema(NestedField(1, "id", kind), NestedField(2, "name", StringType())))

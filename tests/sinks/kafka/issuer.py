@@ -11,6 +11,7 @@ import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,12 @@ class Provider:
         return Token(answer["access_token"], time.time() + answer["expires_in"], self._options["client"])
 
 
+@cache
+def _key() -> RSAKey:
+    """Make the key of every issuer in this process."""
+    return RSAKey.generate_key(2048, {"kid": KEY_ID, "alg": "RS256", "use": "sig"})
+
+
 class Issuer:
     """Serves while its context lasts.
 
@@ -65,7 +72,7 @@ class Issuer:
         self.tokens: list[str] = []
         self.answer: tuple[int, bytes] | None = None
         self.headers = {"Content-Type": "application/json"}  # librdkafka reads no other
-        self._key = RSAKey.generate_key(2048, {"kid": KEY_ID, "alg": "RS256", "use": "sig"})
+        self._key = _key()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)

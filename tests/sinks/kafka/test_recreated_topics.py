@@ -128,6 +128,7 @@ def test_a_coordinator_in_another_process_than_the_one_before_the_tasks_sees_it_
     before_tasks.abort(vote)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
 def test_what_was_decided_and_not_committed_before_its_topic_was_deleted_is_lost(
     again: bool, topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, kafka_broker: Any, wait: Any

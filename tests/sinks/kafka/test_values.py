@@ -457,6 +457,7 @@ NOT_ACCEPTED = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("case", NOT_ACCEPTED)
@@ -566,6 +567,7 @@ def test_a_topic_that_is_missing_is_waited_for_once_however_many_records_name_on
     assert (waits[first], waits[second]) in [(1000, 0), (0, 1000)]
 
 
+@pytest.mark.variants
 @pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("wrong", [b"no topic!", b"\xff", b"", b"x" * 250, None])

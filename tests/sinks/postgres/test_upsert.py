@@ -93,6 +93,7 @@ def test_an_upsert_needs_no_right_to_change_the_key(keyed: Place) -> None:
 SWAPPABLE = pa.schema([("id", pa.int32()), ("email", pa.string())])
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(
     ("index", "is_taken"),
     [
@@ -140,6 +141,7 @@ SPELLED = {
 }
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("column", SPELLED)
 def test_a_key_that_postgres_spells_in_another_way_is_refused(column: str, place: Place) -> None:
     """It would be another key for Spark, and the same row."""

@@ -210,6 +210,7 @@ FOLDED = """
 """A type that compares as ``citext`` does."""
 
 
+@pytest.mark.variants
 @pytest.mark.filterwarnings("ignore:Did not recognize type")
 @pytest.mark.parametrize("database", ["postgresql"])
 @pytest.mark.parametrize("column", ["folded", "a_name", "text[]"])
@@ -238,6 +239,7 @@ def test_a_key_whose_collation_folds_is_refused_and_another_columns_is_not(foldi
     place.sink(upsert_by="value").validate(schema)
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("database", ["postgresql"])
 @pytest.mark.parametrize("column", ["int", "varchar(9)", "uuid", "timestamptz", "numeric(9,2)", "bytea"])
 def test_a_key_of_a_type_that_compares_whole_values_is_taken(column: str, place: Place) -> None:

@@ -23,6 +23,7 @@ for _ in sys.stdin:
 """
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("seconds", [-3600, 3600])
 def test_a_step_moves_the_wall_clock_at_once_and_no_wait_takes_longer(seconds: int, tmp_path: Path) -> None:
     if reason := why_not():
