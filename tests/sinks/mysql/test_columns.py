@@ -175,7 +175,6 @@ def test_what_the_server_fills_in_may_be_left_out(place: Place) -> None:
 MAYBE_SECRET = pa.array(["fine", "secret"], pa.string())
 
 
-@pytest.mark.variants
 @pytest.mark.parametrize(
     ("column", "values", "rule"),
     [
