@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline
     from twopc.spark import ForeachBatch
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 CORES, PARTITIONS = 2, 5
 BATCHES = 2
@@ -73,20 +73,17 @@ def transactions(
     return [len(pipeline.decided(batch)["sink"]) for batch in range(BATCHES)]
 
 
-@pytest.mark.long
 def test_what_comes_after_a_small_batch_is_written_by_as_many_tasks_as_there_are_cores(source: Pipeline) -> None:
     assert transactions(source) == [PARTITIONS, CORES]
     assert len(source.archived()) == BATCHES * ROWS
 
 
-@pytest.mark.long
 def test_the_union_of_sources_is_written_by_as_many_tasks_as_there_are_cores(source: Pipeline) -> None:
     other = source.beside("other")
     other.add_batch([{"id": 1, "name": "b"}])
     assert transactions(source, lambda frame: frame.union(other.source()))[1:] == [CORES]
 
 
-@pytest.mark.long
 def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch(source: Pipeline) -> None:
     writer = source.writer()
     source.run(writer, columns)
@@ -96,7 +93,6 @@ def test_a_query_that_is_started_again_has_a_task_a_partition_in_its_first_batch
     assert [len(source.decided(batch)["sink"]) for batch in range(BATCHES, 2 * BATCHES)] == [PARTITIONS, CORES]
 
 
-@pytest.mark.long
 def test_what_comes_after_a_large_batch_is_written_by_a_task_a_partition(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,7 +100,6 @@ def test_what_comes_after_a_large_batch_is_written_by_a_task_a_partition(
     assert transactions(source) == [PARTITIONS] * BATCHES
 
 
-@pytest.mark.long
 def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
     source: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,12 +107,10 @@ def test_a_batch_is_large_by_what_it_reads_however_little_of_that_is_written(
     assert transactions(source, lambda frame: frame.where("id % 2 = 0")) == [PARTITIONS] * BATCHES
 
 
-@pytest.mark.long
 def test_it_is_switched_off_by_an_argument(source: Pipeline) -> None:
     assert transactions(source, small_batches="all-tasks") == [PARTITIONS] * BATCHES
 
 
-@pytest.mark.long
 def test_where_spark_asks_for_executors_by_waiting_tasks_none_is_merged_away(source: Pipeline) -> None:
     with dynamic_allocation(source.spark):
         assert transactions(source) == [PARTITIONS] * BATCHES
@@ -156,7 +149,6 @@ class NumbersReader(DataSourceStreamReader):
         yield partition.value, "a"
 
 
-@pytest.mark.long
 def test_a_source_that_runs_python_keeps_its_tasks(session: SparkSession, pipeline: Pipeline) -> None:
     session.dataSource.register(Numbers)
     writer = pipeline.writer()
@@ -203,7 +195,6 @@ def joined(source: DataFrame) -> DataFrame:
     return source.join(F.broadcast(source.sparkSession.range(1000)), "id")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     [
@@ -226,7 +217,6 @@ def through_an_rdd(batch: DataFrame) -> DataFrame:
     return batch.sparkSession.createDataFrame(batch.rdd.map(lambda row: row), batch.schema)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -247,7 +237,6 @@ def test_whatever_a_function_for_foreach_batch_makes_of_its_batch_keeps_its_task
     )
 
 
-@pytest.mark.long
 def test_columns_and_filters_of_a_function_for_foreach_batch_are_as_cheap_as_the_querys(source: Pipeline) -> None:
     def through(writer: ForeachBatch) -> Callable[[DataFrame, int], None]:
         return lambda batch, batch_id: writer(batch.withColumn("batch", F.lit(batch_id)).where("id > 0"), batch_id)
@@ -255,7 +244,6 @@ def test_columns_and_filters_of_a_function_for_foreach_batch_are_as_cheap_as_the
     assert transactions(source, write=through) == [PARTITIONS, CORES]
 
 
-@pytest.mark.long
 def test_a_function_in_the_columns_of_a_sink_keeps_its_tasks(source: Pipeline) -> None:
     name = f"same_{uuid.uuid4().hex}"
     source.spark.udf.register(name, lambda text: text, "string")

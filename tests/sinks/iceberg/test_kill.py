@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
     from tests.sinks.iceberg.conftest import Place
 
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 
-@pytest.mark.long
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(place: Place) -> None:
     committable = killed_writer("iceberg", place.options)
     assert committable is not None
@@ -31,7 +30,6 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     assert place.values() == sorted(VALUES)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("when", few([BEFORE], "after pre-commit"))
 def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, place: Place) -> None:
     before = place.files()
@@ -44,7 +42,6 @@ def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, pla
     assert place.files() == before
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("way", "lost"), STRIKES)
 @pytest.mark.parametrize("name", KILLED)

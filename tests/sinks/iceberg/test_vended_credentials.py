@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from twopc import Committable
     from twopc_iceberg import IcebergSink
 
-pytestmark = pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not()))
+pytestmark = [pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not())), pytest.mark.long]
 
 REFUSALS = {
     "ExpiredToken": s3_error(400, "ExpiredToken", "The provided token has expired."),
@@ -114,7 +114,6 @@ def commit(sink: IcebergSink, batch_id: int, votes: Sequence[Committable]) -> No
     sink.complete(batch_id, batch)
 
 
-@pytest.mark.long
 @of_each_kind
 def test_batches_are_written_with_what_the_catalog_gives_out(lake: Lake) -> None:
     sink = lake.place.sink()
@@ -124,7 +123,6 @@ def test_batches_are_written_with_what_the_catalog_gives_out(lake: Lake) -> None
     assert lake.store.refused == 0
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @of_each_kind
 @pytest.mark.parametrize("refusal", REFUSALS)
@@ -157,7 +155,6 @@ def test_credentials_that_end_at_any_request_neither_lose_nor_double_a_record(
     assert not any(secret in told for secret in lake.vendor.secrets)
 
 
-@pytest.mark.long
 @of_each_kind
 def test_a_task_gets_new_credentials_when_those_it_was_given_end_soon(lake: Lake, monkeypatch: Any) -> None:
     sink = lake.place.sink()
@@ -173,7 +170,6 @@ def test_a_task_gets_new_credentials_when_those_it_was_given_end_soon(lake: Lake
     assert lake.store.refused == 0
 
 
-@pytest.mark.long
 def test_a_task_whose_credentials_end_while_it_writes_fails_and_leaves_no_file(lake: Lake) -> None:
     sink = lake.place.sink()
     before = lake.objects()
@@ -192,7 +188,6 @@ def test_a_task_whose_credentials_end_while_it_writes_fails_and_leaves_no_file(l
     assert lake.place.values() == ["b"]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("refusal", few([*REFUSALS][:1], *[*REFUSALS][1:]))
 @pytest.mark.parametrize("step", few(["commit_batch", "abort"], "seal", "recover"))
 def test_a_driver_whose_credentials_have_ended_asks_for_new_ones(step: str, refusal: str, lake: Lake) -> None:
@@ -213,7 +208,6 @@ def test_a_driver_whose_credentials_have_ended_asks_for_new_ones(step: str, refu
     assert lake.place.values() == (["a"] if step == "commit_batch" else [])
 
 
-@pytest.mark.long
 @of_each_kind
 def test_no_secret_that_the_catalog_gave_out_is_kept_or_told(
     lake: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture

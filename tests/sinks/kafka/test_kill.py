@@ -13,7 +13,7 @@ from tests.support.loop import Job
 from twopc import Committable
 from twopc_kafka.options import LIBRDKAFKA, WRITERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash]
+pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.long]
 
 
 def written(topic: Any, prefix: str, writer: str, when: str = AFTER) -> Committable | None:
@@ -21,7 +21,6 @@ def written(topic: Any, prefix: str, writer: str, when: str = AFTER) -> Committa
     return killed_writer("kafka", {**options, "writer": writer}, when)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("writer", WRITERS)
 def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(
     writer: str, topic: Any, prefix: str, make_sink: Any, wait: Any
@@ -36,7 +35,6 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     topic.becomes(VALUES)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("writer", "when"),
     [(LIBRDKAFKA, BEFORE), *((writer, AFTER) for writer in WRITERS)],
@@ -53,7 +51,6 @@ def test_what_a_killed_writer_left_undecided_is_found_and_aborted(
     assert list(make_sink(topic).recover()) == []
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kill_at", ["deciding", "committing", "commit 1"])
 def test_a_plain_loop_that_is_killed_and_started_again_writes_each_record_exactly_once(
     kill_at: str, make_topic: Any, prefix: str, tmp_path: Path

@@ -22,7 +22,7 @@ from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.long]
 
 
 class Cluster:
@@ -75,7 +75,6 @@ def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
     return answer
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("version", [0, 1])
 def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_it_is_raised_again(
     version: int, cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
@@ -93,7 +92,6 @@ def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_
         wait.repeated(lambda p=process: p.complete(0, [committable]))
 
 
-@pytest.mark.long
 def test_what_was_committed_before_the_version_was_lowered_is_committed(
     cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:
@@ -106,7 +104,6 @@ def test_what_was_committed_before_the_version_was_lowered_is_committed(
     assert topic.visible() == ["a"]
 
 
-@pytest.mark.long
 def test_a_query_goes_on_while_the_version_is_lowered_and_raised(
     cluster: Cluster, topic: Any, make_sink: Any, wait: Any, tmp_path: Path
 ) -> None:
@@ -133,7 +130,6 @@ def test_a_query_goes_on_while_the_version_is_lowered_and_raised(
     assert topic.has_no_open_transaction()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("raised", [0, 1])
 def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_get_over(
     raised: int,
@@ -161,7 +157,6 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
     topic.becomes(["a"])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "answers",
     [
@@ -191,7 +186,6 @@ def test_only_a_transaction_that_looks_stuck_each_time_counts_as_stuck(
     topic.becomes(["a"])
 
 
-@pytest.mark.long
 def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_look_at_it_and_the_commit(
     cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +202,6 @@ def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_lo
     cluster.restart()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("version", [0, 2])
 def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
     version: int,
@@ -235,7 +228,6 @@ def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
         monkeypatch.setattr(Control, "end", lambda *_, **__: "PRODUCER_FENCED")
 
 
-@pytest.mark.long
 def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(
     cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:

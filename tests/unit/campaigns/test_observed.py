@@ -20,6 +20,8 @@ from tests.campaigns.simulation.catching import applied
 from tests.campaigns.simulation.mutants import MUTANTS
 from twopc.participant import Vote
 
+pytestmark = pytest.mark.long
+
 Record = dict[str, Any]
 
 TASKS = 2
@@ -104,7 +106,6 @@ def eventful(query: Query) -> None:
     last.close()
 
 
-@pytest.mark.long
 def test_what_a_query_does_is_a_behavior_of_the_specification(query: Query, tmp_path: Path) -> None:
     eventful(query)
     trace = query.trace()
@@ -114,7 +115,6 @@ def test_what_a_query_does_is_a_behavior_of_the_specification(query: Query, tmp_
     assert report["traces_accepted"] == 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("defect", "step"),
     [
@@ -134,7 +134,6 @@ def test_what_it_does_with_a_defect_is_not(query: Query, tmp_path: Path, defect:
     assert verdict.trace.events[verdict.rejected].kind == step
 
 
-@pytest.mark.long
 def test_a_lost_answer_and_a_dead_driver_leave_hidden_steps(query: Query, tmp_path: Path) -> None:
     """The second driver finds committed what the first one has committed, without an answer on record."""
     first, dying = query.coordinator(), Seam("tests.campaigns.model.recording:_Recorder._add", nothing)
@@ -156,7 +155,6 @@ def test_a_lost_answer_and_a_dead_driver_leave_hidden_steps(query: Query, tmp_pa
     assert str(verdict) == "query: accepted"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_transaction_that_a_sweep_does_not_find_must_be_one_that_may_have_ended(tmp_path: Path, ends: bool) -> None:
     """In files, what has voted stays. In Kafka, it may be fenced by another of its name."""
@@ -179,7 +177,6 @@ def test_a_transaction_that_a_sweep_does_not_find_must_be_one_that_may_have_ende
     assert verdict.rejected == (None if ends else len(events) - 1)
 
 
-@pytest.mark.long
 def test_a_decision_without_the_vote_of_a_task_that_has_pre_committed_is_no_step(query: Query, tmp_path: Path) -> None:
     query.batch(query.coordinator(), 0, votes=TASKS - 1)
     verdict = check(query.trace(), tmp_path / "model")
@@ -247,7 +244,6 @@ def committed_after_its_abort(records: Sequence[Record]) -> list[Record]:
     return inserted(records, [*of_sweep, *ends], "ran", 2)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("change", "step"),
     [

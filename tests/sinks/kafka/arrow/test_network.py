@@ -23,7 +23,7 @@ from twopc_kafka.client import cluster
 from twopc_kafka.options import WRITERS
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.long]
 
 FAST = "1gbit"
 PLAINTEXT_PORT, TLS_PORT, LOCAL_PORT, CONTROLLER_PORT = 9092, 9093, 9094, 9095  # free ones: the host is new
@@ -100,7 +100,6 @@ def sending(participant: Participant) -> Any:
     return transaction.writer._sending
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("tls", [False, True], ids=["plaintext", "tls"])
 def test_all_that_was_written_arrives_while_the_task_waits_for_its_plan(
     tls: bool, far_broker: FarBroker, wait: Any
@@ -112,7 +111,6 @@ def test_all_that_was_written_arrives_while_the_task_waits_for_its_plan(
         wait.until("the brokers have acknowledged all records", lambda: sent.acknowledged == BATCH.num_rows)
 
 
-@pytest.mark.long
 def test_a_request_that_takes_long_to_send_does_not_time_out(far_broker: FarBroker) -> None:
     far_broker.network.shape("20mbit")
     sink = far_broker.sink(far_broker.create_topic(), socket_timeout_ms=1000)  # 4 MB take 1.6 s
@@ -136,7 +134,6 @@ def slowly_under_way(far_broker: FarBroker, monkeypatch: pytest.MonkeyPatch, wai
         yield participant
 
 
-@pytest.mark.long
 def test_a_batch_follows_requests_that_take_long_to_send_without_a_question_first(
     slowly_under_way: Participant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +151,6 @@ def test_a_batch_follows_requests_that_take_long_to_send_without_a_question_firs
     assert not any(asked_amid)
 
 
-@pytest.mark.long
 def test_a_task_that_begins_does_not_take_a_connection_that_is_busy_for_one_that_is_dead(
     slowly_under_way: Participant,
 ) -> None:
@@ -177,7 +173,6 @@ class Pauses:
 SLOW_PLANS = (Pauses(35, 35, 35), Pauses(0, 100, 0))
 
 
-@pytest.mark.long
 def test_a_slow_plan_loses_doubles_and_fails_nothing(far_broker: FarBroker, wait: Any) -> None:
     """All cases side by side: together they take as long as the slowest."""
     batch = BATCH.slice(0, 500)
