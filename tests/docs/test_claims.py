@@ -78,3 +78,33 @@ def test_the_log_is_moved_by_a_section_that_has_the_command() -> None:
 def test_the_core_exports_what_the_pages_call() -> None:
     called = {found for text in TEXTS.values() for found in re.findall(r"\btwopc\.([a-z_]+)\(", text)}
     assert [name for name in sorted(called) if not hasattr(twopc, name)] == []
+
+
+VERDICTS = {"run", "emulator", "read", "refused", "not run"}
+
+PLATFORMS = (
+    *("Databricks", "EMR", "Dataproc", "Synapse", "Fabric", "Kubernetes", "standalone"),
+    *("MSK", "Confluent Cloud", "Redpanda", "WarpStream", "Event Hubs"),
+    *("Glue", "Unity", "Hive", "REST", "Nessie"),
+    *("S3", "ADLS", "Google Cloud Storage", "HDFS"),
+)
+"""Each about which a reader asks."""
+
+
+def test_each_platform_has_a_verdict_and_what_shows_it() -> None:
+    rows = site_script("landing").rows(TEXTS["docs/choose-a-backend.md"], "Platforms")
+    targets = {*re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)}
+    for platform, verdict, shown_by in rows:
+        named = re.findall(r"`(?:make ([\w-]+)|(tests/\S+\.py))`", shown_by)
+        assert verdict in VERDICTS, platform
+        assert all(target in targets or (ROOT / file).is_file() for target, file in named), platform
+        assert bool(named or "on-paper" in shown_by) == (verdict != "not run"), platform
+    platforms = " ".join(platform for platform, *_ in rows)
+    assert [name for name in PLATFORMS if name not in platforms] == []
+
+
+def test_the_page_on_spark_has_every_module_that_calls_the_jvm() -> None:
+    section = TEXTS["docs/internals/spark.md"].partition("\n## What asks the JVM\n")[2].partition("\n## ")[0]
+    modules = (ROOT / "twopc" / "spark").glob("**/*.py")
+    calling = {path.stem for path in modules if re.search(r"\._j\w+|\.sparkContext\b", path.read_text("utf-8"))}
+    assert calling == {*re.findall(r"^\| `(\w+)`", section, re.MULTILINE)}
