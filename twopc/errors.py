@@ -127,10 +127,10 @@ class Fenced(TwoPhaseCommitError):
 
 
 class Refused(TwoPhaseCommitError):
-    """The input was refused, and the same input fails again. The batch is not decided and nothing of it becomes
-    visible: whatever its tasks have written is rolled back. Batches decided earlier stay decided.
+    """The input was refused, and the same input fails again. The batch is not decided.
 
-    Correct what the message names, and start again.
+    Its tasks' writes are rolled back; batches decided earlier stay decided. Correct what the message names, and start
+    again.
     """
 
 
@@ -214,11 +214,10 @@ class RecordRefused(Refused):
 
 
 class LogMismatch(Refused):
-    """The commit log belongs to another query, or does not match the batch that the query has reached. The batch is
-    refused, and none of its records becomes visible.
+    """The commit log belongs to another query, or does not match the batch that the query has reached.
 
-    Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
-    ``twopc checkpoint repair``.
+    The batch is refused, and none of its records becomes visible. Give each query a log of its own. If the checkpoint
+    is older than the log, stop the query and run ``twopc checkpoint repair``.
 
     When Spark repartitions a query's state, it adds a batch that no sink sees. If nothing was in doubt before, begin a
     new log then, with the batch that the query is at as ``first_batch_id``.
@@ -226,10 +225,10 @@ class LogMismatch(Refused):
 
 
 class PoolExhausted(Refused):
-    """On one machine, task attempts of the batch, or of newer rounds, hold all transactional ids of a sink. The attempt
-    that needed one wrote nothing.
+    """On one machine, task attempts of the batch, or of newer rounds, hold all transactional ids of a sink.
 
-    Run fewer tasks of a batch per machine, and start again: the next start is a new round, which may use the ids.
+    The attempt that needed one wrote nothing. Run fewer tasks of a batch per machine, and start again: the next start
+    is a new round, which may use the ids.
     """
 
 
@@ -241,10 +240,9 @@ class OperatorRequired(TwoPhaseCommitError):
 
 
 class RepeatedFailure(OperatorRequired):
-    """The same failure has ended three starts of the query in a row, and twopc does not know it as one that passes.
-    No batch was decided in between.
+    """The same failure has ended three starts in a row, without a decided batch in between.
 
-    Correct the cause that the message quotes, and start the query again.
+    twopc does not know it as one that passes. Correct the cause that the message quotes, and start the query again.
     """
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 import twopc
 from tests.docs.test_change_a_query import Query
-from tests.support.pages import DOCS, PAGES, ROOT, site_script
+from tests.support.pages import DOCS, PAGES, ROOT, blocks, site_script
+from twopc.spark import foreach_batch
 
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 
@@ -108,3 +111,22 @@ def test_the_page_on_spark_has_every_module_that_calls_the_jvm() -> None:
     modules = (ROOT / "twopc" / "spark").glob("**/*.py")
     calling = {path.stem for path in modules if re.search(r"\._j\w+|\.sparkContext\b", path.read_text("utf-8"))}
     assert calling == {*re.findall(r"^\| `(\w+)`", section, re.MULTILINE)}
+
+
+def test_no_page_gives_foreach_batch_an_argument_that_it_does_not_have() -> None:
+    parameters = inspect.signature(foreach_batch).parameters
+    given = {
+        keyword.arg
+        for page in PAGES
+        for code in blocks(page, "python")
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "foreach_batch"
+        for keyword in node.keywords
+    }
+    assert {"log", "on_loss", "offsets"} & given
+    assert given <= {*parameters}
+
+
+def test_the_page_on_monitoring_says_that_a_slow_store_holds_up_no_other_log() -> None:
+    """As ``test_a_store_that_does_not_answer_holds_up_neither_a_scrape_nor_another_log`` shows."""
+    assert "on a thread of its own" in " ".join(TEXTS["docs/monitoring.md"].split())
