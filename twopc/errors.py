@@ -2,21 +2,21 @@
 
 ```text
 TwoPhaseCommitError
-├── Retriable               repeat the same call: the target system could not answer now
-├── RoundAborted            run the batch again: its round was rolled back, nothing of it is visible
-├── InDoubt                 start again: recovery reads from the log whether the batch is decided
-├── Fenced                  stop: a newer coordinator has this log and goes on
-├── Refused                 correct the input and start again: the batch is not decided
+├── Retriable               repeat the call: the target system gave no answer
+├── RoundAborted            run the batch again: nothing of it is visible
+├── InDoubt                 start again: recovery reads what is decided
+├── Fenced                  stop: a newer coordinator has the log
+├── Refused                 correct the input: the batch is not decided
 │   ├── ConfigurationError  an option, a plugin or a name is wrong
 │   ├── SchemaMismatch      a sink can't write a column or a type
-│   ├── RecordRefused       a sink can't write a record, however often it is tried
-│   ├── LogMismatch         the log belongs to another query, or does not match the batch
-│   └── PoolExhausted       one machine ran more task attempts of a batch than it has transactional ids
+│   ├── RecordRefused       a sink can never write a record
+│   ├── LogMismatch         the log is another query's, or does not fit the batch
+│   └── PoolExhausted       too many task attempts on one machine
 └── OperatorRequired        call an operator: the query can't go on by itself
     ├── RepeatedFailure     an unknown failure has ended three starts in a row
     ├── TransactionLost     the target system rolled back a decided transaction
-    ├── OutcomeUnknown      the target system can't report what became of a decided transaction
-    └── CorruptLog          an entry of the commit log is not what a coordinator writes
+    ├── OutcomeUnknown      whether a decided transaction is committed is unknown
+    └── CorruptLog          an entry of the log is not a coordinator's
 ```
 
 Each class's docstring is its section in the catalog, ``docs/errors.md``: what happened, then what to do.
