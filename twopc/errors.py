@@ -2,21 +2,21 @@
 
 ```text
 TwoPhaseCommitError
-├── Retriable               repeat the same call: the target system could not answer now
-├── RoundAborted            run the batch again: its round was rolled back, nothing of it is visible
-├── InDoubt                 start again: recovery reads from the log whether the batch is decided
-├── Fenced                  stop: a newer coordinator has this log and goes on
-├── Refused                 correct the input and start again: the batch is not decided
+├── Retriable               repeat the call: the target system gave no answer
+├── RoundAborted            run the batch again: nothing of it is visible
+├── InDoubt                 start again: recovery reads what is decided
+├── Fenced                  stop: a newer coordinator has the log
+├── Refused                 correct the input: the batch is not decided
 │   ├── ConfigurationError  an option, a plugin or a name is wrong
 │   ├── SchemaMismatch      a sink can't write a column or a type
-│   ├── RecordRefused       a sink can't write a record, however often it is tried
-│   ├── LogMismatch         the log belongs to another query, or does not match the batch
-│   └── PoolExhausted       one machine ran more task attempts of a batch than it has transactional ids
+│   ├── RecordRefused       a sink can never write a record
+│   ├── LogMismatch         the log is another query's, or does not fit the batch
+│   └── PoolExhausted       too many task attempts on one machine
 └── OperatorRequired        call an operator: the query can't go on by itself
     ├── RepeatedFailure     an unknown failure has ended three starts in a row
     ├── TransactionLost     the target system rolled back a decided transaction
-    ├── OutcomeUnknown      the target system can't report what became of a decided transaction
-    └── CorruptLog          an entry of the commit log is not what a coordinator writes
+    ├── OutcomeUnknown      whether a decided transaction is committed is unknown
+    └── CorruptLog          an entry of the log is not a coordinator's
 ```
 
 Each class's docstring is its section in the catalog, ``docs/errors.md``: what happened, then what to do.
@@ -127,10 +127,10 @@ class Fenced(TwoPhaseCommitError):
 
 
 class Refused(TwoPhaseCommitError):
-    """The input was refused, and the same input fails again. The batch is not decided and nothing of it becomes
-    visible: whatever its tasks have written is rolled back. Batches decided earlier stay decided.
+    """The input was refused, and the same input fails again. The batch is not decided.
 
-    Correct what the message names, and start again.
+    Its tasks' writes are rolled back; batches decided earlier stay decided. Correct what the message names, and start
+    again.
     """
 
 
@@ -214,11 +214,10 @@ class RecordRefused(Refused):
 
 
 class LogMismatch(Refused):
-    """The commit log belongs to another query, or does not match the batch that the query has reached. The batch is
-    refused, and none of its records becomes visible.
+    """The commit log belongs to another query, or does not match the batch that the query has reached.
 
-    Give each query a log of its own. If the checkpoint is older than the log, stop the query and run
-    ``twopc checkpoint repair``.
+    The batch is refused, and none of its records becomes visible. Give each query a log of its own. If the checkpoint
+    is older than the log, stop the query and run ``twopc checkpoint repair``.
 
     When Spark repartitions a query's state, it adds a batch that no sink sees. If nothing was in doubt before, begin a
     new log then, with the batch that the query is at as ``first_batch_id``.
@@ -226,10 +225,10 @@ class LogMismatch(Refused):
 
 
 class PoolExhausted(Refused):
-    """On one machine, task attempts of the batch, or of newer rounds, hold all transactional ids of a sink. The attempt
-    that needed one wrote nothing.
+    """On one machine, task attempts of the batch, or of newer rounds, hold all transactional ids of a sink.
 
-    Run fewer tasks of a batch per machine, and start again: the next start is a new round, which may use the ids.
+    The attempt that needed one wrote nothing. Run fewer tasks of a batch per machine, and start again: the next start
+    is a new round, which may use the ids.
     """
 
 
@@ -241,10 +240,9 @@ class OperatorRequired(TwoPhaseCommitError):
 
 
 class RepeatedFailure(OperatorRequired):
-    """The same failure has ended three starts of the query in a row, and twopc does not know it as one that passes.
-    No batch was decided in between.
+    """The same failure has ended three starts in a row, without a decided batch in between.
 
-    Correct the cause that the message quotes, and start the query again.
+    twopc does not know it as one that passes. Correct the cause that the message quotes, and start the query again.
     """
 
 

@@ -90,8 +90,8 @@ def gallery(systems: Sequence[Sequence[str]], states: Sequence[Sequence[str]]) -
 def _card(row: Sequence[str], promises: dict[str, Sequence[str]]) -> str:
     backend, state, run_on, not_run_on = row
     [(_, link)] = _LINK.findall(backend)
-    _, prepared, seen, _ = promises[link]
-    facts = (("prepares by", prepared), ("readers see", seen), ("run on", run_on), ("not run on", not_run_on))
+    _, seen, _ = promises[link]
+    facts = (("readers see", seen), ("run on", run_on), ("not run on", not_run_on))
     lines = "".join(f"\n\n    *{name}* {text}" for name, text in facts)
     return f'**{backend}** <span class="state {state}">{state}</span>{lines}'
 

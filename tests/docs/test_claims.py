@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 
 import twopc
 from tests.docs.test_change_a_query import Query
-from tests.support.pages import DOCS, PAGES, ROOT, site_script
+from tests.support.pages import DOCS, PAGES, ROOT, blocks, site_script
+from twopc.spark import foreach_batch
 
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 
@@ -78,3 +81,52 @@ def test_the_log_is_moved_by_a_section_that_has_the_command() -> None:
 def test_the_core_exports_what_the_pages_call() -> None:
     called = {found for text in TEXTS.values() for found in re.findall(r"\btwopc\.([a-z_]+)\(", text)}
     assert [name for name in sorted(called) if not hasattr(twopc, name)] == []
+
+
+VERDICTS = {"run", "emulator", "read", "refused", "not run"}
+
+PLATFORMS = (
+    *("Databricks", "EMR", "Dataproc", "Synapse", "Fabric", "Kubernetes", "standalone"),
+    *("MSK", "Confluent Cloud", "Redpanda", "WarpStream", "Event Hubs"),
+    *("Glue", "Unity", "Hive", "REST", "Nessie"),
+    *("S3", "ADLS", "Google Cloud Storage", "HDFS"),
+)
+"""Each about which a reader asks."""
+
+
+def test_each_platform_has_a_verdict_and_what_shows_it() -> None:
+    rows = site_script("landing").rows(TEXTS["docs/choose-a-backend.md"], "Platforms")
+    targets = {*re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)}
+    for platform, verdict, shown_by in rows:
+        named = re.findall(r"`(?:make ([\w-]+)|(tests/\S+\.py))`", shown_by)
+        assert verdict in VERDICTS, platform
+        assert all(target in targets or (ROOT / file).is_file() for target, file in named), platform
+        assert bool(named or "on-paper" in shown_by) == (verdict != "not run"), platform
+    platforms = " ".join(platform for platform, *_ in rows)
+    assert [name for name in PLATFORMS if name not in platforms] == []
+
+
+def test_the_page_on_spark_has_every_module_that_calls_the_jvm() -> None:
+    section = TEXTS["docs/internals/spark.md"].partition("\n## What asks the JVM\n")[2].partition("\n## ")[0]
+    modules = (ROOT / "twopc" / "spark").glob("**/*.py")
+    calling = {path.stem for path in modules if re.search(r"\._j\w+|\.sparkContext\b", path.read_text("utf-8"))}
+    assert calling == {*re.findall(r"^\| `(\w+)`", section, re.MULTILINE)}
+
+
+def test_no_page_gives_foreach_batch_an_argument_that_it_does_not_have() -> None:
+    parameters = inspect.signature(foreach_batch).parameters
+    given = {
+        keyword.arg
+        for page in PAGES
+        for code in blocks(page, "python")
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "foreach_batch"
+        for keyword in node.keywords
+    }
+    assert {"log", "on_loss", "offsets"} & given
+    assert given <= {*parameters}
+
+
+def test_the_page_on_monitoring_says_that_a_slow_store_holds_up_no_other_log() -> None:
+    """As ``test_a_store_that_does_not_answer_holds_up_neither_a_scrape_nor_another_log`` shows."""
+    assert "on a thread of its own" in " ".join(TEXTS["docs/monitoring.md"].split())
