@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import numpy as np
 
-from twopc_kafka.writers.encoding.buffers import Bytes, joined, view
+from twopc_kafka.writers.encoding.buffers import Bytes, joined, keep_freed_memory, view
 from twopc_kafka.writers.encoding.compression import NONE, Compression
 from twopc_kafka.writers.encoding.records import Records
 from twopc_kafka.writers.encoding.varints import Integers, sizes
@@ -75,6 +75,7 @@ class Encoder:
     """Encodes a producer's batches for one topic. Sequence numbers ensure that a broker appends each record once."""
 
     def __init__(self, producer: ProducerIdentity, limits: Limits, compression: Compression) -> None:
+        keep_freed_memory()
         self._producer = producer
         self._limits = limits
         self._compression = compression
