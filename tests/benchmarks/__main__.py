@@ -64,7 +64,7 @@ def main() -> None:
         report = figures | report | figures | {"machine": _machine(), name: [row.to_json() for row in rows]}
         given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(json.dumps(report, indent=1))
-        (given.report.parent / f"{name}.md").write_text(_table(rows))
+        given.report.with_suffix(f".{name}.md").write_text(_table(rows))
         _tell(_table(rows))
         plots.draw(name, report[name], given.plots)
     _tell(f"full report: {given.report}")

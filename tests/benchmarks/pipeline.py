@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import os
 import shutil
 import statistics
 import sys
@@ -60,7 +61,7 @@ FLINKS_INTERVAL_MS = 1_000
 def run(quick: bool, names: Sequence[str] = PEERS) -> list[Row]:
     """Return the throughputs, CPU times and cores in use, and the ratios of contestants in the same turn."""
     # The marker of a transaction takes an offset, and the source's batches are of so many offsets.
-    load = Load("source", *((400_000 - PARTITIONS, 100_000) if quick else (4_000_000 - PARTITIONS, 1_000_000)))
+    load = Load("source", 3_000_000 - PARTITIONS, 1_000_000)
     properties = {
         "log.segment.delete.delay.ms": 100,
         "log.segment.bytes": 2**26,
@@ -150,7 +151,7 @@ def _rows(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
                 ("twopc, over Spark's own sink", rates, ARROW, SPARK, "pipeline_arrow_vs_spark"),
                 ("CPU of twopc, over that with Spark's own sink", used, ARROW, SPARK, "pipeline_cpu_arrow_vs_spark"),
                 ("twopc, over the noop sink", rates, ARROW, NOOP, "pipeline_arrow_vs_noop"),
-                ("the same with the source's defaults", rates, DEFAULT_READS, ARROW, "default_reads"),
+                ("default reads of Spark's source, over fast ones", rates, DEFAULT_READS, ARROW, "default_reads"),
                 ("librdkafka, over Arrow", rates, OURS, ARROW, "pipeline_librdkafka_vs_arrow"),
                 ("at-least-once, over Arrow", rates, AT_LEAST_ONCE, ARROW, "at_least_once_vs_arrow"),
                 ("Kafka and Parquet, over the slower alone", rates, BOTH, SLOWER, "multi_vs_slower"),
@@ -170,10 +171,11 @@ def cpu(of_all: Mapping[str, Sequence[Turn]]) -> list[Row]:
 
 
 def session(folder: Path) -> SparkSession:
+    """Start Spark. What its JVM prints goes to ``spark.log`` in the folder."""
     set_java_and_python()
     from pyspark.sql import SparkSession
 
-    spark = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(str(jar) for jar in spark_kafka_jars(pyspark.__version__)))
         .config("spark.driver.memory", "2g")
@@ -183,8 +185,15 @@ def session(folder: Path) -> SparkSession:
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         # Otherwise each task waits 40 ms for TCP's delayed acknowledgments.
         .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
     )
+    kept = os.dup(sys.stderr.fileno())
+    with (folder / "spark.log").open("ab") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    try:
+        spark = builder.getOrCreate()
+    finally:
+        os.dup2(kept, sys.stderr.fileno())
+        os.close(kept)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 

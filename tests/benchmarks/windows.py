@@ -96,6 +96,8 @@ class Contestant:
         self._signal(signal.SIGSTOP)
         begin, end = samples[0], [each for each in samples if each.at_s <= samples[-1].at_s - self._cut_s][-1]
         copied = end.records - begin.records
+        if not copied:
+            raise SystemExit(f"{self._log.stem} committed {records} records at once, which leaves no window")
         cpu_us = {part: (s - begin.used_s[part]) / copied * 1e6 for part, s in end.used_s.items()}
         return Turn(copied / (end.at_s - begin.at_s), cpu_us)
 
