@@ -56,7 +56,7 @@ def room_for_records(limits: Limits) -> int:
 
 def in_runs(records: Records, room: int) -> Integers:
     """Return the number of each record's run. A run is as many consecutive records as fit in one batch."""
-    bounds = np.concatenate([[0], np.cumsum(_at_most(records))])
+    bounds = np.concatenate([[0], np.cumsum(records.at_most)])
     lengths = [cut.stop - cut.start for cut in _cuts(bounds, slice(0, len(records)), room)]
     return np.repeat(np.arange(len(lengths)), lengths)
 
@@ -92,7 +92,7 @@ class Encoder:
             of_partition: partition → its part of ``order``.
             positions: the records' positions among those of the transaction.
         """
-        bounds = np.concatenate([[0], np.cumsum(_at_most(records)[order])])
+        bounds = np.concatenate([[0], np.cumsum(records.at_most[order])])
         room = room_for_records(self._limits)
         cuts = [(number, cut) for number, part in of_partition.items() for cut in _cuts(bounds, part, room)]
         starts = np.array([cut.start for _, cut in cuts])
@@ -129,11 +129,3 @@ class Encoder:
         data = view(batch)
         data[:OVERHEAD_BYTES] = unchecked + checked
         return RecordBatch(partition, count, data, positions)
-
-
-def _at_most(records: Records) -> Integers:
-    """Return an upper bound for the bytes of each record, whatever its position in a batch."""
-    timestamps = records.timestamp_ms
-    span = np.array([len(records), timestamps.max(initial=0) - timestamps.min(initial=0)])
-    body = records.content_length + int(sizes(span).sum())
-    return body + sizes(body)
