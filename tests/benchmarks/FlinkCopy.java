@@ -13,7 +13,10 @@ import org.apache.flink.connector.kafka.source.reader.deserializer.KafkaRecordDe
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
-/** Copies a topic with Flink's KafkaSink, exactly once, with a checkpoint every so many milliseconds, until it is killed. */
+/**
+ * Copies a topic with Flink's KafkaSink, exactly once, with a checkpoint every so many milliseconds, until it is killed.
+ * Further arguments are options of its source, each before its value.
+ */
 public class FlinkCopy {
     /** A class rather than a lambda, because Flink needs the type, which a lambda does not carry. */
     private static class AsItIs implements SerializationSchema<byte[]> {

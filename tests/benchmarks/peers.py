@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from twopc_kafka_broker import SPARK_MODULES, find_java
@@ -47,14 +48,17 @@ class Flink:
         subprocess.run([compiler, "-cp", path, "-d", classes, program], check=True)
         return cls((str(java.executable), "-Xmx1g", "-cp", f"{path}:{classes}", program.stem))
 
-    def job(self, servers: str, source: str, target: str, interval_ms: int) -> list[str]:
-        """Return the command of a job that copies until it is killed, with a checkpoint every ``interval_ms``."""
-        return [*self.command, servers, source, target, str(interval_ms)]
+    def job(self, servers: str, source: str, target: str, interval_ms: int, reads: Mapping[str, str]) -> list[str]:
+        """Return the command of a job that copies until it is killed, with a checkpoint every ``interval_ms``.
+
+        ``reads``: options of its source.
+        """
+        return [*self.command, servers, source, target, str(interval_ms), *chain(*reads.items())]
 
     @contextlib.contextmanager
     def running(self, servers: str, interval_ms: int, source: str, target: str) -> Iterator[None]:
         """Run the job while the context is open."""
-        job = self.job(servers, source, target, interval_ms)
+        job = self.job(servers, source, target, interval_ms, reads={})
         with subprocess.Popen(job, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 yield
