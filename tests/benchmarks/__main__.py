@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
+import signal
+import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from tests.benchmarks import (
     changes,
@@ -29,8 +31,9 @@ from tests.benchmarks import (
 )
 from tests.benchmarks.measuring import Row
 
-BENCHMARKS = {
+BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "pipeline": pipeline.run,
+    "variants": functools.partial(pipeline.run, names=pipeline.VARIANTS),
     "latency": latency.run,
     "writer": writer.run,
     "protocol": protocol.run,
@@ -52,18 +55,23 @@ def main() -> None:
     parser.add_argument("--report", type=Path, default=Path("build/bench/report.json"))
     parser.add_argument("--plots", type=Path, default=Path("build/bench"), help="folder for the plots")
     given = parser.parse_args()
-    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # contestants are ended on the way out
     report = json.loads(given.report.read_text()) if given.report.exists() else {}
     for name in given.names or BENCHMARKS:
-        with console.status(f"{name} ..."):
-            rows = BENCHMARKS[name](given.quick)
+        _tell(f"{name} ...")
+        rows = BENCHMARKS[name](given.quick)
         figures = {row.key: row.spread[1] for row in rows if row.key}  # listed first in the report
         report = figures | report | figures | {"machine": _machine(), name: [row.to_json() for row in rows]}
         given.report.parent.mkdir(parents=True, exist_ok=True)
         given.report.write_text(json.dumps(report, indent=1))
-        console.print(_table(name, rows))
+        given.report.with_suffix(f".{name}.md").write_text(_table(rows))
+        _tell(_table(rows))
         plots.draw(name, report[name], given.plots)
-    console.print(f"full report: {given.report}")
+    _tell(f"full report: {given.report}")
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)  # noqa: T201  # for the operator
 
 
 def _machine() -> dict[str, object]:
@@ -78,13 +86,12 @@ def _machine() -> dict[str, object]:
     }
 
 
-def _table(name: str, rows: list[Row]) -> Table:
-    table = Table(title=name)
-    for column in ("what", "minimum", "median", "maximum", "unit", "runs"):
-        table.add_column(column)
+def _table(rows: list[Row]) -> str:
+    lines = ["| what | minimum | median | maximum | unit | runs |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
-        table.add_row(row.what, *(f"{value:.3g}" for value in row.spread), row.unit, str(len(row.values)))
-    return table
+        cells = (row.what, *(f"{value:.3g}" for value in row.spread), row.unit, str(len(row.values)))
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join((*lines, ""))
 
 
 if __name__ == "__main__":

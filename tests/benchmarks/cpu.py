@@ -1,33 +1,45 @@
-"""CPU time of a turn, by the processes that used it. It varies far less than time by the clock, in which everything
-waits for everything else."""
+"""CPU time by the processes that used it. It varies far less than time by the clock, in which everything waits for
+everything else."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import psutil
 
 BROKER, JVM, PYTHON = "broker", "JVM", "Python"
 
 
+class Processes:
+    """A broker, and another process with its descendants, as they are now. ``pid``: None for this process."""
+
+    def __init__(self, broker_pid: int, pid: int | None = None) -> None:
+        of_broker = descent(broker_pid)
+        others = [each for each in descent(pid) if each not in of_broker]
+        self._parts = [(BROKER, each) for each in of_broker]
+        self._parts += [(JVM if "java" in each.name() else PYTHON, each) for each in others]
+
+    def used_s(self) -> Counter[str]:
+        """Return the CPU seconds used so far, by part. A process that has ended counts in its parent."""
+        used: Counter[str] = Counter()
+        for part, process in self._parts:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                used[part] += sum(process.cpu_times()[:4])  # user and system, and those of its ended children
+        return used
+
+
+def descent(pid: int | None) -> list[psutil.Process]:
+    """Return a process and its descendants. ``pid``: None for this process."""
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
 @contextlib.contextmanager
 def cpu_of(broker_pid: int) -> Iterator[Counter[str]]:
     """Yield a counter that has the CPU seconds of the block at its end: of the broker, of other JVMs, and of Python."""
-    before, spent = _used_s(broker_pid), Counter[str]()
+    before, spent = Processes(broker_pid).used_s(), Counter[str]()
     yield spent
-    spent.update(_used_s(broker_pid))
+    spent.update(Processes(broker_pid).used_s())
     spent.subtract(before)
-
-
-def _used_s(broker_pid: int) -> Mapping[str, float]:
-    """Return what this process and its descendants have used so far. A process that has ended counts in its parent."""
-    used: Counter[str] = Counter()
-    of_broker = {broker_pid, *(child.pid for child in psutil.Process(broker_pid).children(recursive=True))}
-    this = psutil.Process()
-    for process in (this, *this.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            part = BROKER if process.pid in of_broker else JVM if "java" in process.name() else PYTHON
-            used[part] += sum(process.cpu_times()[:4])  # user and system, and those of its ended children
-    return used

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from tests.benchmarks.measuring import Row, in_turns, ratio
+from tests.benchmarks.measuring import Row, Turn, in_turns, ratio
 from tests.benchmarks.peers import Flink
 from tests.benchmarks.pipeline import (
     ARROW,
@@ -31,7 +31,6 @@ from tests.benchmarks.pipeline import (
     Contestant,
     Load,
     Machine,
-    Turn,
     cpu,
     fill,
     ours,
@@ -91,9 +90,9 @@ def run(quick: bool) -> list[Row]:
     return [*_small_batches(batches), *_delays(delays)]
 
 
-def _sparks_two(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
+def _sparks_two(servers: str, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
     """Start what Spark's guide shows for several outputs: write one after the other, from memory."""
-    options = {"kafka.bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
+    options = {"kafka.bootstrap.servers": servers, "topic": target}
 
     def write(batch: DataFrame, _batch_id: int) -> None:
         batch.persist()
@@ -128,9 +127,8 @@ class OnSpark:
         spark, folder = self.machine.spark, f"{self.machine.folder}/{target}"
         for key, value in self.settings.items():
             spark.conf.set(key, value)
-        writer, _ = SMALL[self.name].start(
-            self.machine, self.machine.source(source, **FAST_READING, **self.reads), target, folder
-        )
+        frame = self.machine.source(source, **FAST_READING, **self.reads)
+        writer, _ = SMALL[self.name].start(self.machine.broker.bootstrap_servers, frame, target, folder)
         query = writer.option("checkpointLocation", f"{folder}/checkpoint").start()
         for key in self.settings:
             spark.conf.unset(key)

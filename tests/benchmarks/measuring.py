@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -41,14 +42,36 @@ class Row:
         }
 
 
-def in_turns(contestants: Mapping[str, Callable[[], ResultT]], turns: int) -> dict[str, list[ResultT]]:
-    """Measure each contestant in each turn. Return contestant → its results. Each turn begins with a different one."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A contestant's result.
+
+    Attributes:
+        rate: the records per second, in a steady batch if there are batches.
+        cpu_us: the CPU time per record, by the part that used it; see ``Processes``.
+    """
+
+    rate: float
+    cpu_us: Mapping[str, float]
+
+
+def in_turns(
+    contestants: Mapping[str, Callable[[], ResultT]], turns: int, before_each: Callable[[], object] = lambda: None
+) -> dict[str, list[ResultT]]:
+    """Measure each contestant in each turn. Return contestant → its results. Each turn begins with a different one.
+
+    Prints a line per turn with the time that the other turns will take.
+    """
     figures: dict[str, list[ResultT]] = {name: [] for name in contestants}
+    began_s = time.monotonic()
     for turn in range(turns):
+        before_each()
         names = [*figures]
         start = turn % len(names)
         for name in (*names[start:], *names[:start]):
             figures[name].append(contestants[name]())
+        left_s = (time.monotonic() - began_s) / (turn + 1) * (turns - turn - 1)
+        print(f"  turn {turn + 1} of {turns}; {left_s / 60:.1f} minutes to go", flush=True)  # noqa: T201  # the progress
     return figures
 
 

@@ -1,15 +1,17 @@
-"""Kafka → Spark → Kafka, exactly once, compared with Spark's Kafka sink (at-least-once) and noop sink (the limit).
+"""Kafka → Spark → Kafka, exactly once, beside Flink, Spark's Kafka sink (at-least-once) and its noop sink (the limit).
 
-All contestants run in turns, in one Spark session, and read the same topic. A contestant's result is the median of its
-steady batches. The first batch is excluded, because it starts Python and fills caches.
+All contestants are long-lived and read the same topic; see ``windows``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import os
 import shutil
 import statistics
+import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +25,10 @@ import pyspark
 from confluent_kafka.admin import AdminClient
 
 import twopc
-from tests.benchmarks.cpu import BROKER, JVM, PYTHON, cpu_of
-from tests.benchmarks.measuring import Row, in_turns, ratio
-from tests.benchmarks.peers import Flink, PeerMissing, Quix
+from tests.benchmarks import windows
+from tests.benchmarks.cpu import cpu_of
+from tests.benchmarks.measuring import Row, Turn, in_turns, ratio
+from tests.benchmarks.peers import Flink, PeerMissing
 from tests.support.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.spark import ForeachBatch, foreach_batch
@@ -37,56 +40,95 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 RECORD_BYTES = 100
-QUIX_RECORDS = 300_000
+TURNS, TURNS_TO_WARM_UP = 20, 3
 
-FAST_READING = {"kafka.max.poll.records": "10000"}
-"""Reader options on Spark; see docs/spark.md. Flink keeps Kafka's default, with which it is faster."""
+FAST_READING = {
+    "kafka.max.poll.records": "10000",
+    "kafka.max.partition.fetch.bytes": str(8 * 2**20),
+    "kafka.receive.buffer.bytes": "-1",
+}
+"""Options of Spark's Kafka source for throughput; see docs/performance.md."""
 
 SPARK, NOOP, OURS, ARROW, AT_LEAST_ONCE = "spark", "noop", "librdkafka", "arrow", "at-least-once"
-FILES, BOTH, FLINK, QUIX = "parquet", "kafka-and-parquet", "flink", "quix"
+FILES, BOTH, FLINK, SLOWER = "parquet", "kafka-and-parquet", "flink", "slower"
 DEFAULT_READS = "arrow-default-reads"
+FLINKS = {
+    FLINK: dict[str, str](),
+    "flink-large-fetches": {"max.partition.fetch.bytes": str(8 * 2**20), "receive.buffer.bytes": "-1"},
+}
+"""Flink's jobs, with the options of their source. The faster one is compared; larger polls made it slower."""
+
+PEERS, VARIANTS = (NOOP, ARROW, *FLINKS, SPARK), (ARROW, DEFAULT_READS, OURS, AT_LEAST_ONCE, FILES, BOTH)
+
+FLINKS_INTERVAL_MS = 1_000
+"""The time between two checkpoints of Flink."""
 
 
-def run(quick: bool) -> list[Row]:
-    """Return the throughputs and their ratios."""
+def run(quick: bool, names: Sequence[str] = PEERS) -> list[Row]:
+    """Return the throughputs, CPU times and cores in use, and the ratios of contestants in the same turn."""
+    # The marker of a transaction takes an offset, and the source's batches are of so many offsets.
+    load = Load("source", 3_000_000 - PARTITIONS, 1_000_000)
+    properties = {
+        "log.segment.delete.delay.ms": 100,
+        "log.segment.bytes": 2**26,
+        "log.retention.check.interval.ms": 1000,
+    }
     with (
         tempfile.TemporaryDirectory() as folder,
-        # Delete topics at once, because each turn leaves one per contestant.
-        KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
+        KafkaBroker(Path(folder) / "broker", properties=properties, heap_mb=1024) as broker,
+        contextlib.ExitStack() as running,
     ):
-        large = Load("large", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
-        short = Load("short", large.records // 4, large.a_batch)
-        for load in (large, short):
-            fill(broker, load, Path(folder))
-        spark = session(Path(folder))
-        machine, turns = Machine(spark, broker, Path(folder), CONTESTANTS), 2 if quick else 5
-        on_spark: dict[str, Callable[[], Turn]] = {
-            name: functools.partial(machine.turn, large, name) for name in CONTESTANTS
+        servers, root = broker.bootstrap_servers, Path(folder)
+        topics = windows.Topics(servers, PARTITIONS)
+        pid, batch_ids = broker.pid, itertools.count()
+        assert pid is not None
+        contestants: dict[str, windows.Contestant] = {}
+        for name in names:
+            broker.create_topic(name, PARTITIONS)
+            with told_if_missing():
+                contestants[name] = _long_lived(name, servers, load, root / name, topics)
+                running.callback(contestants[name].end)
+        broker.create_topic(load.source, PARTITIONS)
+
+        def feed() -> None:
+            for topic in (load.source, *names):
+                topics.clear(topic)
+            write(servers, load, root, next(batch_ids))
+
+        window = {
+            name: functools.partial(each.window, pid, load.records, load.a_batch) for name, each in contestants.items()
         }
-        of_all = in_turns({**on_spark, **_peers(machine, large, short, quick)}, turns)
-        spark.stop()
-    return [*_throughput({name: [turn.rate for turn in of_turns] for name, of_turns in of_all.items()}), *cpu(of_all)]
+        in_turns(window, 1 if quick else TURNS_TO_WARM_UP, feed)
+        return _rows(in_turns(window, 3 if quick else TURNS, feed))
 
 
-def _peers(machine: Machine, large: Load, short: Load, quick: bool) -> dict[str, Callable[[], Turn]]:
-    """Return the peers without Spark that can be set up here."""
+def _long_lived(name: str, servers: str, load: Load, folder: Path, topics: windows.Topics) -> windows.Contestant:
+    folder.mkdir()
+    log = folder.with_suffix(".log")
+    if name in FLINKS:
+        job = Flink.set_up().job(servers, load.source, name, FLINKS_INTERVAL_MS, FLINKS[name])
+        return windows.Contestant(job, log, functools.partial(topics.end, name), cut_s=FLINKS_INTERVAL_MS / 2000)
+    program = [sys.executable, "-m", "tests.benchmarks.pipeline", name, servers, str(folder), str(load.a_batch)]
+    if CONTESTANTS[name].topic:
+        return windows.Contestant(program, log, functools.partial(topics.end, name))
 
-    def flink(peer: Flink) -> Turn:
-        # Subtract a shorter job, to exclude the start.
-        whole, start = machine.copy(peer, large, large.records), machine.copy(peer, short, short.records)
-        cpu_s = {part: s - start.cpu_s[part] for part, s in whole.cpu_s.items()}
-        return Copy(large.records - short.records, whole.seconds - start.seconds, cpu_s).turn()
+    def committed() -> int:
+        """Return the records of the batches in Spark's checkpoint."""
+        with contextlib.suppress(FileNotFoundError):
+            batches = [int(each.name) for each in (folder / "checkpoint" / "commits").iterdir() if each.name.isdigit()]
+            return load.a_batch * max(batches, default=-1) + load.a_batch
+        return 0
 
-    def quix(peer: Quix) -> Turn:
-        return machine.copy(peer, large, QUIX_RECORDS // (3 if quick else 1)).turn()
+    return windows.Contestant(program, log, committed)
 
-    peers: dict[str, Callable[[], Turn]] = {}
-    if not quick:  # a quick run is too short to exclude the start
-        with told_if_missing():
-            peers[FLINK] = functools.partial(flink, Flink.set_up())
-    with told_if_missing():
-        peers[QUIX] = functools.partial(quix, Quix.set_up())
-    return peers
+
+def main() -> None:
+    """Run one contestant on Spark until it is killed."""
+    name, servers, folder, a_batch = sys.argv[1:]
+    contestant = CONTESTANTS[name]
+    frame = source(session(Path(folder)), servers, "source", maxOffsetsPerTrigger=a_batch, **contestant.reads)
+    writer, _ = contestant.start(servers, frame, name, folder)
+    writer.option("checkpointLocation", f"{folder}/checkpoint").start().awaitTermination()
 
 
 @contextlib.contextmanager
@@ -98,24 +140,32 @@ def told_if_missing() -> Iterator[None]:
         print(f"left out: {missing}")  # noqa: T201  # for the operator
 
 
-def _throughput(rates: dict[str, list[float]]) -> list[Row]:
-    slower = [min(alone) for alone in zip(rates[OURS], rates[FILES], strict=True)]
-    ratios = [
-        ratio("exactly once (librdkafka), over Spark's own sink", rates, OURS, SPARK, "kafka_vs_spark"),
-        ratio("exactly once (Arrow), over Spark's own sink", rates, ARROW, SPARK, "pipeline_arrow_vs_spark"),
-        ratio("exactly once (librdkafka), over at-least-once", rates, OURS, AT_LEAST_ONCE, "exactly_vs_at_least_once"),
-        ratio("exactly once (librdkafka), over the noop sink", rates, OURS, NOOP, "noop_limit"),
-        ratio("exactly once (Arrow), over the noop sink", rates, ARROW, NOOP, "pipeline_arrow_vs_noop"),
-        ratio("Kafka and Parquet, over the slower alone", rates | {FILES: slower}, BOTH, FILES, "multi_vs_slower"),
+def _rows(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
+    rates = {name: [turn.rate for turn in of_turns] for name, of_turns in turns.items()}
+    used = {name: [sum(turn.cpu_us.values()) for turn in of_turns] for name, of_turns in turns.items()}
+    if FILES in rates:
+        rates[SLOWER] = [min(alone) for alone in zip(rates[ARROW], rates[FILES], strict=True)]
+    flink = max(FLINKS, key=lambda name: statistics.median(rates.get(name, [0])))
+    return [
+        *(Row(name, "records/s", tuple(rates[name])) for name in turns),
+        *cpu(turns),
+        *(Row(f"{name}, cores in use", "cores", tuple(of_turns)) for name, of_turns in windows.cores(turns).items()),
+        *(
+            ratio(what, figures, one, other, key)
+            for what, figures, one, other, key in (
+                (f"twopc, over {flink}", rates, ARROW, flink, "pipeline_arrow_vs_flink"),
+                (f"CPU of twopc, over {flink}'s", used, ARROW, flink, "pipeline_cpu_arrow_vs_flink"),
+                ("twopc, over Spark's own sink", rates, ARROW, SPARK, "pipeline_arrow_vs_spark"),
+                ("CPU of twopc, over that with Spark's own sink", used, ARROW, SPARK, "pipeline_cpu_arrow_vs_spark"),
+                ("twopc, over the noop sink", rates, ARROW, NOOP, "pipeline_arrow_vs_noop"),
+                ("default reads of Spark's source, over fast ones", rates, DEFAULT_READS, ARROW, "default_reads"),
+                ("librdkafka, over Arrow", rates, OURS, ARROW, "pipeline_librdkafka_vs_arrow"),
+                ("at-least-once, over Arrow", rates, AT_LEAST_ONCE, ARROW, "at_least_once_vs_arrow"),
+                ("Kafka and Parquet, over the slower alone", rates, BOTH, SLOWER, "multi_vs_slower"),
+            )
+            if one in rates and other in rates
+        ),
     ]
-    if FLINK in rates:
-        ratios.append(ratio("exactly once (librdkafka), over Flink", rates, OURS, FLINK, "kafka_vs_flink"))
-        ratios.append(ratio("exactly once (Arrow), over Flink", rates, ARROW, FLINK, "pipeline_arrow_vs_flink"))
-        what, key = "the same, both with Kafka's default reads", "pipeline_arrow_vs_flink_default_reads"
-        ratios.append(ratio(what, rates, DEFAULT_READS, FLINK, key))
-    if QUIX in rates:
-        ratios.append(ratio("exactly once (librdkafka), over Quix Streams", rates, OURS, QUIX, "kafka_vs_quix"))
-    return [*(Row(name, "records/s", tuple(of_turns)) for name, of_turns in rates.items()), *ratios]
 
 
 def cpu(of_all: Mapping[str, Sequence[Turn]]) -> list[Row]:
@@ -128,10 +178,11 @@ def cpu(of_all: Mapping[str, Sequence[Turn]]) -> list[Row]:
 
 
 def session(folder: Path) -> SparkSession:
+    """Start Spark. What its JVM prints goes to ``spark.log`` in the folder."""
     set_java_and_python()
     from pyspark.sql import SparkSession
 
-    spark = (
+    builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(str(jar) for jar in spark_kafka_jars(pyspark.__version__)))
         .config("spark.driver.memory", "2g")
@@ -141,29 +192,44 @@ def session(folder: Path) -> SparkSession:
         .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
         # Otherwise each task waits 40 ms for TCP's delayed acknowledgments.
         .config("spark.python.unix.domain.socket.enabled", "true")
-        .getOrCreate()
     )
+    kept = os.dup(sys.stderr.fileno())
+    with (folder / "spark.log").open("ab") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    try:
+        spark = builder.getOrCreate()
+    finally:
+        os.dup2(kept, sys.stderr.fileno())
+        os.close(kept)
     spark.sparkContext.setLogLevel("ERROR")
     return spark
 
 
 def fill(broker: KafkaBroker, load: Load, folder: Path) -> None:
-    """Write the source topic."""
+    """Create the source topic and write it."""
     broker.create_topic(load.source, PARTITIONS)
+    write(broker.bootstrap_servers, load, folder, batch_id=0)
+
+
+def write(servers: str, load: Load, folder: Path, batch_id: int) -> None:
+    """Write the records in one transaction, equally many to each partition."""
     values = [str(number).encode().ljust(RECORD_BYTES, b"x") for number in range(10_000)]
-    batch = pa.record_batch({"value": pa.array(values, pa.binary())})
-    sink = twopc.create_sink(
-        "kafka", {"bootstrap.servers": broker.bootstrap_servers, "topic": load.source, "writer": "arrow"}
-    )
+    column = pa.array(values, pa.binary())
+    batches = [
+        pa.record_batch({"value": column, "partition": pa.repeat(pa.scalar(number, pa.int32()), len(values))})
+        for number in range(PARTITIONS)
+    ]
+    sink = twopc.create_sink("kafka", {"bootstrap.servers": servers, "topic": load.source})
 
     def phase_one(round: Round) -> list[Vote]:
         with Participant({"sink": sink}, round, partition=0) as participant:
-            for begin in range(0, load.records, batch.num_rows):
-                participant.write("sink", batch.slice(0, min(batch.num_rows, load.records - begin)))
+            for begin in range(0, load.records // PARTITIONS, len(values)):
+                for batch in batches:
+                    participant.write("sink", batch.slice(0, load.records // PARTITIONS - begin))
             return [participant.pre_commit()]
 
     with Coordinator({"sink": sink}, f"{folder}/{load.source}-log", owner="benchmark") as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(batch_id, phase_one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,32 +239,6 @@ class Load:
     source: str
     records: int
     a_batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A contestant's result.
-
-    Attributes:
-        rate: the records per second, in a steady batch if there are batches.
-        cpu_us: the CPU time per record of the whole turn, by the part that used it; see ``cpu_of``.
-    """
-
-    rate: float
-    cpu_us: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """What a peer took to copy ``records``. ``cpu_s``: see ``cpu_of``."""
-
-    records: int
-    seconds: float
-    cpu_s: Mapping[str, float]
-
-    def turn(self) -> Turn:
-        """Return this as the result of a turn."""
-        return Turn(self.records / self.seconds, {part: s / self.records * 1e6 for part, s in self.cpu_s.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +256,8 @@ class Machine:
         self.broker.create_topic(target, PARTITIONS)
         name = f"{self.folder}/{target}"
         writes = self.contestants[contestant]
-        writer, written = writes.start(
-            self, self.source(load.source, maxOffsetsPerTrigger=str(load.a_batch)), target, name
-        )
+        frame = self.source(load.source, maxOffsetsPerTrigger=str(load.a_batch))
+        writer, written = writes.start(self.broker.bootstrap_servers, frame, target, name)
         assert self.broker.pid is not None
         with cpu_of(self.broker.pid) as used_s:
             query = writer.option("checkpointLocation", f"{name}/checkpoint").trigger(availableNow=True).start()
@@ -239,19 +278,6 @@ class Machine:
         batch_s = statistics.median(full[1:])
         return Turn(load.a_batch / batch_s, {part: s / load.records * 1e6 for part, s in used_s.items()})
 
-    def copy(self, peer: Flink | Quix, load: Load, records: int) -> Copy:
-        """Return what a peer takes. Checks that the output is complete."""
-        name = type(peer).__name__
-        target = f"{name}-{uuid.uuid4().hex[:8]}"
-        self.broker.create_topic(target, PARTITIONS)
-        assert self.broker.pid is not None
-        with cpu_of(self.broker.pid) as used_s:
-            seconds = peer.copy(self.broker.bootstrap_servers, load.source, target, records)
-        self._check(name, self._count(target), records)
-        self.delete(target)
-        # The CPU time of a process that has ended counts as this one's, which only waits.
-        return Copy(records, seconds, {BROKER: used_s[BROKER], peer.part: used_s[JVM] + used_s[PYTHON]})
-
     def _check(self, contestant: str, found: int, records: int) -> None:
         if found != records:
             raise SystemExit(f"{contestant} wrote {found} of {records} records")
@@ -262,19 +288,20 @@ class Machine:
 
     def source(self, topic: str, **options: str) -> DataFrame:
         """Return a stream of a topic's values, from the first on. ``options``: of Spark's Kafka source."""
-        options = self._reader(topic) | options
-        return self.spark.readStream.format("kafka").options(**options).load().select("value")
+        return source(self.spark, self.broker.bootstrap_servers, topic, **options)
 
     def _count(self, topic: str) -> int:
-        options = self._reader(topic) | {"kafka.isolation.level": "read_committed"}
+        options = _reader(self.broker.bootstrap_servers, topic) | {"kafka.isolation.level": "read_committed"}
         return self.spark.read.format("kafka").options(**options).load().count()
 
-    def _reader(self, topic: str) -> dict[str, str]:
-        return {
-            "kafka.bootstrap.servers": self.broker.bootstrap_servers,
-            "subscribe": topic,
-            "startingOffsets": "earliest",
-        }
+
+def source(spark: SparkSession, servers: str, topic: str, **options: str) -> DataFrame:
+    """Return a stream of a topic's values, from the first on. ``options``: of Spark's Kafka source."""
+    return spark.readStream.format("kafka").options(**_reader(servers, topic), **options).load().select("value")
+
+
+def _reader(servers: str, topic: str) -> dict[str, str]:
+    return {"kafka.bootstrap.servers": servers, "subscribe": topic, "startingOffsets": "earliest"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,33 +314,31 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """What starts a query from a frame, a topic and a folder; where its records can be counted; and with which options
-    Spark's Kafka source reads."""
+    """What starts a query from servers, a frame, a topic and a folder; where its records can be counted; and with which
+    options Spark's Kafka source reads."""
 
-    start: Callable[[Machine, DataFrame, str, str], tuple[DataStreamWriter, ForeachBatch | None]]
+    start: Callable[[str, DataFrame, str, str], tuple[DataStreamWriter, ForeachBatch | None]]
     topic: bool = True
     outputs: Mapping[str, Output] = field(default_factory=dict)
     reads: Mapping[str, str] = field(default_factory=lambda: FAST_READING)
 
 
-def _spark(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
-    options = {"kafka.bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
+def _spark(servers: str, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
+    options = {"kafka.bootstrap.servers": servers, "topic": target}
     return frame.writeStream.format("kafka").options(**options), None
 
 
-def _noop(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
+def _noop(servers: str, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, None]:
     return frame.writeStream.format("noop"), None
 
 
 def ours(kafka: Mapping[str, str] | None, **outputs: Output) -> Contestant:
     """Return a contestant that writes with twopc. ``kafka`` has the options of the Kafka sink, if there is one."""
 
-    def start(
-        machine: Machine, frame: DataFrame, target: str, name: str
-    ) -> tuple[DataStreamWriter, ForeachBatch | None]:
+    def start(servers: str, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, ForeachBatch | None]:
         sinks = {each: output.sink(name) for each, output in outputs.items()}
         if kafka is not None:
-            where = {"bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
+            where = {"bootstrap.servers": servers, "topic": target}
             sinks["kafka"] = twopc.create_sink("kafka", {**where, **kafka})
         write = foreach_batch(sinks, log=f"{name}/log")
         return frame.writeStream.foreachBatch(write), write
@@ -334,5 +359,9 @@ CONTESTANTS: dict[str, Contestant] = {
     DEFAULT_READS: replace(ours({"writer": "arrow"}), reads={}),
     AT_LEAST_ONCE: ours({"delivery": "at-least-once"}),
     FILES: ours(None, parquet=PARQUET),
-    BOTH: ours({"writer": "librdkafka"}, parquet=PARQUET),
+    BOTH: ours({}, parquet=PARQUET),
 }
+
+
+if __name__ == "__main__":
+    main()

@@ -59,8 +59,8 @@ def run(quick: bool) -> list[Row]:
 def _writes(conditions: Mapping[str, str | None], on_loss: Any = "stop") -> Contestant:
     """Return a contestant with an output per condition. All of them write to one topic."""
 
-    def start(machine: Machine, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, ForeachBatch]:
-        where = {"bootstrap.servers": machine.broker.bootstrap_servers, "topic": target}
+    def start(servers: str, frame: DataFrame, target: str, name: str) -> tuple[DataStreamWriter, ForeachBatch]:
+        where = {"bootstrap.servers": servers, "topic": target}
         outputs = {each: Output(twopc.create_sink("kafka", where), where=rows) for each, rows in conditions.items()}
         write = foreach_batch(outputs, log=f"{name}/log", on_loss=on_loss)
         return frame.writeStream.foreachBatch(write), write

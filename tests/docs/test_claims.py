@@ -48,7 +48,8 @@ def test_the_state_of_the_file_sink_names_the_stores_that_need_repair_by_hand() 
 
 
 def test_the_measurements_say_whether_more_or_less_is_better() -> None:
-    rows = re.findall(r"^\|(.*\d.*)\|$", TEXTS["docs/performance.md"], re.MULTILINE)
+    measured = TEXTS["docs/performance.md"].partition("\n## How to get it\n")[0]
+    rows = re.findall(r"^\|(.*\d.*)\|$", measured, re.MULTILINE)
     assert {row.rpartition("|")[2].strip() for row in rows} == {"more", "less"}
 
 

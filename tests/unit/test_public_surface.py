@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import twopc
 from tests.support.pages import ROOT
 from tests.unit.public_surface import lines
@@ -89,7 +91,20 @@ def test_type_checkers_see_the_names_that_are_imported_at_their_first_use() -> N
     assert {alias.asname: node.module for node in imports for alias in node.names} == vars(twopc)["_MODULES"]
 
 
-def test_the_contract_of_a_sink_loads_a_few_modules() -> None:
-    code = "import sys, twopc.sink; print(sum(name.partition('.')[0] == 'twopc' for name in sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(out.stdout) <= 20
+@pytest.mark.parametrize(
+    ("code", "own", "others"),
+    [
+        ("import twopc", 2, set()),
+        ("import twopc.sink", 20, set()),
+        ("from twopc.cli import main; sys.argv[1:] = ['--help']; main()", 6, {"click"}),
+    ],
+)
+def test_what_an_import_and_the_help_load(code: str, own: int, others: set[str]) -> None:
+    count = (
+        "import atexit, sys; before = {*sys.modules};"
+        " atexit.register(lambda: print(*{*sys.modules} - before, file=sys.stderr))"
+    )
+    done = subprocess.run([sys.executable, "-c", f"{count}; {code}"], capture_output=True, text=True, check=True)
+    packages = [name.partition(".")[0] for name in done.stderr.split()]
+    assert 0 < packages.count("twopc") <= own
+    assert {*packages} - {"twopc", *sys.stdlib_module_names} == others

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import google_crc32c
 import numpy as np
 
-from twopc_kafka.writers.encoding.buffers import Bytes, joined, view
+from twopc_kafka.writers.encoding.buffers import Bytes, joined, keep_freed_memory, view
 from twopc_kafka.writers.encoding.compression import NONE, Compression
 from twopc_kafka.writers.encoding.records import Records
 from twopc_kafka.writers.encoding.varints import Integers, sizes
@@ -56,7 +56,7 @@ def room_for_records(limits: Limits) -> int:
 
 def in_runs(records: Records, room: int) -> Integers:
     """Return the number of each record's run. A run is as many consecutive records as fit in one batch."""
-    bounds = np.concatenate([[0], np.cumsum(_at_most(records))])
+    bounds = np.concatenate([[0], np.cumsum(records.at_most)])
     lengths = [cut.stop - cut.start for cut in _cuts(bounds, slice(0, len(records)), room)]
     return np.repeat(np.arange(len(lengths)), lengths)
 
@@ -75,6 +75,7 @@ class Encoder:
     """Encodes a producer's batches for one topic. Sequence numbers ensure that a broker appends each record once."""
 
     def __init__(self, producer: ProducerIdentity, limits: Limits, compression: Compression) -> None:
+        keep_freed_memory()
         self._producer = producer
         self._limits = limits
         self._compression = compression
@@ -91,7 +92,7 @@ class Encoder:
             of_partition: partition → its part of ``order``.
             positions: the records' positions among those of the transaction.
         """
-        bounds = np.concatenate([[0], np.cumsum(_at_most(records)[order])])
+        bounds = np.concatenate([[0], np.cumsum(records.at_most[order])])
         room = room_for_records(self._limits)
         cuts = [(number, cut) for number, part in of_partition.items() for cut in _cuts(bounds, part, room)]
         starts = np.array([cut.start for _, cut in cuts])
@@ -128,11 +129,3 @@ class Encoder:
         data = view(batch)
         data[:OVERHEAD_BYTES] = unchecked + checked
         return RecordBatch(partition, count, data, positions)
-
-
-def _at_most(records: Records) -> Integers:
-    """Return an upper bound for the bytes of each record, whatever its position in a batch."""
-    timestamps = records.timestamp_ms
-    span = np.array([len(records), timestamps.max(initial=0) - timestamps.min(initial=0)])
-    body = records.content_length + int(sizes(span).sum())
-    return body + sizes(body)

@@ -73,6 +73,14 @@ class Records:
         attributes = 1
         return attributes + texts[0] + texts[1] + self.headers_length
 
+    @cached_property
+    def at_most(self) -> Integers:
+        """An upper bound for the bytes of each record, whatever its position in a batch."""
+        timestamps = self.timestamp_ms
+        span = np.array([len(self), timestamps.max(initial=0) - timestamps.min(initial=0)])
+        body = self.content_length + int(sizes(span).sum())
+        return body + sizes(body)
+
     def slice(self, start: int, stop: int) -> Records:
         """Return the records from ``start`` up to, but not including, ``stop``."""
         length = stop - start
