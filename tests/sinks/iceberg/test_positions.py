@@ -32,6 +32,7 @@ from tests.sinks.iceberg.test_upserts import (
     BY_DAY,
     COLUMNS,
     PAIRS,
+    append,
     commit_manifests,
     compact,
     names,
@@ -39,7 +40,7 @@ from tests.sinks.iceberg.test_upserts import (
     run,
     upserts,
 )
-from tests.support.between import Between, once
+from tests.support.between import Between, lost, once
 from tests.support.keyed_table import records, sealed, vote
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
@@ -327,6 +328,22 @@ def test_a_lost_request_is_sent_again_as_it_was_and_its_rows_are_not_searched_tw
     assert table.files() == before
     upserts(table).commit_batch(1, batch)
     assert names(table) == ["A", "b"]
+
+
+def test_the_deletes_of_a_commit_whose_answer_was_lost_stay_though_its_snapshot_has_expired(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "tue")])
+    batch, sink = sealed(table, vote(table, [(1, "A", "wed")], round=Round(1, 1))), upserts(table)
+
+    def others_go_on() -> None:
+        committed = table.table().metadata.current_snapshot_id
+        assert committed is not None
+        append(table, (7, "c", "mon"))
+        table.table().maintenance.expire_snapshots().by_ids([committed]).commit()
+        lost()
+
+    Between(after=once(others_go_on)).stand(sink)
+    sink.commit_batch(1, batch)
+    assert names(table) == ["A", "b", "c"]
 
 
 def test_columns_of_the_key_that_were_renamed_and_widened_are_found_by_their_ids(by_files: Place) -> None:
