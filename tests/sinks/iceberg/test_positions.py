@@ -532,6 +532,24 @@ def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the
         sink.seal([by_files.vote(row, Round(1, 1), sink=sink)], 0.0)
 
 
+def test_a_file_whose_rows_can_not_be_found_is_not_called_damaged(by_files: Place) -> None:
+    by_files.table().add_files([_imported(by_files, "mon", 1)])
+    with by_files.table().transaction() as transaction:
+        transaction.remove_properties("schema.name-mapping.default")
+    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
+    with pytest.raises(
+        OperatorRequired, match=r"1\.parquet has no ids of columns, .*: set it, or run rewrite"
+    ) as found:
+        upserts(by_files).commit_batch(1, batch)
+    assert "Restore" not in str(found.value)
+    with by_files.table().transaction() as transaction:
+        transaction.set_properties(
+            {"schema.name-mapping.default": by_files.table().schema().name_mapping.model_dump_json()}
+        )
+    upserts(by_files).commit_batch(1, batch)
+    assert names(by_files) == ["A"]
+
+
 def test_the_option_needs_a_key(place: Place) -> None:
     with pytest.raises(ConfigurationError, match="takes 'deletes' only with 'upsert_by'") as refused:
         place.unbound(deletes="position")
