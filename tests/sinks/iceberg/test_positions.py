@@ -175,7 +175,7 @@ def _upgrade(place: Place) -> None:
     place.point_to({**place.table().metadata.model_dump(mode="json"), "format-version": 3, "next-row-id": 0})
 
 
-def shared_deletes(place: Place, *rows: int) -> str:
+def shared_deletes(place: Place, *rows: int, of_format: FileFormat = FileFormat.PARQUET) -> str:
     """Add a file of deletes that is for several data files, as Spark writes one per partition. Returns its location."""
     table, io = place.table(), upserts(place)._lake.io()
     files = [entry.data_file for entry in live(place, DataFileContent.DATA)]
@@ -187,7 +187,7 @@ def shared_deletes(place: Place, *rows: int) -> str:
     deletes = data_file(
         content=DataFileContent.POSITION_DELETES,
         file_path=location,
-        file_format=FileFormat.PARQUET,
+        file_format=of_format,
         partition=files[0].partition,
         record_count=len(of_rows),
         file_size_in_bytes=Path(location[7:]).stat().st_size,
@@ -548,6 +548,17 @@ def test_a_file_whose_rows_can_not_be_found_is_not_called_damaged(by_files: Plac
         )
     upserts(by_files).commit_batch(1, batch)
     assert names(by_files) == ["A"]
+
+
+def test_deletes_of_others_in_another_format_are_not_called_damaged(by_files: Place) -> None:
+    run(by_files, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    location = shared_deletes(by_files, 1, of_format=FileFormat.AVRO)
+    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
+    Path(location[7:]).write_bytes(b"Obj\x01")
+    advice = r"has position deletes in AVRO: .* run rewrite_position_delete_files"
+    with pytest.raises(OperatorRequired, match=advice) as found:
+        upserts(by_files).commit_batch(1, batch)
+    assert "Restore" not in str(found.value)
 
 
 def test_the_option_needs_a_key(place: Place) -> None:
