@@ -20,6 +20,7 @@ from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.loop import Read
 from twopc.options import parse
 from twopc_kafka import connection_options
+from twopc_kafka.properties import ALIASES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +35,9 @@ ClientT = TypeVar("ClientT")
 _TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 60.0
 """How often to look for partitions that were added."""
+
+MOST_RECORDS = 1_000_000
+"""librdkafka returns no more at a time."""
 
 _OWNER = "the kafka source"
 
@@ -95,8 +99,14 @@ class KafkaSource:
         for name in options:
             if name in _OURS:
                 raise ConfigurationError(f"{name!r} can't be set on {_OWNER}: {_OURS[name]}", option=name)
-        if starts_at not in ("earliest", "latest"):
-            raise ConfigurationError("starts_at must be 'earliest' or 'latest'", option="starts_at")
+        for name, is_right, must_be in (
+            ("starts_at", starts_at in ("earliest", "latest"), "'earliest' or 'latest'"),
+            ("topics", bool(topics) and not isinstance(topics, str), "names of topics, in a list"),
+            ("max_records", 0 < max_records <= MOST_RECORDS, f"a number from 1 to {MOST_RECORDS}"),
+        ):
+            if not is_right:
+                raise ConfigurationError(f"{name} must be {must_be}", option=name)
+        options = {ALIASES["sasl.mechanisms"] if name == "sasl.mechanisms" else name: options[name] for name in options}
         self._topics, self._max_records, self._max_wait_s = sorted(topics), max_records, max_wait_s
         self._starts_at, self._fails = starts_at, fail_on_data_loss
         servers = parse(_OWNER, [connection_options.SERVERS], options)["bootstrap.servers"]

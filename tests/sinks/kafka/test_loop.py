@@ -209,6 +209,21 @@ def test_what_would_move_the_offsets_besides_the_log_is_refused(name: str) -> No
         KafkaSource({"bootstrap.servers": "127.0.0.1:1", name: "true"}, ["orders"])
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("topics", "orders"), ("topics", []), ("max_records", 0), ("max_records", 10**7), ("starts_at", "now")],
+)
+def test_an_argument_with_which_nothing_or_something_else_is_read_is_refused(name: str, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} must be") as refused:
+        KafkaSource({"bootstrap.servers": "127.0.0.1:1"}, **{"topics": ["orders"], name: given})
+    assert refused.value.option == name
+
+
+def test_the_other_name_of_the_mechanism_is_taken() -> None:
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.username": "u", "sasl.password": "p"}
+    KafkaSource({"bootstrap.servers": "127.0.0.1:1", **login, "sasl.mechanisms": "PLAIN"}, ["orders"])
+
+
 def test_an_option_that_librdkafka_does_not_know_is_refused_without_its_value() -> None:
     with pytest.raises(ConfigurationError, match="the kafka source on this host: No such") as refused:
         KafkaSource({"bootstrap.servers": "127.0.0.1:1", "fetch.minn": "hunter2"}, ["orders"]).begin(None)
