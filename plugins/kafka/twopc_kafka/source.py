@@ -213,9 +213,13 @@ class KafkaSource:
         where = f"{message.topic()}-{message.partition()}" if message.topic() else "the brokers"
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001  # its name
             offset = self._next.get((str(message.topic()), int(message.partition() or 0)))
-            raise OperatorRequired(
+            gone = (
                 f"{where} no longer has the next record, at offset {offset}: it was deleted before it was read. Nothing"
-                " was skipped. Start again: the message then has the number of the records that are lost."
+            )
+            if not self._fails:
+                raise Retriable(f"{gone} of it was written yet. The next start skips what is gone, and logs how much.")
+            raise OperatorRequired(
+                f"{gone} was skipped. Start again: the message then has the number of the records that are lost."
             )
         raise OperatorRequired(f"{where} can't be read: {error.str()} ({error.name()})")
 

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 
 from tests.sinks.kafka.access import allow, by_provider
 from tests.support.pages import DOCS, write_files
-from twopc.errors import ConfigurationError, OperatorRequired
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.log.commit_log import read_tail
 from twopc.log.store import store_of
 from twopc.loop import run
@@ -109,6 +109,25 @@ def test_deleted_records_are_refused_with_their_number_and_skipped_only_where_th
     produce(topic, ["f"])
     read(topic, log, target, until=4)
     assert "skipped" not in position(log, topic)
+
+
+@pytest.mark.parametrize(("fails", "kind"), [(True, OperatorRequired), (False, Retriable)])
+def test_records_that_are_deleted_while_a_source_reads_end_it_and_only_a_refusal_keeps_it_stopped(
+    fails: bool, kind: type[Exception]
+) -> None:
+    class Report:
+        def error(self) -> confluent_kafka.KafkaError:
+            return confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTO_OFFSET_RESET)
+
+        def topic(self) -> str:
+            return "orders"
+
+        def partition(self) -> int:
+            return 0
+
+    source = KafkaSource({"bootstrap.servers": "127.0.0.1:1"}, ["orders"], fail_on_data_loss=fails)
+    with pytest.raises(kind, match="orders-0 no longer has the next record"):
+        source._is_passing(Report())  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("records", [1, 5])
