@@ -15,8 +15,9 @@ from twopc.stores.errors import DISK_AWAY, TEMPORARY
 PASSING = TEMPORARY | DISK_AWAY - {errno.ENOENT}
 """The errnos of outages. A file that is not there is none: nothing shows that it was there before."""
 
-_CHANGING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\d+|\s+")
-"""In lower case: addresses, unique ids, numbers and blanks, which may differ from one failure to the next."""
+_CHANGING = re.compile(r"\(\S+ executor \S+\)|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\w*\d\w*|\s+")
+"""In lower case: where Spark ran a task, unique ids, words with digits, such as names of files, and blanks. They may
+differ from one failure to the next."""
 
 _OF_A_STACK = ("at ", "File ", "... ")
 

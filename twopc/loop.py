@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from twopc.coordinator import Coordinator
 from twopc.errors import Retriable, RoundAborted
+from twopc.failures import identity
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import JsonValue, Vote
@@ -35,7 +36,7 @@ class Read:
     """What a source has read.
 
     Attributes:
-        records: in one record batch, as ``route`` is given it.
+        records: in one record batch, as ``route`` is given it. There may be none, to keep a position in the log.
         position: where the source continues after them, as JSON. Other records never have the same position.
         offsets: the position as records for a sink of ``kafka-offsets``, or None.
     """
@@ -77,8 +78,9 @@ def run(
 ) -> None:
     """Write everything that a source has to sinks, each record exactly once, until ``is_stopping``.
 
-    A batch that was rolled back is run again, with the records that were read for it. Of two processes on one log, the
-    later one fences the other.
+    A batch that was rolled back is run again, with the records that were read for it, if its failure is known to pass.
+    Any other failure is raised, for a supervisor to start the process again. Of two processes on one log, the later one
+    fences the other.
 
     Args:
         source: where to read.
@@ -101,7 +103,7 @@ def run(
         while not is_stopping():
             if (read := source.read()) is None:
                 continue
-            written = dict(route(read.records))
+            written = dict(route(read.records)) if read.records.num_rows else {}
             if offsets is not None and read.offsets is not None:
                 written[offsets] = read.offsets
             _until_decided(deciding, batch_id, _phase_one(sinks, written), read.position, position, is_stopping)
@@ -128,13 +130,16 @@ def _until_decided(
     follows: JsonValue,
     is_stopping: Callable[[], bool],
 ) -> None:
-    """Run a batch, again if it was rolled back. One that was decided before its error is recognized by ``reads``."""
+    """Run a batch, again if it was rolled back. One that was decided before its error is recognized by ``reads``.
+
+    Upholds: a failure that is not known to pass ends the process, as starts in a row are counted (``RepeatedFailure``).
+    """
     pause_s = 0.1
     while True:
         try:
             deciding.run(batch_id, phase_one, reads=reads, follows=follows)
         except (Retriable, RoundAborted) as error:
-            if is_stopping():
+            if is_stopping() or identity(error) is not None:
                 raise
             logger.warning("batch %d is run again in %g s: %s", batch_id, pause_s, error)
             time.sleep(pause_s)

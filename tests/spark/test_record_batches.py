@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -117,6 +118,16 @@ def test_a_query_without_state_and_python_has_the_limit_of_rows_alone(
     pipeline.run(pipeline.writer(watched.sink), plan)
     assert watched.limits("sink") == [NO_LIMIT] * 2
     assert len(pipeline.archived()) == 2 * ROWS_A_RECORD_BATCH
+
+
+@pytest.mark.long
+def test_tasks_that_lock_rows_run_once_with_the_limit_of_bytes(
+    pipeline: Pipeline, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second job of the round would wait for what tasks of the first have prepared."""
+    monkeypatch.setattr(sys.modules["twopc.spark.foreach_batch"], "PreparedSink", FileSink)
+    pipeline.run(pipeline.writer(watched.sink))
+    assert watched.limits("sink") == [None] * 2
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from twopc.coordinator import Coordinator
-from twopc.errors import Fenced, RoundAborted
+from twopc.errors import Fenced, RepeatedFailure, RoundAborted
 from twopc.loop import Read, run
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -83,6 +83,52 @@ def test_a_batch_that_was_rolled_back_is_run_again_with_the_records_that_were_re
 
     serve(4, Failing(target))
     assert (numbers(target), failures) == ([0, 1, 2, 3], [])
+
+
+def test_a_failure_that_is_not_known_to_pass_ends_each_start_and_the_third_calls_an_operator(
+    serve: Callable[..., Numbers], target: MemoryTarget
+) -> None:
+    tries: list[object] = []
+
+    class Failing(MemorySink):
+        def pre_commit(self, transaction: Any) -> Any:
+            tries.append(transaction)
+            raise ValueError("no plan")
+
+    for start, kind in enumerate((RoundAborted, RoundAborted, RepeatedFailure), 1):
+        with pytest.raises(kind):
+            serve(2, Failing(target))
+        assert len(tries) == start
+
+
+def test_a_read_without_records_keeps_its_position_and_is_not_routed(tmp_path: Path, target: MemoryTarget) -> None:
+    class Placed(Numbers):
+        def read(self) -> Read | None:
+            return super().read() if self.next else self._place()
+
+        def _place(self) -> Read:
+            self.next = 2
+            return Read(pa.record_batch({"n": pa.array([], pa.int64())}), {"next": 2})
+
+    def route(records: pa.RecordBatch) -> dict[str, pa.RecordBatch]:
+        raise ValueError(records.num_rows)
+
+    def serve(end: int) -> Any:
+        source = Placed(end)
+        stops = iter([False, True])
+        run(
+            source,
+            {"numbers": MemorySink(target)},
+            route,
+            log=str(tmp_path / "log"),
+            owner="numbers",
+            is_stopping=lambda: next(stops),
+        )
+        return source.began_at
+
+    assert serve(4) is None
+    with pytest.raises(ValueError, match="2"):
+        assert serve(4) == {"next": 2}
 
 
 def test_a_stop_ends_the_repetition(serve: Callable[..., Numbers], target: MemoryTarget) -> None:

@@ -107,6 +107,13 @@ def test_another_failure_is_counted_anew_and_other_numbers_are_the_same_failure(
     assert query.kinds(ValueError("row 123, at 0x1: no plan for 'x'")) == [RepeatedFailure]
 
 
+def test_another_host_or_another_object_is_the_same_failure(query: Query) -> None:
+    told = "Lost task 0.{n} in stage 3.0 (TID {n}) ({host} executor {n}): object {object} refused"
+    tried = [(1, "worker-a.example", "3f2a9c1d4e5f"), (2, "worker-b.example", "9b1e7d2f6a0c"), (3, "driver", "tmp_4xq")]
+    failures = [ValueError(told.format(n=n, host=host, object=name)) for n, host, name in tried]
+    assert query.kinds(*failures)[-1] is RepeatedFailure
+
+
 def test_java_may_come_to_the_same_failure_in_another_way(query: Query) -> None:
     failures = [ValueError(f"no plan\n\tat org.x.A{way}.run(A.java:1)\n\t... {way} more") for way in ("a", "b", "c")]
     assert query.kinds(*failures)[-1] is RepeatedFailure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from twopc.failures import located
 from twopc.keyed import KeyedSink
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
+from twopc.prepared import PreparedSink
 from twopc.recompute import Wanted, hashes_of
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
@@ -201,7 +202,7 @@ class _Start:
     projection: Projection
     schemas_on_driver: Mapping[str, pa.Schema]
     collecting: Collecting | None
-    limited_by_rows: LimitedByRows = field(default_factory=LimitedByRows)
+    limited_by_rows: LimitedByRows
 
 
 class ForeachBatch:
@@ -348,7 +349,10 @@ class ForeachBatch:
             if taker is not None:
                 schemas[_BAD_RECORDS] = schema_of(session, taker, _BAD_RECORDS)
             collecting = Collecting() if self._settings.small_batches == "driver" else None
-            self._start = _Start(found, Plans(session, found.query), projection, schemas, collecting)
+            # Tasks of a second job would wait for the rows that those of the first have locked and prepared.
+            runs_once = any(isinstance(sink, PreparedSink) for sink in self._settings.sinks.values())
+            limited = LimitedByRows(is_over=runs_once)
+            self._start = _Start(found, Plans(session, found.query), projection, schemas, collecting, limited)
         return self._start
 
     def _refuse_deletes(self) -> None:

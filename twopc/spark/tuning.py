@@ -315,10 +315,13 @@ class LimitedByRows:
     Each evaluation of Python in a job reads both limits in its task, from the job's local properties (seen on 4.0 to
     4.2), and no limit can be set for one evaluation alone. So only a plan without functions of the user, which may be
     evaluated again, has its limit lifted. A limit of bytes that the user has set stays.
+
+    Args:
+        is_over: whether each job runs with Spark's own check, and so once.
     """
 
-    def __init__(self) -> None:
-        self._is_over = False
+    def __init__(self, *, is_over: bool = False) -> None:
+        self._is_over = is_over
         self._limits: tuple[int, int] | None = None  # of rows (0: the one of bytes stays) and bytes
         self._parsed: dict[str, Column] = {}
 

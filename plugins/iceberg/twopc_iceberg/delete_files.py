@@ -34,7 +34,7 @@ from twopc_iceberg import avro
 from twopc_iceberg.files import in_threads
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.manifests import NUMBERS_ROWS, ManifestWriter, data_file, entries
-from twopc_iceberg.outcomes import Damaged, reading
+from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.prepared import with_both_zeros
 from twopc_iceberg.table import avro_compression
 
@@ -165,6 +165,11 @@ class DeletesOfSnapshot:
 
     def _rows(self, delete: DataFile, path: str) -> BitMap64:
         location = delete.file_path
+        if delete.file_format not in (FileFormat.PUFFIN, FileFormat.PARQUET):
+            raise Unsearchable(
+                f"file {location} has position deletes in {delete.file_format.name}: set the table's property"
+                " 'write.delete.format.default' to parquet, run rewrite_position_delete_files with rewrite-all=true"
+            )
         try:
             with reading(location), self.io.new_input(location).open() as source:
                 if delete.file_format is FileFormat.PUFFIN:

@@ -141,6 +141,10 @@ class Damaged(ValueError):
     """A file that was read back is not what was written. The message names it."""
 
 
+class Unsearchable(Damaged):
+    """The rows of a file can't be found as it is. The message says what to do."""
+
+
 @contextlib.contextmanager
 def reading(location: str | None) -> Iterator[None]:
     """Around the decoding of a file: whatever else a decoder raises, the file is damaged.
@@ -221,6 +225,8 @@ def asked_in_vain(error: Exception, what: str) -> TwoPhaseCommitError:
             return Retriable(f"{what}: the catalog or the store gave no answer: {told(error)}")
         case CatalogAnswer.MISSING:
             return ConfigurationError(f"{what}: the catalog has no such table. Create it; the sink creates none.")
+        case _ if isinstance(error, Unsearchable):
+            return OperatorRequired(f"{what}: {error}, and start again.")
         case _ if isinstance(error, Damaged):
             return OperatorRequired(
                 f"{what}: {error}. Restore the file, or roll the table back to what can be read, and start again."

@@ -26,7 +26,7 @@ from pyroaring import BitMap64
 from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
 from twopc_iceberg.files import in_threads
 from twopc_iceberg.manifests import entries
-from twopc_iceberg.outcomes import Damaged, reading
+from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.partitions import transformed
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 ROWS_AT_ONCE = 2**18
 """How many rows of a file are compared at a time."""
+
+REWRITE = "run rewrite_data_files with rewrite-all=true"
+"""What makes all files of a table searchable. By default, it passes over a file of the right size."""
 
 _NAME_MAPPING = "schema.name-mapping.default"
 _ROW = "__twopc_row"
@@ -72,12 +75,12 @@ def unfit(files: Iterable[LiveFile], metadata: TableMetadata) -> str | None:
     for file in files:
         specs.setdefault(file.spec, file.path)
         if file.format is not FileFormat.PARQUET:
-            return f"has file {file.path}, which is not Parquet: run rewrite_data_files, or use deletes=equality"
+            return f"has file {file.path}, which is not Parquet"
     for spec, path in specs.items():
         layout = layout_of(metadata, spec)
         if layout is None or any(isinstance(each, DoubleType) for each in layout.partition_types()):
             why = "the identity of a double, which pyiceberg misreads" if layout else "a column that was dropped"
-            return f"has file {path} in a partition by {why}: run rewrite_data_files, or use deletes=equality"
+            return f"has file {path} in a partition by {why}"
     return None
 
 
@@ -117,7 +120,7 @@ class Positions:
         search = _Search(io, table.metadata, keys)
         files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
         if why := unfit(files, table.metadata):
-            raise Damaged(f"the table {why}")
+            raise Unsearchable(f"the table {why}: {REWRITE}")
         found = {file: rows for file, rows in zip(files, in_threads(search.rows_of, files), strict=True) if rows}
         if not found:
             return NO_CHANGES
@@ -186,7 +189,7 @@ class _Search:
 
     def _columns(self, file: LiveFile, parquet: pq.ParquetFile) -> Iterator[tuple[int, list[pa.Array]]]:
         """Yield parts of the key's columns, each with the position of its first row."""
-        known = self._names(parquet.schema_arrow)
+        known = self._names(file, parquet.schema_arrow)
         names = [known.get(each.field_id) for each in self._schema.fields]
         wanted, start = [name for name in names if name is not None], 0
         for group in range(parquet.num_row_groups):
@@ -205,14 +208,17 @@ class _Search:
                 )
                 start += rows
 
-    def _names(self, schema: pa.Schema) -> dict[int, str]:
+    def _names(self, file: LiveFile, schema: pa.Schema) -> dict[int, str]:
         """Return the name of each column of a file by its id."""
         ids = {int(each.metadata[b"PARQUET:field_id"]): each.name for each in schema if _has_id(each)}
         if ids:
             return ids
         mapping = self._metadata.properties.get(_NAME_MAPPING)
         if mapping is None:
-            raise ValueError("it has no ids of columns, and the table no schema.name-mapping.default")
+            raise Unsearchable(
+                f"file {file.path} has no ids of columns, and the table no property {_NAME_MAPPING!r}: set it, or"
+                f" {REWRITE}"
+            )
         known = parse_mapping_from_json(mapping).root
         by_name = {name: each.field_id for each in known for name in each.names if each.field_id is not None}
         return {by_name[name]: name for name in schema.names if name in by_name}
@@ -226,7 +232,7 @@ class _Search:
                 value = file.partition[place]
                 return pa.repeat(pa.scalar(value, _comparable_type(kind)), rows).cast(kind)
         if column.initial_default is not None:
-            raise ValueError(f"it lacks column {column.name!r}, which has a default: run rewrite_data_files")
+            raise Unsearchable(f"file {file.path} lacks column {column.name!r}, which has a default: {REWRITE}")
         return pa.nulls(rows, kind)
 
 

@@ -53,7 +53,7 @@ from twopc_iceberg.outcomes import (
     is_refused_by_store,
     told,
 )
-from twopc_iceberg.positions import Keys, Positions, unfit
+from twopc_iceberg.positions import REWRITE, Keys, Positions, unfit
 from twopc_iceberg.prepared import Prepared, of_committable, to_handle
 from twopc_iceberg.snapshot import Added, BatchCommitter, DecidedBatch, head
 from twopc_iceberg.support import obstacle, require_honest, require_supported
@@ -286,7 +286,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             io, key = self._lake.io(), next((each.equality_ids for each in prepared if each.by_position), None)
             manifests = self._lists.live(io, head(metadata, self._options.branch, what))
             if key and (why := unfit(self._positions.files(io, manifests, key), metadata)):
-                raise Refused(f"{self._options} {why}")
+                raise Refused(f"{self._options} {why}: {REWRITE}, or use deletes=equality.")
             if why := obstacle(table, prepared, self._lake.io()):
                 raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
             since_s = time.monotonic()

@@ -12,8 +12,9 @@ writers append, rewrite and expire meanwhile. These rules make it visible once a
 4. Whatever the answer to ``commit_table``, an error is not believed. The table is loaded again, and its mark counts.
 5. The mark must not be older than it was before the decision. Else it was changed by hand, and only an operator can
    find out whether the batch is visible.
-6. The file of a failed attempt is removed when its sequence number is taken by another snapshot. Until then the attempt
-   may still arrive, and is proposed again as it is, if the branch has not moved.
+6. The files of a failed attempt are removed when another snapshot is seen to have its sequence number. Until then the
+   attempt may still arrive, and is proposed again as it is, if the branch has not moved. If a snapshot of that number
+   has expired, it may have been the attempt's own, whose files later snapshots have.
 7. Catalogs do not compare the sequence number of a snapshot without a parent. So a branch without snapshots, as a new
    or a replaced table has, first gets an empty one. If that arrives late, it adds no record.
 8. Each attempt looks whether the table can read the files of the batch. The request requires that neither the current
@@ -166,11 +167,13 @@ class Attempt(NewSnapshot):
         return metadata.last_sequence_number >= self.sequence_number
 
     def is_dead(self, metadata: TableMetadata) -> bool:
-        """Whether the attempt can't land any more, and has not landed, given that ``metadata`` has no mark of it.
+        """Whether the attempt can't land any more, and has not landed: another snapshot has its sequence number.
 
+        If none has, the attempt may have landed and expired since, and later snapshots may have its delete files.
         Without a parent it may always land: catalogs do not compare its sequence number.
         """
-        return self.parent_snapshot_id is not None and self.is_taken(metadata) and not self.has_landed(metadata)
+        others = {each.sequence_number for each in metadata.snapshots if each.snapshot_id != self.snapshot_id}
+        return self.parent_snapshot_id is not None and self.sequence_number in others
 
     def has_landed(self, metadata: TableMetadata) -> bool:
         """Whether the table has the attempt's snapshot."""

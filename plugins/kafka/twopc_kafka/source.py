@@ -20,6 +20,7 @@ from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.loop import Read
 from twopc.options import parse
 from twopc_kafka import connection_options
+from twopc_kafka.properties import ALIASES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +35,9 @@ ClientT = TypeVar("ClientT")
 _TIMEOUT_S = 30.0
 LOOK_INTERVAL_S = 60.0
 """How often to look for partitions that were added."""
+
+MOST_RECORDS = 1_000_000
+"""librdkafka returns no more at a time."""
 
 _OWNER = "the kafka source"
 
@@ -62,7 +66,8 @@ _PASSING = (
 
 
 class KafkaSource:
-    """Reads topics, all partitions of them, by one process. New partitions are read from their first record on.
+    """Reads topics, all partitions of them, by one process. New partitions are read from their first record on. The log
+    keeps the place in a topic that is left out, for a later start with it.
 
     The columns are ``topic``, ``partition``, ``offset``, ``timestamp``, ``key``, ``value`` and ``headers``, with the
     types of Spark's Kafka source.
@@ -72,7 +77,8 @@ class KafkaSource:
         topics: the names of the topics.
         max_records: the most records of a batch.
         max_wait_s: how long to collect them.
-        starts_at: ``earliest`` or ``latest``, for a log without a batch.
+        starts_at: ``earliest`` or ``latest``, for a log without a batch. With ``latest``, the first batch has no
+            records: it keeps the beginning in the log.
         fail_on_data_loss: whether to stop if Kafka has deleted records that were not read. If not, the log has what was
             skipped, in the batch's ``reads``.
 
@@ -93,8 +99,14 @@ class KafkaSource:
         for name in options:
             if name in _OURS:
                 raise ConfigurationError(f"{name!r} can't be set on {_OWNER}: {_OURS[name]}", option=name)
-        if starts_at not in ("earliest", "latest"):
-            raise ConfigurationError("starts_at must be 'earliest' or 'latest'", option="starts_at")
+        for name, is_right, must_be in (
+            ("starts_at", starts_at in ("earliest", "latest"), "'earliest' or 'latest'"),
+            ("topics", bool(topics) and not isinstance(topics, str), "names of topics, in a list"),
+            ("max_records", 0 < max_records <= MOST_RECORDS, f"a number from 1 to {MOST_RECORDS}"),
+        ):
+            if not is_right:
+                raise ConfigurationError(f"{name} must be {must_be}", option=name)
+        options = {ALIASES["sasl.mechanisms"] if name == "sasl.mechanisms" else name: options[name] for name in options}
         self._topics, self._max_records, self._max_wait_s = sorted(topics), max_records, max_wait_s
         self._starts_at, self._fails = starts_at, fail_on_data_loss
         servers = parse(_OWNER, [connection_options.SERVERS], options)["bootstrap.servers"]
@@ -108,6 +120,8 @@ class KafkaSource:
             "enable.partition.eof": False,
         }
         self._ids: dict[str, str] = {}
+        self._left: dict[str, JsonValue] = {}  # the places in topics that are not read now
+        self._only_begins = False
         self._next: dict[tuple[str, int], int] = {}
         self._skipped: dict[str, JsonValue] = {}
         self._looked_s = 0.0
@@ -137,44 +151,44 @@ class KafkaSource:
         """
         known: Any = position or {}
         is_new = position is None
-        found = self._found()
+        self._only_begins = is_new and self._starts_at == "latest"
         for topic, told in known.items():
-            if topic in found and told["id"] != found[topic][0]:
-                raise OperatorRequired(
-                    f"topic {topic!r} was deleted and created again since the newest batch in the log. Nothing was"
-                    " read. To read the new topic from its beginning, start with a new log, after the old one is done."
-                )
+            if topic not in self._topics:
+                self._left[topic] = {"id": told["id"], "offsets": told["offsets"]}
+                continue
+            self._ids[topic] = told["id"]
             self._next |= {(topic, int(number)): offset for number, offset in told["offsets"].items()}
-        self._note(found, self._starts_at if is_new else "earliest")
+        self._note(self._found(), self._starts_at if is_new else "earliest")
         for (topic, number), offset in [*self._next.items()]:
             self._next[topic, number] = self._there(topic, number, offset)
         self._assign()
 
     def read(self) -> Read | None:
         """Return the next records. Raises like ``begin``."""
-        if time.monotonic() - self._looked_s > LOOK_INTERVAL_S:
-            before = len(self._next)
-            self._note(self._found(), "earliest")
-            if len(self._next) > before:
-                self._assign()
+        if self._only_begins:  # else a start before the first batch would begin later, and skip records
+            self._only_begins = False
+            return Read(_records([]), self._position(), self._offsets())
         messages = [
             each for each in self._consumer.consume(self._max_records, self._max_wait_s) if not self._is_passing(each)
         ]
-        if not messages:
-            return None
         for message in messages:
             self._next[str(message.topic()), int(message.partition() or 0)] = int(message.offset() or 0) + 1
-        position: dict[str, Any] = {
-            topic: {
-                "id": self._ids[topic],
-                "offsets": {str(number): offset for (of, number), offset in sorted(self._next.items()) if of == topic},
-            }
-            for topic in self._topics
-        }
+        if messages or time.monotonic() - self._looked_s > LOOK_INTERVAL_S:
+            before = len(self._next)
+            self._note(self._found(), "earliest")  # the topics are those of before, so the messages are theirs
+            if len(self._next) > before:
+                self._assign()
+        return Read(_records(messages), self._position(), self._offsets()) if messages else None
+
+    def _position(self) -> JsonValue:
+        position: dict[str, Any] = {**self._left}
+        for topic in self._topics:
+            offsets = {str(number): offset for (of, number), offset in sorted(self._next.items()) if of == topic}
+            position[topic] = {"id": self._ids[topic], "offsets": offsets}
         for topic, skipped in self._skipped.items():
             position[topic]["skipped"] = skipped
         self._skipped = {}
-        return Read(_records(messages), position, self._offsets())
+        return position
 
     def close(self) -> None:
         """Close the connections."""
@@ -199,9 +213,13 @@ class KafkaSource:
         where = f"{message.topic()}-{message.partition()}" if message.topic() else "the brokers"
         if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):  # noqa: SLF001  # its name
             offset = self._next.get((str(message.topic()), int(message.partition() or 0)))
-            raise OperatorRequired(
+            gone = (
                 f"{where} no longer has the next record, at offset {offset}: it was deleted before it was read. Nothing"
-                " was skipped. Start again: the message then has the number of the records that are lost."
+            )
+            if not self._fails:
+                raise Retriable(f"{gone} of it was written yet. The next start skips what is gone, and logs how much.")
+            raise OperatorRequired(
+                f"{gone} was skipped. Start again: the message then has the number of the records that are lost."
             )
         raise OperatorRequired(f"{where} can't be read: {error.str()} ({error.name()})")
 
@@ -220,7 +238,12 @@ class KafkaSource:
 
     def _note(self, found: Mapping[str, tuple[str, int]], starts_at: str) -> None:
         for topic, (topic_id, partitions) in found.items():
-            self._ids[topic] = topic_id
+            if self._ids.setdefault(topic, topic_id) != topic_id:
+                raise OperatorRequired(
+                    f"topic {topic!r} was deleted and created again since the newest batch in the log. Nothing of the"
+                    " new one was written. To read it from its beginning, start with a new log, after the old one is"
+                    " done."
+                )
             for number in range(partitions):
                 if (topic, number) not in self._next:
                     low, high = self._bounds(topic, number)

@@ -32,6 +32,7 @@ from tests.sinks.iceberg.test_upserts import (
     BY_DAY,
     COLUMNS,
     PAIRS,
+    append,
     commit_manifests,
     compact,
     names,
@@ -39,7 +40,7 @@ from tests.sinks.iceberg.test_upserts import (
     run,
     upserts,
 )
-from tests.support.between import Between, once
+from tests.support.between import Between, lost, once
 from tests.support.keyed_table import records, sealed, vote
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
@@ -177,7 +178,7 @@ def _upgrade(place: Place) -> None:
     place.point_to({**place.table().metadata.model_dump(mode="json"), "format-version": 3, "next-row-id": 0})
 
 
-def shared_deletes(place: Place, *rows: int) -> str:
+def shared_deletes(place: Place, *rows: int, of_format: FileFormat = FileFormat.PARQUET) -> str:
     """Add a file of deletes that is for several data files, as Spark writes one per partition. Returns its location."""
     table, io = place.table(), upserts(place)._lake.io()
     files = [entry.data_file for entry in live(place, DataFileContent.DATA)]
@@ -189,7 +190,7 @@ def shared_deletes(place: Place, *rows: int) -> str:
     deletes = data_file(
         content=DataFileContent.POSITION_DELETES,
         file_path=location,
-        file_format=FileFormat.PARQUET,
+        file_format=of_format,
         partition=files[0].partition,
         record_count=len(of_rows),
         file_size_in_bytes=Path(location[7:]).stat().st_size,
@@ -330,6 +331,22 @@ def test_a_lost_request_is_sent_again_as_it_was_and_its_rows_are_not_searched_tw
     assert table.files() == before
     upserts(table).commit_batch(1, batch)
     assert names(table) == ["A", "b"]
+
+
+def test_the_deletes_of_a_commit_whose_answer_was_lost_stay_though_its_snapshot_has_expired(table: Place) -> None:
+    run(table, 0, [(1, "a", "mon"), (2, "b", "tue")])
+    batch, sink = sealed(table, vote(table, [(1, "A", "wed")], round=Round(1, 1))), upserts(table)
+
+    def others_go_on() -> None:
+        committed = table.table().metadata.current_snapshot_id
+        assert committed is not None
+        append(table, (7, "c", "mon"))
+        table.table().maintenance.expire_snapshots().by_ids([committed]).commit()
+        lost()
+
+    Between(after=once(others_go_on)).stand(sink)
+    sink.commit_batch(1, batch)
+    assert names(table) == ["A", "b", "c"]
 
 
 def test_columns_of_the_key_that_were_renamed_and_widened_are_found_by_their_ids(by_files: Place) -> None:
@@ -517,6 +534,35 @@ def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the
     sink.commit_batch(0, sink.seal([by_files.vote(row, sink=sink)], 0.0))
     with pytest.raises(Refused, match="in a partition by the identity of a double"):
         sink.seal([by_files.vote(row, Round(1, 1), sink=sink)], 0.0)
+
+
+def test_a_file_whose_rows_can_not_be_found_is_not_called_damaged(by_files: Place) -> None:
+    by_files.table().add_files([_imported(by_files, "mon", 1)])
+    with by_files.table().transaction() as transaction:
+        transaction.remove_properties("schema.name-mapping.default")
+    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
+    with pytest.raises(
+        OperatorRequired, match=r"1\.parquet has no ids of columns, .*: set it, or run rewrite"
+    ) as found:
+        upserts(by_files).commit_batch(1, batch)
+    assert "Restore" not in str(found.value)
+    with by_files.table().transaction() as transaction:
+        transaction.set_properties(
+            {"schema.name-mapping.default": by_files.table().schema().name_mapping.model_dump_json()}
+        )
+    upserts(by_files).commit_batch(1, batch)
+    assert names(by_files) == ["A"]
+
+
+def test_deletes_of_others_in_another_format_are_not_called_damaged(by_files: Place) -> None:
+    run(by_files, 0, [(1, "a", "mon"), (2, "b", "mon")])
+    location = shared_deletes(by_files, 1, of_format=FileFormat.AVRO)
+    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
+    Path(location[7:]).write_bytes(b"Obj\x01")
+    advice = r"has position deletes in AVRO: .* run rewrite_position_delete_files"
+    with pytest.raises(OperatorRequired, match=advice) as found:
+        upserts(by_files).commit_batch(1, batch)
+    assert "Restore" not in str(found.value)
 
 
 def test_the_option_needs_a_key(place: Place) -> None:

@@ -21,7 +21,7 @@ from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 
 from tests.sinks.kafka.access import allow, by_provider
 from tests.support.pages import DOCS, write_files
-from twopc.errors import ConfigurationError, OperatorRequired
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.log.commit_log import read_tail
 from twopc.log.store import store_of
 from twopc.loop import run
@@ -111,6 +111,25 @@ def test_deleted_records_are_refused_with_their_number_and_skipped_only_where_th
     assert "skipped" not in position(log, topic)
 
 
+@pytest.mark.parametrize(("fails", "kind"), [(True, OperatorRequired), (False, Retriable)])
+def test_records_that_are_deleted_while_a_source_reads_end_it_and_only_a_refusal_keeps_it_stopped(
+    fails: bool, kind: type[Exception]
+) -> None:
+    class Report:
+        def error(self) -> confluent_kafka.KafkaError:
+            return confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTO_OFFSET_RESET)
+
+        def topic(self) -> str:
+            return "orders"
+
+        def partition(self) -> int:
+            return 0
+
+    source = KafkaSource({"bootstrap.servers": "127.0.0.1:1"}, ["orders"], fail_on_data_loss=fails)
+    with pytest.raises(kind, match="orders-0 no longer has the next record"):
+        source._is_passing(Report())  # type: ignore[arg-type]
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize("records", [1, 5])
 def test_a_topic_that_was_created_again_is_refused_however_long_it_is(
@@ -119,6 +138,13 @@ def test_a_topic_that_was_created_again_is_refused_however_long_it_is(
     topic = make_topic()
     produce(topic, ["a", "b"])
     read(topic, log, target, until=2)
+    create_again(topic, wait)
+    produce(topic, ["x"] * records)
+    with pytest.raises(OperatorRequired, match="was deleted and created again"):
+        read(topic, log, target, until=3)
+
+
+def create_again(topic: Any, wait: Any) -> None:
     admin = AdminClient({"bootstrap.servers": topic.servers})
     admin.delete_topics([topic.name])[topic.name].result(30)
     new = confluent_kafka.admin.NewTopic(topic.name, 1)
@@ -131,9 +157,59 @@ def test_a_topic_that_was_created_again_is_refused_however_long_it_is(
         return True
 
     wait.until("the topic is there again", is_new)
-    produce(topic, ["x"] * records)
-    with pytest.raises(OperatorRequired, match="was deleted and created again"):
-        read(topic, log, target, until=3)
+
+
+def next_read(source: KafkaSource) -> Any:
+    return next(each for each in iter(source.read, 0) if each)
+
+
+def test_a_topic_that_is_created_again_while_it_is_read_is_refused_and_no_record_is_skipped(
+    make_topic: Any, wait: Any
+) -> None:
+    topic = make_topic()
+    produce(topic, ["a", "b"])
+    with source_of(topic) as source:
+        source.begin(None)
+        next_read(source)
+        create_again(topic, wait)
+        produce(topic, ["x"] * 5)
+        with pytest.raises(OperatorRequired, match="was deleted and created again"):
+            next_read(source)
+
+
+def test_a_topic_that_is_left_out_is_not_read_and_read_on_when_it_comes_back(make_topic: Any) -> None:
+    kept, left = make_topic(), make_topic()
+    told: Any = None
+    seen = []
+    for names in ([kept.name, left.name], [kept.name], [kept.name, left.name]):
+        produce(kept, ["k"])
+        produce(left, ["l"])
+        found = []
+        with KafkaSource({"bootstrap.servers": kept.servers}, names, max_wait_s=0.1) as source:
+            source.begin(told)
+            while len(found) < (1 if names == [kept.name] else 3 if seen else 2):
+                read = next_read(source)
+                told = read.position
+                found += zip(read.records["topic"].to_pylist(), read.records["offset"].to_pylist(), strict=True)
+        seen.append(sorted(found, key=lambda each: (each[0] != kept.name, each[1])))
+    assert seen == [
+        [(kept.name, 0), (left.name, 0)],
+        [(kept.name, 1)],
+        [(kept.name, 2), (left.name, 1), (left.name, 2)],
+    ]
+
+
+def test_the_latest_records_are_counted_from_the_first_start_on(make_topic: Any) -> None:
+    topic = make_topic()
+    produce(topic, ["old"])
+    with source_of(topic, starts_at="latest") as source:
+        source.begin(None)
+        begun = next_read(source)
+        assert begun.records.num_rows == 0
+    produce(topic, ["new"])
+    with source_of(topic, starts_at="latest") as source:
+        source.begin(begun.position)
+        assert next_read(source).records["value"].to_pylist() == [b"new"]
 
 
 def test_a_topic_that_ends_before_the_offset_in_the_log_is_refused(make_topic: Any) -> None:
@@ -141,7 +217,7 @@ def test_a_topic_that_ends_before_the_offset_in_the_log_is_refused(make_topic: A
     produce(topic, ["a"])
     with source_of(topic) as source:
         source.begin(None)
-        told: Any = next(each for each in iter(source.read, 0) if each).position
+        told: Any = next_read(source).position
     told[topic.name]["offsets"]["0"] = 9
     with source_of(topic) as source, pytest.raises(OperatorRequired, match=r"ends at offset 1, .* up to 9"):
         source.begin(told)
@@ -151,6 +227,21 @@ def test_a_topic_that_ends_before_the_offset_in_the_log_is_refused(make_topic: A
 def test_what_would_move_the_offsets_besides_the_log_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"'{name}' can't be set on the kafka source"):
         KafkaSource({"bootstrap.servers": "127.0.0.1:1", name: "true"}, ["orders"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("topics", "orders"), ("topics", []), ("max_records", 0), ("max_records", 10**7), ("starts_at", "now")],
+)
+def test_an_argument_with_which_nothing_or_something_else_is_read_is_refused(name: str, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name} must be") as refused:
+        KafkaSource({"bootstrap.servers": "127.0.0.1:1"}, **{"topics": ["orders"], name: given})
+    assert refused.value.option == name
+
+
+def test_the_other_name_of_the_mechanism_is_taken() -> None:
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.username": "u", "sasl.password": "p"}
+    KafkaSource({"bootstrap.servers": "127.0.0.1:1", **login, "sasl.mechanisms": "PLAIN"}, ["orders"])
 
 
 def test_an_option_that_librdkafka_does_not_know_is_refused_without_its_value() -> None:
@@ -166,7 +257,7 @@ def test_a_source_reads_with_the_tokens_of_a_provider(second_broker: Any, make_t
     login = {name.replace("_", "."): value for name, value in by_provider(second_broker, tmp_path).items()}
     with KafkaSource(login, [topic.name], max_wait_s=0.1) as source:
         source.begin(None)
-        [found] = [next(each for each in iter(source.read, 0) if each)]
+        found = next_read(source)
     assert found.records["value"].to_pylist() == [b"a"]
 
 
