@@ -45,7 +45,12 @@ class Fit:
             RecordRefused: a value is null in a NOT NULL column, too long, or has no equal in the table's type.
         """
         columns = [self._convert(batch.column(number), field) for number, field in enumerate(self.schema)]
-        return pa.record_batch(columns, schema=pa.schema([_nullable(field) for field in self.schema]))
+        return pa.record_batch(columns, schema=self.nullable)
+
+    @property
+    def nullable(self) -> pa.Schema:
+        """The schema of converted records: what is NOT NULL is checked by us, with the record's place."""
+        return pa.schema([_nullable(field) for field in self.schema])
 
     def _convert(self, column: pa.Array, field: pa.Field) -> pa.Array:
         target = _nullable(field).type

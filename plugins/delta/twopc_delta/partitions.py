@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from twopc.errors import RecordRefused
+from twopc.open_files import split_by
 
 IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
 """Types of partition columns whose values have one form in the log that every reader takes back."""
@@ -49,8 +50,8 @@ def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -
     if bad is not None and pc.any(bad).as_py():
         raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
     encoded = values.dictionary_encode()
-    for number, text in enumerate(_texts(encoded)):
-        if len(folder_of(column, text).encode()) > longest_folder_bytes:
+    for number, value in enumerate(encoded.dictionary.to_pylist()):
+        if len(folder_of(column, _text(value)).encode()) > longest_folder_bytes:
             raise RecordRefused(
                 f"the value's folder would have a name of more than {longest_folder_bytes} bytes, which the store does"
                 " not take. Partition by a shorter column, such as a hash of this one",
@@ -59,38 +60,24 @@ def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -
             )
 
 
-def split(
-    batch: pa.RecordBatch, partition_by: tuple[str, ...]
-) -> Iterator[tuple[Mapping[str, str | None], pa.RecordBatch]]:
+Partition = tuple[str | None, ...]
+"""The values of a partition as the log has them, in the order of the table's partition columns."""
+
+
+def split(batch: pa.RecordBatch, partition_by: Sequence[str]) -> Iterator[tuple[Partition, pa.RecordBatch]]:
     """Yield the records of each partition in their order, without the partition columns."""
     if not partition_by:
-        yield {}, batch
+        yield (), batch
         return
-    data = batch.drop_columns(list(partition_by))
-    # A number for each tuple of values. Texts that are joined could be those of another tuple.
-    keys = pa.repeat(pa.scalar(0, pa.int64()), len(batch))
-    texts: dict[str, tuple[pa.Array, list[str | None]]] = {}
-    for column in partition_by:
-        encoded = batch.column(column).dictionary_encode("encode")
-        texts[column] = encoded.indices, _texts(encoded)
-        pairs = pc.add(pc.multiply(keys, len(encoded.dictionary)), encoded.indices.cast(pa.int64()))
-        keys = pairs.dictionary_encode().indices.cast(pa.int64())  # so that it never has more than there are records
-    order = pc.sort_indices(keys)  # stable
-    runs = pc.run_end_encode(keys.take(order))
-    start = 0
-    for end in runs.run_ends.to_pylist():
-        rows = order.slice(start, end - start)
-        first = rows[0].as_py()
-        yield {column: each[indices[first].as_py()] for column, (indices, each) in texts.items()}, data.take(rows)
-        start = end
+    columns = [batch.column(name) for name in partition_by]
+    for first, records in split_by(batch.drop_columns(list(partition_by)), columns):
+        yield tuple(_text(column[first].as_py()) for column in columns), records
 
 
-def _texts(encoded: pa.DictionaryArray) -> list[str | None]:
-    """Each value of a dictionary as the log has it."""
-    return [None if value is None else _text(value) for value in encoded.dictionary.to_pylist()]
-
-
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | None:
+    """Return a value as the log has it."""
+    if value is None:
+        return None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Decimal):

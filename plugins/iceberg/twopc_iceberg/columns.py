@@ -152,7 +152,7 @@ _FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
-def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
+def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.RecordBatch:
     """Return the records as a data file has them: the table's columns, in its order, with null where one is missing.
 
     Args:
@@ -172,7 +172,7 @@ def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> p
         position = batch.schema.get_field_index(field.name)
         given = pa.nulls(batch.num_rows, target.type) if position < 0 else batch.column(position)
         columns.append(_converted(given, field, target))
-    return pa.Table.from_arrays(columns, schema=arrow_schema)
+    return pa.record_batch(columns, schema=arrow_schema)
 
 
 def _converted(given: pa.Array, field: NestedField, target: pa.Field) -> pa.Array:

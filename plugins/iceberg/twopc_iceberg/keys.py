@@ -130,7 +130,7 @@ class Deletes:
     def equality_ids(self) -> list[int]:
         return [field.field_id for field in self.schema.fields]
 
-    def keys(self, batch: pa.RecordBatch) -> pa.Table:
+    def keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the keys of a batch as a delete file has them.
 
         Raises:
