@@ -14,6 +14,7 @@ from deltalake import Schema
 from pyarrow import types
 
 from twopc.bad_records import are_utf8, first_bad
+from twopc.columns import has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_delta.partitions import IN_LOG, require_readable
 from twopc_delta.storage import LONGEST_NAME_ON_DISKS
@@ -66,13 +67,8 @@ class Fit:
             at, why = refused
             raise RecordRefused(why, record=at, column=field.name)
         if (longest := self.view.longest_text(field.name)) is not None:
-            too_long = pc.greater(pc.utf8_length(values), longest)
-            if pc.any(too_long).as_py():
-                raise RecordRefused(
-                    f"the text is longer than the table's varchar({longest})",
-                    record=pc.index(too_long, True).as_py(),
-                    column=field.name,
-                )
+            is_short = pc.less_equal(pc.utf8_length(values), longest)
+            require_each(is_short, f"the text is longer than the table's varchar({longest})", field.name)
         if field.name in self.partition_by:
             require_readable(values, field.name, self.longest_folder_bytes)
         return values
@@ -215,7 +211,7 @@ def _number_fits(given: pa.DataType, field: pa.DataType) -> bool:
     if types.is_signed_integer(given) and types.is_signed_integer(field):
         return bool(given.bit_width <= field.bit_width)
     if types.is_decimal(given) and types.is_decimal(field):
-        return bool(given.scale <= field.scale and given.precision - given.scale <= field.precision - field.scale)
+        return has_room(given, field.precision, field.scale)
     if types.is_timestamp(given) and types.is_timestamp(field):
         return given.unit == "us" and (given.tz is None) == (field.tz is None)
     return False

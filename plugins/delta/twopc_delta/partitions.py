@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
@@ -11,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from twopc.bad_records import are_in_years
+from twopc.columns import require, require_each
 from twopc.errors import RecordRefused
 from twopc.open_files import split_by
 
@@ -20,9 +21,6 @@ IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _READ_AS_NULL = ("", _NULL)
 """Texts that readers take for null in a partition column: the second one polars, and Spark where it rewrites a file."""
-
-_EPOCH = dt.date(1970, 1, 1)
-_FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
 
 _ESCAPED = {code: f"%{code:02X}" for code in (*range(32), 127, *map(ord, "\"#%'*/:=?\\{[]^"))}
 """What Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars takes the value from that name."""
@@ -36,19 +34,16 @@ def folder_of(column: str, text: str | None) -> str:
 def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -> None:
     """Raise RecordRefused for a value of a partition column that some reader would not take back as it was, or whose
     folder has a longer name than the store takes."""
-    bad, why = None, ""
     if types.is_string(values.type):
-        bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
+        is_text = pc.invert(pc.is_in(values, pa.array(_READ_AS_NULL, values.type)))
         why = "Delta's readers take an empty text and '__HIVE_DEFAULT_PARTITION__' in a partition column for null"
+        require_each(is_text, why, column)
     elif types.is_date32(values.type):
-        days = values.cast(pa.int32())
-        bad = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
-        why = "a partition's date must be in the years 1 to 9999"
+        require(values, are_in_years, "a partition's date must be in the years 1 to 9999", column)
     elif types.is_decimal(values.type):
-        bad = pc.and_(pc.less(values, 0), pc.not_equal(pc.trunc(values), values))
+        is_read = pc.or_(pc.greater_equal(values, 0), pc.equal(pc.trunc(values), values))
         why = "deltalake reads no table with a negative decimal in a partition column, unless it is a whole number"
-    if bad is not None and pc.any(bad).as_py():
-        raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
+        require_each(is_read, why, column)
     encoded = values.dictionary_encode()
     for number, value in enumerate(encoded.dictionary.to_pylist()):
         if len(folder_of(column, _text(value)).encode()) > longest_folder_bytes:

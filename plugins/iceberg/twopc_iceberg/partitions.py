@@ -19,9 +19,9 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTr
 from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, FixedType, IcebergType, IntegerType, LongType, StructType
 
+from twopc.columns import require_each
 from twopc.errors import ConfigurationError
 from twopc.open_files import split_by
-from twopc_iceberg.columns import require
 
 LONGEST_NAME = 200
 
@@ -120,7 +120,7 @@ def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name:
             fits = pc.greater_equal(found, pa.scalar(least, found.type))
         case _:
             return
-    require(fits, str(source), f"is in a partition whose {name} is below the least {of_type}")
+    require_each(fits, f"the value is in a partition whose {name} is below the least {of_type}", str(source))
 
 
 def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) -> pa.Array:
