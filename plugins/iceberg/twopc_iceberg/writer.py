@@ -24,16 +24,15 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
 
 from twopc.open_files import OpenFiles, RowGroups
-from twopc_iceberg import avro
 from twopc_iceberg.columns import aligned, check_columns
 from twopc_iceberg.files import DurableFile
 from twopc_iceberg.keys import Deletes, require_whole
 from twopc_iceberg.layout import Layout
-from twopc_iceberg.manifests import ManifestWriter, data_file
+from twopc_iceberg.manifests import InMemory, ManifestWriter, data_file
 from twopc_iceberg.notes import Note
 from twopc_iceberg.partitions import WHOLE, Partition, split
-from twopc_iceberg.prepared import Prepared, digest_of, with_both_zeros
-from twopc_iceberg.table import TableForTasks, avro_compression
+from twopc_iceberg.prepared import Prepared, digest_of
+from twopc_iceberg.table import TableForTasks
 
 ROW_GROUP_BYTES = 64 * 2**20
 """The size of a row group, in bytes of Arrow."""
@@ -203,26 +202,17 @@ class TransactionWriter:
 
     def _described(self, files: Sequence[DataFile], form: _Form) -> Prepared:
         """Write a manifest."""
-        metadata, in_memory = self._table.parsed, avro.InMemory(location=form.manifest)
-        # Entries without a snapshot id: they inherit that of the manifest list which first names the manifest.
-        with ManifestWriter(
-            ManifestContent.DATA if form.equality_ids is None else ManifestContent.DELETES,
-            metadata.format_version,
-            spec=form.spec,
-            schema=self._table.schema,
-            output_file=in_memory,
-            snapshot_id=None,
-            avro_compression=avro_compression(metadata.properties),
-        ) as writer:
+        metadata, in_memory = self._table.parsed, InMemory(location=form.manifest)
+        content = ManifestContent.DATA if form.equality_ids is None else ManifestContent.DELETES
+        with ManifestWriter(content, metadata, form.spec, self._table.schema, in_memory, None) as writer:
             for each in files:
                 writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=each))
         sizes = sum(each.file_size_in_bytes for each in files)
-        layout = Layout.of(self._table.schema, form.spec)
-        manifest = with_both_zeros(writer.to_manifest_file(), layout.partition_types())
         with self._io.new_output(form.manifest).create(overwrite=True) as stream:
             stream.write(in_memory.content)
         digest, table = digest_of(in_memory.content), str(metadata.table_uuid)
         by_position = True if self._by_position and form.equality_ids is not None else None
+        layout, manifest = Layout.of(self._table.schema, form.spec), writer.to_manifest_file()
         return Prepared.of(table, layout.fingerprint, manifest, sizes, digest, form.equality_ids, by_position)
 
     def changed_file(self) -> str | None:
