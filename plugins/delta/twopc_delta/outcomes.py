@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -128,6 +129,15 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
     return kind(f"{what}: the store refuses: {text}. Correct the rights or 'storage_options', and start again.")
 
 
+@contextlib.contextmanager
+def looking(storage: Storage, what: str, is_decided: bool) -> Iterator[None]:
+    """Around requests for a table. Raises what ``look_failed`` returns. The original error may show credentials."""
+    try:
+        yield
+    except FAILURES as error:
+        raise look_failed(Failure.of(error, storage), what, is_decided) from None
+
+
 def put_refused(failure: Failure, what: str) -> ConfigurationError | Retriable:
     """Return the error for a store that failed the trial of put-if-absent and of listings."""
     if failure.is_temporary and not isinstance(failure.error, Unusable):
@@ -234,14 +244,6 @@ def entry_gone(what: str, version: int) -> OutcomeUnknown:
         " decision, was cleaned up. So whether the batch was committed is not known: the table may have forgotten its"
         " mark (delta.setTransactionRetentionDuration). See whether the batch's records are in the table; then give it"
         " up with 'twopc abandon'."
-    )
-
-
-def old_log(what: str, mark: int | None) -> LogMismatch:
-    """Return the veto for a batch that the table has already, by its number."""
-    return LogMismatch(
-        f"{what} is not decided, and the table has batch {mark} of this sink already: the commit log is an old copy."
-        " The batch was rolled back. Restore the newest commit log, and start again."
     )
 
 

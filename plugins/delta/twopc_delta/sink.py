@@ -15,7 +15,6 @@ from typing import Any
 
 import pyarrow as pa
 from deltalake import Schema
-from deltalake.exceptions import DeltaError
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
@@ -113,7 +112,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         self._view = self._looked_at()
         self._require_put_if_absent()
         if self.key:
-            with self._asking(f"a look at {self._name}", is_decided=False):
+            with outcomes.looking(self._storage, f"a look at {self._name}", is_decided=False):
                 require_own_files(LogFiles(self._storage), self._view.version, self._name)
 
     def _looked_at(self) -> TableView:
@@ -167,10 +166,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         view = TableView.of(table)
         if not (lacking := missing(pa.schema(new), view)):
             return
-        try:
-            table.alter.add_columns(Schema.from_arrow(as_added(lacking, view, self._name)).fields)
-        except (DeltaError, OSError) as error:
-            raise outcomes.look_failed(self._failure(error), f"new columns of {self._name}", is_decided=False) from None
+        added = Schema.from_arrow(as_added(lacking, view, self._name))
+        with outcomes.looking(self._storage, f"new columns of {self._name}", is_decided=False):
+            table.alter.add_columns(added.fields)
 
     def check(self) -> Iterator[CheckResult]:
         view = self._looked_at()
@@ -291,7 +289,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         """
         name, notes = self.transactional_ids.exact(committable.transaction_id), Notes(self._storage)
         what = f"transaction {name} of {self._name} is to be rolled back"
-        with self._asking(what):
+        with outcomes.looking(self._storage, what, is_decided=True):
             data = notes.read(name)
             if data is None:
                 return
@@ -305,13 +303,6 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
             notes.remove(name)
 
     def recover(self) -> Iterable[Committable]:
-        with self._asking(f"the notes beside {self._name}"):
+        with outcomes.looking(self._storage, f"the notes beside {self._name}", is_decided=True):
             names = Notes(self._storage).transaction_ids()
         return [Committable(name, {}) for name in sorted(names) if self.transactional_ids.owns_exact(name)]
-
-    @contextlib.contextmanager
-    def _asking(self, what: str, is_decided: bool = True) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise outcomes.look_failed(self._failure(error), what, is_decided) from None

@@ -29,6 +29,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
+from twopc.failures import mapped, older_log
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -220,15 +221,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        try:
+        with mapped(CATALOG_ERRORS, self._not_written, name):
             yield
-        except TwoPhaseCommitError:
-            raise
-        except CATALOG_ERRORS as error:
-            says = f"transaction {name} to {self._options} could not be written: {told(error)}."
-            if self._is_temporary(error):
-                raise RoundAborted(f"{says} The batch can be run again.") from error
-            raise Refused(f"{says} That does not go away by itself. Correct it, and start again.") from error
+
+    def _not_written(self, error: Exception, name: str) -> RoundAborted | Refused:
+        says = f"transaction {name} to {self._options} could not be written: {told(error)}."
+        if self._is_temporary(error):
+            return RoundAborted(f"{says} The batch can be run again.")
+        return Refused(f"{says} That does not go away by itself. Correct it, and start again.")
 
     def _is_temporary(self, error: Exception) -> bool:
         """Whether a task's error may go away, as with the next credentials that the catalog gives out."""
@@ -328,10 +328,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         batch_id = self._batch_of(committables)
         found = self._mark().found(metadata)
         if found is not None and found >= batch_id:
-            raise LogMismatch(
-                f"{self._options} has batch {found} of this query, and the commit log is about to decide batch"
-                f" {batch_id}: the log was restored from an older copy, or lost entries. Restore the newest one."
-            )
+            raise older_log(str(self._options), found, batch_id)
         self._require_no_gap(metadata)
         return found
 
@@ -551,12 +548,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self, what: str, failed: Callable[[Exception, str], TwoPhaseCommitError] = asked_in_vain
     ) -> Iterator[None]:
         """Map the errors of a request, ``what``."""
-        try:
+        with mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what)):
             yield
-        except TwoPhaseCommitError:
-            raise
-        except CATALOG_ERRORS as error:
-            raise failed(self._lake.failed(error), what) from error
 
 
 def _files_of_keys(io: DurableFileIO, prepared: Iterable[Prepared]) -> list[str]:
