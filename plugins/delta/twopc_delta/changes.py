@@ -122,7 +122,7 @@ class LiveFile:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What Delta's protocol identifies a file of a version by."""
+        """The identity of a file in a version, by Delta's protocol."""
         return _key_of(self.action)
 
     def without(self, rows: BitMap64, total: int, vector: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from twopc_delta.storage import LONGEST_NAME_ON_DISKS
 from twopc_delta.table import TableView
 
 _NO_NAME = re.compile(r"[ ,;{}()\n\t=]|^$")
-"""What Delta has in no name of a column, where columns are not mapped. delta-rs would add it."""
+"""Characters that no column's name may have where columns are not mapped. delta-rs would accept them."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ def type_names_unquoted(schema: pa.Schema) -> dict[str, str]:
 
 
 def _quoted(type: pa.DataType) -> pa.DataType:
-    """The same type, with JSON of each name inside that could be taken for more than a name in the type's text."""
+    """Return the type, with JSON for each name inside that could be taken for more than a name in the type's text."""
     if types.is_list(type):
         return pa.list_(pa.field("element", _quoted(type.value_type)))
     if types.is_map(type):
@@ -184,7 +184,7 @@ def _quoted(type: pa.DataType) -> pa.DataType:
 
 
 def _fits(given: pa.DataType, field: pa.DataType) -> bool:
-    """Whether the table's type holds every value of ``given``, each as it is."""
+    """Return whether the table's type holds every value of ``given``, each as it is."""
     return bool(given.equals(field) or _nested_fits(given, field) or _number_fits(given, field)) or any(
         is_given(given) and is_field(field)
         for is_given, is_field in (
@@ -230,7 +230,7 @@ def _is_list(type: pa.DataType) -> bool:
 
 
 def _nullable(field: pa.Field) -> pa.Field:
-    """The same field, in which everything may be null: what is NOT NULL is checked by us, with the record's place."""
+    """Return the field with every part nullable: the sink checks NOT NULL itself, and names the record."""
     return pa.field(field.name, _nullable_type(field.type))
 
 

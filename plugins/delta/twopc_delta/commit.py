@@ -97,7 +97,7 @@ class Snapshot:
         return -1 if self.mark is None else self.mark
 
     def has(self, batch_id: int) -> bool:
-        """Whether the table has this batch of the sink, which commits batches in order."""
+        """Return whether the table has this batch of the sink, which commits batches in order."""
         return self.newest >= batch_id
 
 
@@ -164,7 +164,7 @@ class TableLog:
         self._files = LogFiles(storage)
         self._prepared = Prepared(storage, name)
         self._receipts = Receipts(storage, mark)
-        self._kept: deque[Snapshot] = deque(maxlen=1)  # who takes it is the only one that has it
+        self._kept: deque[Snapshot] = deque(maxlen=1)  # pop() gives one thread exclusive use
 
     def look(self, what: str, is_decided: bool = False) -> Snapshot:
         """Look at the newest version, and at the sink's mark in it. Raises like ``load``."""

@@ -24,7 +24,7 @@ from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
 FAILURES = (DeltaError, OSError)
-"""What a request through delta-rs or to the files of a table may raise."""
+"""Errors of requests through delta-rs and to the files of a table."""
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳|(?<=\s)0: <unknown>.*", re.DOTALL)
 """delta-rs's marks for a terminal, and its call stack."""
@@ -48,7 +48,7 @@ _NO_ANSWER = re.compile(
     r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50[02-9])\b",
     re.IGNORECASE,
 )
-"""What delta-rs and S3's client report of a store that does not answer, or is busy."""
+"""Reports of delta-rs and S3's client about a store that does not answer, or is busy."""
 
 _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
 """The same in an error of delta-rs that it does not report as one of the store: it may also be about the content."""
@@ -56,7 +56,7 @@ _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|brok
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _PLACE = re.compile(r"\S*/\S*")
-"""In an error's text: the body of a server's answer, S3's code in it, and a URL or path."""
+"""Parts of an error's text: the body of a server's answer, S3's code in it, and a URL or path."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
     """Return the error for a decided batch that went into a table which had just taken the place of its own."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
-        " mark: the one was replaced by the other, which had as many versions, while the batch was committed. So one"
+        " mark: while the batch was committed, another table of the same version took the place of its own. So one"
         " version of the new table names the batch's files, which may be gone. Find it by 'twopc-delta' in the table's"
         " history, and restore the version before it. If the batch is to be in the new table, write its records by"
         " other means; then give it up with 'twopc abandon'."

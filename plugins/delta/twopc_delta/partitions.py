@@ -23,7 +23,7 @@ _READ_AS_NULL = ("", _NULL)
 """Texts that readers take for null in a partition column: the second one polars, and Spark where it rewrites a file."""
 
 _ESCAPED = {code: f"%{code:02X}" for code in (*range(32), 127, *map(ord, "\"#%'*/:=?\\{[]^"))}
-"""What Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars takes the value from that name."""
+"""The characters that Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars reads the name."""
 
 
 def folder_of(column: str, text: str | None) -> str:

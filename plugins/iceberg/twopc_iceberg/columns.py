@@ -48,7 +48,7 @@ _TIMESTAMPS = (pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"))
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a column of one type keeps exactly. Everything else is refused.
+    """The Arrow types that a column of one type keeps exactly. All others are refused.
 
     Attributes:
         given: the types of Arrow of which every value is kept.

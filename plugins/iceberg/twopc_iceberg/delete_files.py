@@ -54,7 +54,7 @@ _POSITIONS = pa.schema(
 _PUFFIN = b"PFA1"
 _VECTOR = b"\xd1\xd3\x39\x64"
 _REFERENCED, _OFFSET, _LENGTH = 17, 18, 19
-"""Where a delete file has the data file that it is for, and the place of its vector."""
+"""The fields of a delete file for its data file and for the place of its vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a snapshot changes of the files before it.
+    """The changes that a snapshot makes to older files.
 
     Attributes:
         manifests: the manifests of delete files that it gets.

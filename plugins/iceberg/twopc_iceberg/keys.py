@@ -99,7 +99,7 @@ def _lacking(given: pa.DataType, wanted: IcebergType, path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """What delete files are written with.
+    """The columns and the partition spec of delete files.
 
     Attributes:
         schema: the columns of the key, in its order.

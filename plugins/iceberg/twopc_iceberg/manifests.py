@@ -52,12 +52,12 @@ EQUALITY_IDS, ELEMENT = 135, 136
 
 _OF_LIST = len(MANIFEST_LIST_FILE_SCHEMAS[2].fields)
 _FIRST_ROW_ID = 16
-"""Where the first id is in a record of a manifest list, and in one of a data file."""
+"""The field for the first row's id in a record of a manifest list, and in a record of a data file."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """What a manifest list says of its snapshot.
+    """The snapshot that a manifest list belongs to.
 
     Attributes:
         snapshot_id: the snapshot's.

@@ -98,7 +98,7 @@ def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
 
 
 def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
-    """Whether pyiceberg can write what it reads of a manifest with a partition spec.
+    """Return whether pyiceberg can write what it reads of a manifest with a partition spec.
 
     It needs the types of the columns that the spec is made from. And it reads doubles as floats: the partitions' values
     would change, which Spark takes for those of the records.

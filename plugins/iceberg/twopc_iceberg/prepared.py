@@ -1,4 +1,4 @@
-"""What a task has prepared, as its committable carries it: where its manifests are, and what a manifest list needs."""
+"""A task's manifests as its committable carries them: their locations, and the facts that a manifest list needs."""
 
 from __future__ import annotations
 

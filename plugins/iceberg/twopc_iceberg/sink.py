@@ -73,15 +73,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MARK, _BRANCH = "mark", "branch"
-"""In the handle of a decided transaction: the table's mark before the decision, and the branch that it goes to."""
+"""Keys in the handle of a decided transaction: the table's mark before the decision, and the transaction's branch."""
 
 TRUSTED_S = 60.0
 """How long after ``seal`` has looked at them the files of a batch count as present. Clean-up jobs spare new files for
 far longer."""
 
 STALE_S = 60.0
-"""How long a catalog may show a table without a batch that it has committed, as one does that reads from a replica.
-Shorter than the coordinator's patience before a decision."""
+"""How long a catalog may show a table without a batch that it has committed, for example from a stale replica. Shorter
+than the coordinator's patience before a decision."""
 
 _OF_THIS_PROCESS = (
     "_lake",
@@ -99,7 +99,7 @@ _OF_THIS_PROCESS = (
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What ``seal`` has seen of a batch.
+    """A batch as ``seal`` has seen it.
 
     Attributes:
         names: its transactions.
@@ -231,7 +231,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return Refused(f"{says} That does not go away by itself. Correct it, and start again.")
 
     def _is_temporary(self, error: Exception) -> bool:
-        """Whether a task's error may go away, as with the next credentials that the catalog gives out."""
+        """Return whether a task's error may go away, as with the next credentials that the catalog gives out."""
         properties = {} if self._for_tasks is None else self._for_tasks.io_properties
         are_renewed = are_given_out(properties) and not are_given_out(self._options.properties)
         is_over = are_renewed and is_refused_by_store(error)
