@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Protocol
 
 from twopc.bad_records import first_bad
-from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,6 +98,42 @@ def require(values: pa.Array, are_fine: Callable[[pa.Array], bool], reason: str,
     """
     if (record := first_bad(values, are_fine)) is not None:
         raise RecordRefused(f"{reason}. {ADVICE}", record=record, column=column)
+
+
+def require_each(are_fine: pa.Array, reason: str, column: str) -> None:
+    """Make sure of each value of a column. Raises like ``require``.
+
+    Args:
+        are_fine: whether each value is a good one. Null counts as fine.
+        reason: what is wrong otherwise. It shows no value.
+        column: the column's name.
+    """
+    import pyarrow.compute as pc
+
+    if (record := pc.index(are_fine, False).as_py()) >= 0:
+        raise RecordRefused(f"{reason}. {ADVICE}", record=record, column=column)
+
+
+def require_key_columns(key: Collection[str], columns: Collection[str], table: str) -> None:
+    """Make sure that a table has the columns of a key.
+
+    Raises:
+        ConfigurationError: it lacks one. The message names it.
+    """
+    for name in key:
+        if name not in columns:
+            raise ConfigurationError(
+                f"{table} has no column {name!r}, which 'upsert_by' names. It has: {', '.join(columns)}.",
+                option="upsert_by",
+            )
+
+
+def not_whole(column: str, table: str) -> SchemaMismatch:
+    """Return the error for records with a key that lack a column of their table."""
+    return SchemaMismatch(
+        f"the records lack column {column!r} of {table}. With 'upsert_by', a record replaces the whole row, and the"
+        " stored value would be lost: add the column to the output."
+    )
 
 
 def require_keys(records: pa.RecordBatch, key: Collection[str]) -> None:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
-from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.stores.errors import DISK_AWAY, TEMPORARY
 
 PASSING = TEMPORARY | DISK_AWAY - {errno.ENOENT}
@@ -42,6 +42,15 @@ def mapped(kind: Kind, failed: Callable[..., Exception], *what: Any) -> Iterator
         yield
     except kind as error:
         raise failed(error, *what) from error
+
+
+def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
+    """Return the error for a commit log that is about to decide a batch which the target system, ``what``, has."""
+    return LogMismatch(
+        f"{what} has batch {newest} of this query, and the commit log is about to decide batch {batch_id}: the log was"
+        " restored from an older copy, or lost entries. The batch was rolled back. Restore the newest log, and start"
+        " again."
+    )
 
 
 def worst_of(errors: Sequence[Exception]) -> Exception:

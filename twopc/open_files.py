@@ -6,6 +6,7 @@ in any order need few more files than sorted ones.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,6 +14,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+MOST_FILES = 32
+"""How many files a task has open at a time, by default."""
 
 HELD_BYTES = 48 * 1024 * 1024
 """How many bytes of records the open files may hold together. As many again may wait for a file, and the open files may
@@ -67,7 +71,7 @@ class OpenFile(Protocol):
         """Write everything, and close the file. If this fails, ``discard`` follows."""
 
     def discard(self) -> None:
-        """Close the file, which is no longer wanted. Raises nothing."""
+        """Close the file, which is no longer wanted."""
 
 
 PlaceT = TypeVar("PlaceT")
@@ -81,12 +85,18 @@ class OpenFiles(Generic[PlaceT, FileT]):
         create: creates a file for each of these places, none of which has an open one. It is called for as many at a
             time as possible, so that the files can be announced by one request.
         most_files: how many files are open at a time.
+        fixed_bytes: the ``fixed_bytes`` of every file, where they are known before the first file is created.
     """
 
-    def __init__(self, create: Callable[[Sequence[PlaceT]], Iterable[FileT]], most_files: int = 32) -> None:
+    def __init__(
+        self,
+        create: Callable[[Sequence[PlaceT]], Iterable[FileT]],
+        most_files: int = MOST_FILES,
+        fixed_bytes: int | None = None,
+    ) -> None:
         self._create = create
         self._most_files = most_files
-        self._largest_fixed_bytes: int | None = None
+        self._largest_fixed_bytes = fixed_bytes
         # Place → its open file, the least recently written first.
         self._open: dict[PlaceT, FileT] = {}
         # Place without an open file → its records.
@@ -114,12 +124,12 @@ class OpenFiles(Generic[PlaceT, FileT]):
             self._finish_each()
 
     def discard(self) -> None:
-        """Discard the waiting records and the open files. Raises nothing."""
+        """Discard the waiting records and every open file. Raises what the files raise, once all are discarded."""
         self._waiting.clear()
         self._waiting_bytes.clear()
-        for file in self._open.values():
-            file.discard()
-        self._open.clear()
+        with contextlib.ExitStack() as discards:
+            while self._open:
+                discards.callback(self._open.popitem()[1].discard)
 
     def _room(self) -> int:
         """Return how many more files may be open, by the largest one so far."""
@@ -230,12 +240,15 @@ class RowGroups:
         self.held_bytes = 0
 
 
-def grouped(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
-    """Yield, for each tuple of values that records have in some columns, the positions of these records in their order.
-    Two nulls are equal, and so are two NaNs.
+def split_by(records: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield, for each tuple of values that records have in some columns, the position of the first such record, and all
+    of them in their order. Two nulls are equal, and so are two NaNs.
+
+    Each part is a copy: a slice would keep all of ``records`` in memory while a file holds it.
 
     Args:
-        columns: at least one.
+        records: the records.
+        columns: at least one, with a value per record.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -252,5 +265,6 @@ def grouped(columns: Sequence[pa.Array]) -> Iterator[pa.Array]:
     order = pc.sort_indices(tuples)  # stable
     start = 0
     for end in pc.run_end_encode(tuples.take(order)).run_ends.to_pylist():
-        yield order.slice(start, end - start)
+        positions = order.slice(start, end - start)
+        yield positions[0].as_py(), records if len(positions) == len(records) else records.take(positions)
         start = end

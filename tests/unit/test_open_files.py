@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from twopc import open_files
-from twopc.open_files import OpenFiles, RowGroups, grouped
+from twopc.open_files import OpenFiles, RowGroups, split_by
 
 PLACES = 33
 """One more than files are open at a time."""
@@ -63,8 +63,7 @@ class Task:
 
     def write(self, places: Sequence[int], first: int = 0) -> None:
         batch = pa.record_batch({"n": range(first, first + len(places))})
-        at = pa.array(places)
-        self.open.write((places[rows[0].as_py()], batch.take(rows)) for rows in grouped([at]))
+        self.open.write((places[at], part) for at, part in split_by(batch, [pa.array(places)]))
 
     def finish(self) -> None:
         self.open.finish()
@@ -113,4 +112,5 @@ def test_what_encoders_keep_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyP
 
 def test_nulls_are_one_value_and_so_is_nan() -> None:
     columns = [pa.array(["a", "b", None, "a", None]), pa.array([1.0, float("nan"), float("nan"), 1.0, float("nan")])]
-    assert [rows.to_pylist() for rows in grouped(columns)] == [[0, 3], [1], [2, 4]]
+    found = [(at, part["n"].to_pylist()) for at, part in split_by(pa.record_batch({"n": range(5)}), columns)]
+    assert found == [(0, [0, 3]), (1, [1]), (2, [2, 4])]

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 from pyroaring import BitMap64
 
+from twopc.columns import require_key_columns
 from twopc.errors import ConfigurationError, Retriable
 from twopc_delta import vectors
 from twopc_delta.log_files import LogFiles
@@ -44,12 +45,8 @@ def require_key(view: TableView, key: Sequence[str], what: str) -> None:
         ConfigurationError: the table lacks a column of it, or has it with a type or as a partition column with which
             the sink does not compare; or the table has a property with which rows can't be replaced.
     """
+    require_key_columns(key, view.schema.names, what)
     for name in key:
-        if name not in view.schema.names:
-            raise ConfigurationError(
-                f"{what} has no column {name!r}, which 'upsert_by' names. It has: {', '.join(view.schema.names)}.",
-                option="upsert_by",
-            )
         found = view.schema.field(name).type
         if name in view.partition_by or not any(is_type(found) for is_type in _KEY_TYPES):
             why = "is a partition column" if name in view.partition_by else f"has the type {found}"
@@ -125,7 +122,7 @@ class LiveFile:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What Delta's protocol identifies a file of a version by."""
+        """The identity of a file in a version, by Delta's protocol."""
         return _key_of(self.action)
 
     def without(self, rows: BitMap64, total: int, vector: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What ``twopc doctor`` reports of a table."""
+"""The checks of ``twopc doctor`` for a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LEAST_RETENTION_S = 7 * 86_400
 _SPARK = "Apache-Spark/"
 _ENTRIES_LOOKED_AT = 20
 _OF_AN_OPERATOR = ("CREATE TABLE", "CREATE OR REPLACE TABLE", "SET TBLPROPERTIES", "UPGRADE PROTOCOL", "ADD COLUMNS")
-"""What Spark does to a table before a query starts, rather than beside it."""
+"""Changes that Spark makes to a table before a query starts, rather than while it runs."""
 
 
 def checks(view: TableView, storage: Storage) -> Iterator[CheckResult]:

@@ -14,13 +14,14 @@ from deltalake import Schema
 from pyarrow import types
 
 from twopc.bad_records import are_utf8, first_bad
+from twopc.columns import has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
 from twopc_delta.partitions import IN_LOG, require_readable
 from twopc_delta.storage import LONGEST_NAME_ON_DISKS
 from twopc_delta.table import TableView
 
 _NO_NAME = re.compile(r"[ ,;{}()\n\t=]|^$")
-"""What Delta has in no name of a column, where columns are not mapped. delta-rs would add it."""
+"""Characters that no column's name may have where columns are not mapped. delta-rs would accept them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,12 @@ class Fit:
             RecordRefused: a value is null in a NOT NULL column, too long, or has no equal in the table's type.
         """
         columns = [self._convert(batch.column(number), field) for number, field in enumerate(self.schema)]
-        return pa.record_batch(columns, schema=pa.schema([_nullable(field) for field in self.schema]))
+        return pa.record_batch(columns, schema=self.nullable)
+
+    @property
+    def nullable(self) -> pa.Schema:
+        """The schema of converted records: what is NOT NULL is checked by us, with the record's place."""
+        return pa.schema([_nullable(field) for field in self.schema])
 
     def _convert(self, column: pa.Array, field: pa.Field) -> pa.Array:
         target = _nullable(field).type
@@ -61,13 +67,8 @@ class Fit:
             at, why = refused
             raise RecordRefused(why, record=at, column=field.name)
         if (longest := self.view.longest_text(field.name)) is not None:
-            too_long = pc.greater(pc.utf8_length(values), longest)
-            if pc.any(too_long).as_py():
-                raise RecordRefused(
-                    f"the text is longer than the table's varchar({longest})",
-                    record=pc.index(too_long, True).as_py(),
-                    column=field.name,
-                )
+            is_short = pc.less_equal(pc.utf8_length(values), longest)
+            require_each(is_short, f"the text is longer than the table's varchar({longest})", field.name)
         if field.name in self.partition_by:
             require_readable(values, field.name, self.longest_folder_bytes)
         return values
@@ -170,7 +171,7 @@ def type_names_unquoted(schema: pa.Schema) -> dict[str, str]:
 
 
 def _quoted(type: pa.DataType) -> pa.DataType:
-    """The same type, with JSON of each name inside that could be taken for more than a name in the type's text."""
+    """Return the type, with JSON for each name inside that could be taken for more than a name in the type's text."""
     if types.is_list(type):
         return pa.list_(pa.field("element", _quoted(type.value_type)))
     if types.is_map(type):
@@ -183,7 +184,7 @@ def _quoted(type: pa.DataType) -> pa.DataType:
 
 
 def _fits(given: pa.DataType, field: pa.DataType) -> bool:
-    """Whether the table's type holds every value of ``given``, each as it is."""
+    """Return whether the table's type holds every value of ``given``, each as it is."""
     return bool(given.equals(field) or _nested_fits(given, field) or _number_fits(given, field)) or any(
         is_given(given) and is_field(field)
         for is_given, is_field in (
@@ -210,7 +211,7 @@ def _number_fits(given: pa.DataType, field: pa.DataType) -> bool:
     if types.is_signed_integer(given) and types.is_signed_integer(field):
         return bool(given.bit_width <= field.bit_width)
     if types.is_decimal(given) and types.is_decimal(field):
-        return bool(given.scale <= field.scale and given.precision - given.scale <= field.precision - field.scale)
+        return has_room(given, field.precision, field.scale)
     if types.is_timestamp(given) and types.is_timestamp(field):
         return given.unit == "us" and (given.tz is None) == (field.tz is None)
     return False
@@ -229,7 +230,7 @@ def _is_list(type: pa.DataType) -> bool:
 
 
 def _nullable(field: pa.Field) -> pa.Field:
-    """The same field, in which everything may be null: what is NOT NULL is checked by us, with the record's place."""
+    """Return the field with every part nullable: the sink checks NOT NULL itself, and names the record."""
     return pa.field(field.name, _nullable_type(field.type))
 
 

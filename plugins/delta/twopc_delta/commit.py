@@ -27,6 +27,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from twopc.errors import Retriable, TwoPhaseCommitError
+from twopc.failures import older_log
 from twopc.stores.errors import NotSynced
 from twopc.transaction import Committable, JsonValue
 from twopc_delta import changes, outcomes
@@ -96,7 +97,7 @@ class Snapshot:
         return -1 if self.mark is None else self.mark
 
     def has(self, batch_id: int) -> bool:
-        """Whether the table has this batch of the sink, which commits batches in order."""
+        """Return whether the table has this batch of the sink, which commits batches in order."""
         return self.newest >= batch_id
 
 
@@ -163,19 +164,17 @@ class TableLog:
         self._files = LogFiles(storage)
         self._prepared = Prepared(storage, name)
         self._receipts = Receipts(storage, mark)
-        self._kept: deque[Snapshot] = deque(maxlen=1)  # who takes it is the only one that has it
+        self._kept: deque[Snapshot] = deque(maxlen=1)  # pop() gives one thread exclusive use
 
     def look(self, what: str, is_decided: bool = False) -> Snapshot:
         """Look at the newest version, and at the sink's mark in it. Raises like ``load``."""
-        try:
+        with outcomes.looking(self._storage, what, is_decided):
             if (kept := self._caught_up(what, is_decided)) is not None:
                 return kept
             found = self._loaded(what, is_decided)
             if found.entry is None:  # perhaps the table was restored from a copy while it was loaded
                 found = self._loaded(what, is_decided)
             return found
-        except outcomes.FAILURES as error:
-            raise outcomes.look_failed(self._failure(error), what, is_decided) from None
 
     def _caught_up(self, what: str, is_decided: bool) -> Snapshot | None:
         """Return the newest version, read from the kept one on; None if none is kept, or only delta-rs can read it.
@@ -233,7 +232,7 @@ class TableLog:
         what = f"batch {batch_id} of {self._name}"
         snapshot = self.look(what)
         if snapshot.has(batch_id):
-            raise outcomes.old_log(what, snapshot.mark)
+            raise older_log(self._name, snapshot.newest, batch_id)
         self._prepared.keep(committables)
         notes = self._prepared.notes(committables)
         if isinstance(notes, list):
@@ -254,15 +253,14 @@ class TableLog:
     def _require_committed(self, snapshot: Snapshot, what: str) -> None:
         """Upholds: no batch follows a gap. A mark only grows by itself, and nobody replaces an entry."""
         place = self._receipts.place
-        try:
-            receipt = self._receipts.newest()
+        with outcomes.looking(self._storage, what, is_decided=False):
+            try:
+                receipt = self._receipts.newest()
+            except ValueError as error:
+                raise outcomes.damaged_receipt(what, place, str(error)) from None
             if receipt is None or receipt.table != snapshot.view.id:
                 return
             is_there = snapshot.newest >= receipt.batch and self._is_unchanged(snapshot, receipt.version, receipt.entry)
-        except ValueError as error:
-            raise outcomes.damaged_receipt(what, place, str(error)) from None
-        except OSError as error:
-            raise outcomes.look_failed(self._failure(error), what, is_decided=False) from None
         if not is_there:
             self._receipts.forget()  # an operator removes it, and may start the query again in this process
             raise outcomes.batch_gone(what, receipt, snapshot.mark, place)

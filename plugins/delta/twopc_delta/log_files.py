@@ -50,7 +50,7 @@ class LogFiles:
         return self._read(_entry_name(version))
 
     def has(self, version: int) -> bool:
-        """Whether there is such an entry."""
+        """Return whether there is such an entry."""
         return self._storage.size_bytes(f"{_LOG}/{_entry_name(version)}") is not None
 
     def put(self, version: int, data: bytes) -> None:
@@ -162,7 +162,7 @@ class LogFiles:
             return 0
 
     def has_part_of_a_checkpoint(self) -> bool:
-        """Whether a checkpoint of several parts lacks some, as its writer was killed."""
+        """Return whether a checkpoint of several parts lacks some, as its writer was killed."""
         return bool(_torn_checkpoints(self._names()))
 
     def _names(self) -> list[str]:

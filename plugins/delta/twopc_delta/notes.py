@@ -43,7 +43,7 @@ class AddedFile:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What one transaction wrote.
+    """The files and the table of one transaction.
 
     Attributes:
         paths: of its files, until it is pre-committed, those that are not finished included.

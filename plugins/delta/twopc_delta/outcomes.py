@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -23,7 +24,7 @@ from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
 FAILURES = (DeltaError, OSError)
-"""What a request through delta-rs or to the files of a table may raise."""
+"""Errors of requests through delta-rs and to the files of a table."""
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳|(?<=\s)0: <unknown>.*", re.DOTALL)
 """delta-rs's marks for a terminal, and its call stack."""
@@ -47,7 +48,7 @@ _NO_ANSWER = re.compile(
     r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50[02-9])\b",
     re.IGNORECASE,
 )
-"""What delta-rs and S3's client report of a store that does not answer, or is busy."""
+"""Reports of delta-rs and S3's client about a store that does not answer, or is busy."""
 
 _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
 """The same in an error of delta-rs that it does not report as one of the store: it may also be about the content."""
@@ -55,7 +56,7 @@ _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|brok
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _PLACE = re.compile(r"\S*/\S*")
-"""In an error's text: the body of a server's answer, S3's code in it, and a URL or path."""
+"""Parts of an error's text: the body of a server's answer, S3's code in it, and a URL or path."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,15 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
     return kind(f"{what}: the store refuses: {text}. Correct the rights or 'storage_options', and start again.")
 
 
+@contextlib.contextmanager
+def looking(storage: Storage, what: str, is_decided: bool) -> Iterator[None]:
+    """Around requests for a table. Raises what ``look_failed`` returns. The original error may show credentials."""
+    try:
+        yield
+    except FAILURES as error:
+        raise look_failed(Failure.of(error, storage), what, is_decided) from None
+
+
 def put_refused(failure: Failure, what: str) -> ConfigurationError | Retriable:
     """Return the error for a store that failed the trial of put-if-absent and of listings."""
     if failure.is_temporary and not isinstance(failure.error, Unusable):
@@ -189,7 +199,7 @@ def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
     """Return the error for a decided batch that went into a table which had just taken the place of its own."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
-        " mark: the one was replaced by the other, which had as many versions, while the batch was committed. So one"
+        " mark: while the batch was committed, another table of the same version took the place of its own. So one"
         " version of the new table names the batch's files, which may be gone. Find it by 'twopc-delta' in the table's"
         " history, and restore the version before it. If the batch is to be in the new table, write its records by"
         " other means; then give it up with 'twopc abandon'."
@@ -234,14 +244,6 @@ def entry_gone(what: str, version: int) -> OutcomeUnknown:
         " decision, was cleaned up. So whether the batch was committed is not known: the table may have forgotten its"
         " mark (delta.setTransactionRetentionDuration). See whether the batch's records are in the table; then give it"
         " up with 'twopc abandon'."
-    )
-
-
-def old_log(what: str, mark: int | None) -> LogMismatch:
-    """Return the veto for a batch that the table has already, by its number."""
-    return LogMismatch(
-        f"{what} is not decided, and the table has batch {mark} of this sink already: the commit log is an old copy."
-        " The batch was rolled back. Restore the newest commit log, and start again."
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from twopc.bad_records import are_in_years
+from twopc.columns import require, require_each
 from twopc.errors import RecordRefused
+from twopc.open_files import split_by
 
 IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
 """Types of partition columns whose values have one form in the log that every reader takes back."""
@@ -20,11 +22,8 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 _READ_AS_NULL = ("", _NULL)
 """Texts that readers take for null in a partition column: the second one polars, and Spark where it rewrites a file."""
 
-_EPOCH = dt.date(1970, 1, 1)
-_FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
-
 _ESCAPED = {code: f"%{code:02X}" for code in (*range(32), 127, *map(ord, "\"#%'*/:=?\\{[]^"))}
-"""What Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars takes the value from that name."""
+"""The characters that Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars reads the name."""
 
 
 def folder_of(column: str, text: str | None) -> str:
@@ -35,22 +34,19 @@ def folder_of(column: str, text: str | None) -> str:
 def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -> None:
     """Raise RecordRefused for a value of a partition column that some reader would not take back as it was, or whose
     folder has a longer name than the store takes."""
-    bad, why = None, ""
     if types.is_string(values.type):
-        bad = pc.is_in(values, pa.array(_READ_AS_NULL, values.type))
+        is_text = pc.invert(pc.is_in(values, pa.array(_READ_AS_NULL, values.type)))
         why = "Delta's readers take an empty text and '__HIVE_DEFAULT_PARTITION__' in a partition column for null"
+        require_each(is_text, why, column)
     elif types.is_date32(values.type):
-        days = values.cast(pa.int32())
-        bad = pc.or_(pc.less(days, _FIRST_DAY), pc.greater(days, _LAST_DAY))
-        why = "a partition's date must be in the years 1 to 9999"
+        require(values, are_in_years, "a partition's date must be in the years 1 to 9999", column)
     elif types.is_decimal(values.type):
-        bad = pc.and_(pc.less(values, 0), pc.not_equal(pc.trunc(values), values))
+        is_read = pc.or_(pc.greater_equal(values, 0), pc.equal(pc.trunc(values), values))
         why = "deltalake reads no table with a negative decimal in a partition column, unless it is a whole number"
-    if bad is not None and pc.any(bad).as_py():
-        raise RecordRefused(why, record=pc.index(bad, True).as_py(), column=column)
+        require_each(is_read, why, column)
     encoded = values.dictionary_encode()
-    for number, text in enumerate(_texts(encoded)):
-        if len(folder_of(column, text).encode()) > longest_folder_bytes:
+    for number, value in enumerate(encoded.dictionary.to_pylist()):
+        if len(folder_of(column, _text(value)).encode()) > longest_folder_bytes:
             raise RecordRefused(
                 f"the value's folder would have a name of more than {longest_folder_bytes} bytes, which the store does"
                 " not take. Partition by a shorter column, such as a hash of this one",
@@ -59,38 +55,24 @@ def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -
             )
 
 
-def split(
-    batch: pa.RecordBatch, partition_by: tuple[str, ...]
-) -> Iterator[tuple[Mapping[str, str | None], pa.RecordBatch]]:
+Partition = tuple[str | None, ...]
+"""The values of a partition as the log has them, in the order of the table's partition columns."""
+
+
+def split(batch: pa.RecordBatch, partition_by: Sequence[str]) -> Iterator[tuple[Partition, pa.RecordBatch]]:
     """Yield the records of each partition in their order, without the partition columns."""
     if not partition_by:
-        yield {}, batch
+        yield (), batch
         return
-    data = batch.drop_columns(list(partition_by))
-    # A number for each tuple of values. Texts that are joined could be those of another tuple.
-    keys = pa.repeat(pa.scalar(0, pa.int64()), len(batch))
-    texts: dict[str, tuple[pa.Array, list[str | None]]] = {}
-    for column in partition_by:
-        encoded = batch.column(column).dictionary_encode("encode")
-        texts[column] = encoded.indices, _texts(encoded)
-        pairs = pc.add(pc.multiply(keys, len(encoded.dictionary)), encoded.indices.cast(pa.int64()))
-        keys = pairs.dictionary_encode().indices.cast(pa.int64())  # so that it never has more than there are records
-    order = pc.sort_indices(keys)  # stable
-    runs = pc.run_end_encode(keys.take(order))
-    start = 0
-    for end in runs.run_ends.to_pylist():
-        rows = order.slice(start, end - start)
-        first = rows[0].as_py()
-        yield {column: each[indices[first].as_py()] for column, (indices, each) in texts.items()}, data.take(rows)
-        start = end
+    columns = [batch.column(name) for name in partition_by]
+    for first, records in split_by(batch.drop_columns(list(partition_by)), columns):
+        yield tuple(_text(column[first].as_py()) for column in columns), records
 
 
-def _texts(encoded: pa.DictionaryArray) -> list[str | None]:
-    """Each value of a dictionary as the log has it."""
-    return [None if value is None else _text(value) for value in encoded.dictionary.to_pylist()]
-
-
-def _text(value: Any) -> str:
+def _text(value: Any) -> str | None:
+    """Return a value as the log has it."""
+    if value is None:
+        return None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Decimal):

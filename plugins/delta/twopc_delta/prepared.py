@@ -7,8 +7,8 @@ values of columns, and may be long.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from twopc.transaction import Committable, JsonValue
@@ -92,13 +92,8 @@ class Prepared:
             sizes = self._storage.sizes_bytes([file.path for file in files])
         return [file.path for file, size in zip(files, sizes, strict=True) if size != file.size_bytes]
 
-    @contextlib.contextmanager
-    def _asking(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            failure = outcomes.Failure.of(error, self._storage)
-            raise outcomes.look_failed(failure, f"the {what} {self._name}", is_decided=True) from None
+    def _asking(self, what: str) -> AbstractContextManager[None]:
+        return outcomes.looking(self._storage, f"the {what} {self._name}", is_decided=True)
 
     def settle(self, committables: Sequence[Committable]) -> None:
         """Let go of the notes of a batch that is in the table. Raises OSError where one stays: the sweep removes it."""

@@ -14,14 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import Schema
-from deltalake.exceptions import DeltaError
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
+from twopc.columns import not_whole, require_keys
 from twopc.datasets import Dataset, of_folder
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -113,7 +112,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         self._view = self._looked_at()
         self._require_put_if_absent()
         if self.key:
-            with self._asking(f"a look at {self._name}", is_decided=False):
+            with outcomes.looking(self._storage, f"a look at {self._name}", is_decided=False):
                 require_own_files(LogFiles(self._storage), self._view.version, self._name)
 
     def _looked_at(self) -> TableView:
@@ -159,10 +158,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         known = {name.lower() for name in schema.names}
         lacking = [name for name in view.schema.names if name.lower() not in known]
         if self.key and lacking:
-            raise SchemaMismatch(
-                f"the records lack column {lacking[0]!r} of {self._name}. With 'upsert_by', a record replaces the whole"
-                " row, and the stored value would be lost: add the column to the output."
-            )
+            raise not_whole(lacking[0], self._name)
 
     def _add_columns(self, new: Sequence[pa.Field]) -> None:
         """Add columns in an entry of their own. If another process was faster, the next look finds its columns."""
@@ -170,10 +166,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         view = TableView.of(table)
         if not (lacking := missing(pa.schema(new), view)):
             return
-        try:
-            table.alter.add_columns(Schema.from_arrow(as_added(lacking, view, self._name)).fields)
-        except (DeltaError, OSError) as error:
-            raise outcomes.look_failed(self._failure(error), f"new columns of {self._name}", is_decided=False) from None
+        added = Schema.from_arrow(as_added(lacking, view, self._name))
+        with outcomes.looking(self._storage, f"new columns of {self._name}", is_decided=False):
+            table.alter.add_columns(added.fields)
 
     def check(self) -> Iterator[CheckResult]:
         view = self._looked_at()
@@ -194,7 +189,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                 self._require_whole(batch.schema, self._table())
                 transaction.files = self._files(transaction, transaction.fit)
             assert transaction.fit is not None
-            _require_keys(batch, transaction.fit, self.key)
+            require_keys(batch.rename_columns(transaction.fit.schema.names), self.key)
             transaction.files.write(batch)
 
     def delete(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> None:
@@ -204,7 +199,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                 transaction.fit_of_keys = Fit(pa.schema([view.schema.field(name) for name in self.key]), (), view)
                 transaction.deletes = self._files(transaction, transaction.fit_of_keys)
             assert transaction.fit_of_keys is not None
-            _require_keys(keys, transaction.fit_of_keys, self.key)
+            require_keys(keys.rename_columns(transaction.fit_of_keys.schema.names), self.key)
             transaction.deletes.write(keys)
 
     def delete_valid(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
@@ -294,7 +289,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         """
         name, notes = self.transactional_ids.exact(committable.transaction_id), Notes(self._storage)
         what = f"transaction {name} of {self._name} is to be rolled back"
-        with self._asking(what):
+        with outcomes.looking(self._storage, what, is_decided=True):
             data = notes.read(name)
             if data is None:
                 return
@@ -308,25 +303,6 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
             notes.remove(name)
 
     def recover(self) -> Iterable[Committable]:
-        with self._asking(f"the notes beside {self._name}"):
+        with outcomes.looking(self._storage, f"the notes beside {self._name}", is_decided=True):
             names = Notes(self._storage).transaction_ids()
         return [Committable(name, {}) for name in sorted(names) if self.transactional_ids.owns_exact(name)]
-
-    @contextlib.contextmanager
-    def _asking(self, what: str, is_decided: bool = True) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise outcomes.look_failed(self._failure(error), what, is_decided) from None
-
-
-def _require_keys(batch: pa.RecordBatch, fit: Fit, key: Sequence[str]) -> None:
-    """Refuse a record without a whole key: no row could be found by it."""
-    for name in key:
-        column = batch.column(fit.schema.get_field_index(name))
-        if column.null_count:
-            raise RecordRefused(
-                "the value is null, and the column is one of 'upsert_by'. Correct or filter such records.",
-                record=pc.index(pc.is_null(column), True).as_py(),
-                column=name,
-            )

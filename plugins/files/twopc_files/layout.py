@@ -15,7 +15,7 @@ from pyarrow import types
 
 from twopc.columns import ADVICE
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc.open_files import OpenFiles, grouped
+from twopc.open_files import MOST_FILES, OpenFiles, split_by
 from twopc_files.formats import Format, RecordWriter, check_names, check_same_schema
 from twopc_files.refusals import NOT_UTF8, YEARS, Check, Rule, first_true, is_text
 from twopc_files.stores.store import PendingFile
@@ -45,7 +45,7 @@ class Layout:
     partition_by: tuple[str, ...] = ()
     max_records_per_file: int | None = None
     max_bytes_per_file: int | None = None
-    max_open_files: int = 32
+    max_open_files: int = MOST_FILES
 
     def data_schema(self, schema: pa.Schema) -> pa.Schema:
         """Return the schema of the files for records of ``schema``.
@@ -190,8 +190,6 @@ def split(
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the records of ``batch`` by partition folder, in their order, without the partition columns.
 
-    Each part is a copy: a slice would keep the whole batch in memory while a writer holds it.
-
     Raises:
         RecordRefused: a folder can't be named after a record's value. No part has been yielded.
     """
@@ -200,9 +198,8 @@ def split(
         return
     data = batch.drop_columns(list(partition_by))
     folders = _folders(batch, partition_by, longest_name)
-    for positions in grouped([folders]):
-        part = data if len(positions) == len(data) else data.take(positions)
-        yield folders[positions[0].as_py()].as_py(), part
+    for first, part in split_by(data, [folders]):
+        yield folders[first].as_py(), part
 
 
 def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name: int | None) -> pa.StringArray:

@@ -17,9 +17,9 @@ from typing import TypeVar
 
 from pyiceberg.manifest import ManifestContent
 
-from twopc_iceberg import avro
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.layout import Layout
+from twopc_iceberg.manifests import InMemory, blocks_of, header, with_blocks
 from twopc_iceberg.prepared import Prepared, digest_of, joined_partitions
 
 ItemT = TypeVar("ItemT")
@@ -53,7 +53,7 @@ class BatchManifest:
 
     def files(self) -> Mapping[str, int]:
         """Return the location of each data or delete file, and its length, as the manifest has them."""
-        entries = self.prepared.manifest_file(snapshot_id=0).fetch_manifest_entry(avro.InMemory(self.content))  # type: ignore[arg-type]
+        entries = self.prepared.manifest_file(snapshot_id=0).fetch_manifest_entry(InMemory(self.content))  # type: ignore[arg-type]
         return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
 
     def write(self, io: DurableFileIO) -> None:
@@ -107,12 +107,12 @@ def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str]
         contents = _contents(io, pack)
     except FileChanged as changed:
         return [_made_before(io, pack, location, changed)]
-    start = avro.header(contents[0])[1]
+    start = header(contents[0])[1]
     head = contents[0][:start]
     if len(pack) == 1 or not all(content.startswith(head) for content in contents):
         return [BatchManifest(each, content, is_new=False) for each, content in zip(pack, contents, strict=True)]
-    blocks = [block for content in contents for block in avro.blocks(content, start)]
-    return [_described(pack, location, avro.with_blocks(contents[0], start, blocks))]
+    blocks = [block for content in contents for block in blocks_of(content, start)]
+    return [_described(pack, location, with_blocks(contents[0], start, blocks))]
 
 
 def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, changed: FileChanged) -> BatchManifest:
@@ -147,8 +147,8 @@ def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
 
 def _described(pack: Sequence[Prepared], location: str, content: bytes) -> BatchManifest:
     """Return the manifest that was made of several, by its bytes."""
-    first, (header, _) = pack[0], avro.header(content)
-    layout = Layout.from_manifest(header.meta["schema"], first.spec, header.meta["partition-spec"])
+    first, (found, _) = pack[0], header(content)
+    layout = Layout.from_manifest(found.meta["schema"], first.spec, found.meta["partition-spec"])
     joined = replace(
         first,
         manifest=location,

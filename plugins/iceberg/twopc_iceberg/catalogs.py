@@ -111,7 +111,7 @@ class Lake:
 
     @property
     def group(self) -> str | None:
-        """What lakes of one catalog have in common if it can change their tables by one request. Asks nothing."""
+        """An id shared by tables that one request can change; None if there is no such request. Sends nothing."""
         catalog = self._catalog
         return catalog.identity if isinstance(catalog, TransactionalCatalog) and catalog.changes_several else None
 

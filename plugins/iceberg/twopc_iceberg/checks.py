@@ -1,4 +1,4 @@
-"""What ``twopc doctor`` looks at: settings of the table that cost time or lose what is not committed yet."""
+"""The checks of ``twopc doctor``: settings of a table that cost time, or that lose uncommitted batches."""
 
 from __future__ import annotations
 

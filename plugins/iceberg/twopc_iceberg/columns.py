@@ -6,7 +6,6 @@ is kept as it is: an integer or a float in a wider one, a decimal in one with mo
 
 from __future__ import annotations
 
-import datetime as dt
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,7 +36,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from twopc.bad_records import are_utf8, first_bad
+from twopc.bad_records import are_in_years, are_utf8
+from twopc.columns import ADVICE, has_room, require, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
@@ -48,7 +48,7 @@ _TIMESTAMPS = (pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"))
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a column of one type keeps exactly. Everything else is refused.
+    """The Arrow types that a column of one type keeps exactly. All others are refused.
 
     Attributes:
         given: the types of Arrow of which every value is kept.
@@ -84,8 +84,7 @@ A dictionary counts as its values."""
 def _is_kept(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:
     match wanted:
         case DecimalType() if types.is_decimal(given):
-            whole_digits = wanted.precision - wanted.scale
-            return bool(given.scale <= wanted.scale and given.precision - given.scale <= whole_digits)
+            return has_room(given, wanted.precision, wanted.scale)
         case TimestamptzType() if types.is_timestamp(given):
             return given.tz is not None and pa.timestamp(given.unit) in _TIMESTAMPS
         case BinaryType() if types.is_fixed_size_binary(given):
@@ -147,12 +146,12 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
 # Records. -------------------------------------------------------------------------------------------------------
 
 
-_EPOCH = dt.date(1970, 1, 1)
-_FIRST_DAY, _LAST_DAY = (dt.date.min - _EPOCH).days, (dt.date.max - _EPOCH).days
+_NULL = "the value is null, and the column is required"
+
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
 
 
-def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.Table:
+def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.RecordBatch:
     """Return the records as a data file has them: the table's columns, in its order, with null where one is missing.
 
     Args:
@@ -172,7 +171,7 @@ def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> p
         position = batch.schema.get_field_index(field.name)
         given = pa.nulls(batch.num_rows, target.type) if position < 0 else batch.column(position)
         columns.append(_converted(given, field, target))
-    return pa.Table.from_arrays(columns, schema=arrow_schema)
+    return pa.record_batch(columns, schema=arrow_schema)
 
 
 def _converted(given: pa.Array, field: NestedField, target: pa.Field) -> pa.Array:
@@ -182,14 +181,15 @@ def _converted(given: pa.Array, field: NestedField, target: pa.Field) -> pa.Arra
     if isinstance(field.field_type, UUIDType) and given.type in _TEXTS:
         given = _uuids(given, field.name)
     if isinstance(field.field_type, FixedType) and given.type in _BYTES:
-        require(pc.equal(pc.binary_length(given), field.field_type.root), field.name, f"is no {field.field_type}")
+        is_of_length = pc.equal(pc.binary_length(given), field.field_type.root)
+        require_each(is_of_length, f"the value is no {field.field_type}", field.name)
     return given if given.type == target.type else given.cast(target.type)
 
 
 def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
     """Refuse a null where none may be. Parquet would take it in a nested column."""
     if field.required and given.null_count:
-        require(pc.is_valid(given), path, "is null, and the column is required")
+        require_each(pc.is_valid(given), _NULL, path)
     match field.field_type:
         case StructType() as wanted:
             present = pc.is_valid(given)
@@ -199,7 +199,7 @@ def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
                 values = pc.struct_field(given, child.name)
                 if child.required and values.null_count:
                     is_fine = pc.or_(pc.invert(present), pc.is_valid(values))
-                    require(is_fine, f"{path}.{child.name}", "is null, and the column is required")
+                    require_each(is_fine, _NULL, f"{path}.{child.name}")
                 nested = child if not child.required else child.model_copy(update={"required": False})
                 _require_values(values, nested, f"{path}.{child.name}")
         case ListType() as wanted:
@@ -217,25 +217,17 @@ def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
 def _require_held(given: pa.Array, path: str) -> None:
     """Refuse a value that pyiceberg can't hold. It would find out when it makes the file's statistics, and fail."""
     if given.type in _TEXTS:
-        if (position := first_bad(given, are_utf8)) is not None:
-            raise _refused(position, path, "is text that is not UTF-8")
+        require(given, are_utf8, "the value is text that is not UTF-8", path)
     elif types.is_time(given.type):
         end = _PER_DAY[given.type.unit]
         numbers = given.cast(pa.int32() if given.type.bit_width == 32 else pa.int64())
         is_held = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, end))
-        require(is_held, path, "is no time of a day")
+        require_each(is_held, "the value is no time of a day", path)
     elif types.is_date32(given.type) or types.is_timestamp(given.type):
-        is_date = types.is_date32(given.type)
-        numbers = given.cast(pa.int32() if is_date else pa.int64())
-        per_day = 1 if is_date else _PER_DAY[given.type.unit]
-        first, end = _FIRST_DAY * per_day, (_LAST_DAY + 1) * per_day
-        bounds = pc.min_max(numbers)
-        if bounds["min"].is_valid and not first <= bounds["min"].as_py() <= bounds["max"].as_py() < end:
-            is_held = pc.and_(pc.greater_equal(numbers, first), pc.less(numbers, end))
-            why = "is outside of the years 1 to 9999, which pyiceberg can't write"
-            if types.is_timestamp(given.type) and given.type.tz:
-                why += ": the year counts in UTC, where 31 December 9999 in the west is over. Write an earlier day"
-            require(is_held, path, why)
+        why = "the value is outside of the years 1 to 9999, which pyiceberg can't write"
+        if types.is_timestamp(given.type) and given.type.tz:
+            why += ": the year counts in UTC, where 31 December 9999 in the west is over. Write an earlier day"
+        require(given, are_in_years, why, path)
 
 
 def _require_parts(
@@ -253,17 +245,6 @@ def _require_parts(
         raise
 
 
-def require(is_fine: pa.Array, column: str, but: str) -> None:
-    """Refuse the first record for which ``is_fine`` is false. Null counts as fine."""
-    position = pc.index(is_fine, False).as_py()
-    if position >= 0:
-        raise _refused(position, column, but)
-
-
-def _refused(position: int, column: str, but: str) -> RecordRefused:
-    return RecordRefused(f"the value {but}. Correct or filter such records.", column=column, record=position)
-
-
 def _uuids(given: pa.Array, column: str) -> pa.Array:
     """Return the values of text as those of ``uuid``, which Spark has no type for."""
     found = []
@@ -271,6 +252,5 @@ def _uuids(given: pa.Array, column: str) -> pa.Array:
         try:
             found.append(None if value is None else uuid.UUID(value).bytes)
         except ValueError:
-            reason = "the value is no UUID. Correct or filter such records."
-            raise RecordRefused(reason, column=column, record=position) from None
+            raise RecordRefused(f"the value is no UUID. {ADVICE}", column=column, record=position) from None
     return pa.array(found, pa.binary(16))

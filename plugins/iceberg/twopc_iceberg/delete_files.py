@@ -30,13 +30,10 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from twopc_iceberg import avro
 from twopc_iceberg.files import in_threads
 from twopc_iceberg.layout import Layout
-from twopc_iceberg.manifests import NUMBERS_ROWS, ManifestWriter, data_file, entries
+from twopc_iceberg.manifests import NUMBERS_ROWS, InMemory, ManifestWriter, data_file, entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
-from twopc_iceberg.prepared import with_both_zeros
-from twopc_iceberg.table import avro_compression
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -57,7 +54,7 @@ _POSITIONS = pa.schema(
 _PUFFIN = b"PFA1"
 _VECTOR = b"\xd1\xd3\x39\x64"
 _REFERENCED, _OFFSET, _LENGTH = 17, 18, 19
-"""Where a delete file has the data file that it is for, and the place of its vector."""
+"""The fields of a delete file for its data file and for the place of its vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +88,7 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a snapshot changes of the files before it.
+    """The changes that a snapshot makes to older files.
 
     Attributes:
         manifests: the manifests of delete files that it gets.
@@ -256,23 +253,16 @@ def _manifest(
     gone: Collection[tuple[str, int | None]],
 ) -> ManifestFile:
     """Write a manifest of the added delete files, and of those before, as the snapshot keeps or removes them."""
-    layout, in_memory = layout_of(metadata, spec), avro.InMemory(location=location)
+    layout, in_memory = layout_of(metadata, spec), InMemory(location=location)
     assert layout is not None  # else its files would be unfit
-    with ManifestWriter(
-        ManifestContent.DELETES,
-        metadata.format_version,
-        spec=layout.spec,
-        schema=Schema(*layout.columns.fields),
-        output_file=in_memory,
-        snapshot_id=snapshot_id,
-        avro_compression=avro_compression(metadata.properties),
-    ) as writer:
+    schema = Schema(*layout.columns.fields)
+    with ManifestWriter(ManifestContent.DELETES, metadata, layout.spec, schema, in_memory, snapshot_id) as writer:
         for each in added:
             writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=each))
         for entry in before:
             (writer.delete if _identity(entry.data_file) in gone else writer.existing)(entry)
     _store(io, location, in_memory.content)
-    return with_both_zeros(writer.to_manifest_file(), layout.partition_types())
+    return writer.to_manifest_file()
 
 
 def _file_of_positions(io: DurableFileIO, location: str, file: LiveFile, rows: BitMap64) -> DataFile:

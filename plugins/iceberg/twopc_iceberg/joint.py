@@ -34,7 +34,7 @@ REFUSALS = (ForbiddenError, NotImplementedError)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is to be committed to one table.
+    """One table's part of a joint commit.
 
     Attributes:
         lake: the table.

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema, sanitize_column_names
@@ -38,8 +37,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from twopc.errors import ConfigurationError, SchemaMismatch
-from twopc_iceberg.columns import aligned, require
+from twopc.columns import not_whole, require_key_columns, require_keys
+from twopc.errors import ConfigurationError
+from twopc_iceberg.columns import aligned
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -60,12 +60,8 @@ def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
         ConfigurationError: the table lacks a column of the key, or has it with another type than ``KEY_TYPES``.
     """
     by_name = {field.name: field for field in schema.fields}
+    require_key_columns(key, by_name, what)
     for name in key:
-        if name not in by_name:
-            raise ConfigurationError(
-                f"{what} has no column {name!r}, which 'upsert_by' names. It has: {', '.join(by_name)}.",
-                option="upsert_by",
-            )
         if not isinstance(found := by_name[name].field_type, KEY_TYPES):
             kinds = ", ".join(sorted(str(kind.__name__.removesuffix("Type").lower()) for kind in KEY_TYPES))
             raise ConfigurationError(
@@ -82,10 +78,7 @@ def require_whole(records: pa.Schema, table: Schema, what: str) -> None:
         SchemaMismatch: names the column.
     """
     if lacking := _lacking(pa.struct([*records]), table.as_struct(), ""):
-        raise SchemaMismatch(
-            f"the records lack column {lacking!r} of {what}. With 'upsert_by', a record replaces the whole row, and the"
-            " stored value would be lost: add the column to the output."
-        )
+        raise not_whole(lacking, what)
 
 
 def _lacking(given: pa.DataType, wanted: IcebergType, path: str) -> str | None:
@@ -106,7 +99,7 @@ def _lacking(given: pa.DataType, wanted: IcebergType, path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """What delete files are written with.
+    """The columns and the partition spec of delete files.
 
     Attributes:
         schema: the columns of the key, in its order.
@@ -130,15 +123,14 @@ class Deletes:
     def equality_ids(self) -> list[int]:
         return [field.field_id for field in self.schema.fields]
 
-    def keys(self, batch: pa.RecordBatch) -> pa.Table:
+    def keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the keys of a batch as a delete file has them.
 
         Raises:
             RecordRefused: a key has a null, which equals null in Iceberg, or a value that its column can't have; with
                 the record's position.
         """
-        for name in self.schema.column_names:
-            require(pc.is_valid(batch.column(name)), name, "is null, and the column is one of 'upsert_by'")
+        require_keys(batch, self.schema.column_names)
         keys = batch.select(self.schema.column_names)
         return aligned(keys, self.schema, schema_to_pyarrow(self.file_schema))
 

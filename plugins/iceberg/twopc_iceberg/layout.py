@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What files are written with.
+    """The columns and the partition spec that files were written with.
 
     Attributes:
         columns: the columns, with their ids.
@@ -98,7 +98,7 @@ def _parts(of: IcebergType) -> tuple[NestedField, ...]:
 
 
 def _reads(written: IcebergType, now: IcebergType) -> bool:
-    """Whether values of a type are read as those of another, by the promotions that format version 2 permits."""
+    """Return whether values of a type are read as those of another, by the promotions that format version 2 permits."""
     match written, now:
         case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
             return True

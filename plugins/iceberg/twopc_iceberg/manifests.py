@@ -7,11 +7,15 @@ Avro blocks are copied: a commit neither reads nor encodes again what the table 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
-from pyiceberg.avro.file import AvroFile, AvroOutputFile
+from pyiceberg.avro.decoder import new_decoder
+from pyiceberg.avro.file import META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, AvroOutputFile
+from pyiceberg.avro.resolver import construct_reader
+from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import (
     MANIFEST_ENTRY_SCHEMAS,
     MANIFEST_LIST_FILE_SCHEMAS,
@@ -27,13 +31,13 @@ from pyiceberg.manifest import (
     PartitionFieldSummary,
 )
 from pyiceberg.schema import Schema
-from pyiceberg.types import IntegerType, ListType, NestedField, StructType
+from pyiceberg.types import DoubleType, FloatType, IcebergType, IntegerType, ListType, NestedField, StructType
 
-from twopc_iceberg import avro
 from twopc_iceberg.outcomes import reading
 from twopc_iceberg.table import avro_compression
 
 if TYPE_CHECKING:
+    from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
     from typing_extensions import Self  # typing has it from Python 3.11 on
@@ -48,12 +52,12 @@ EQUALITY_IDS, ELEMENT = 135, 136
 
 _OF_LIST = len(MANIFEST_LIST_FILE_SCHEMAS[2].fields)
 _FIRST_ROW_ID = 16
-"""Where the first id is in a record of a manifest list, and in one of a data file."""
+"""The field for the first row's id in a record of a manifest list, and in a record of a data file."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """What a manifest list says of its snapshot.
+    """The snapshot that a manifest list belongs to.
 
     Attributes:
         snapshot_id: the snapshot's.
@@ -68,6 +72,78 @@ class NewSnapshot:
     manifest_list: str
     parent_snapshot_id: int | None
     first_row_id: int | None
+
+
+# Avro files in memory, taken apart and put together without decoding their blocks. ----------------------------------
+
+_HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
+
+
+def header(content: bytes) -> tuple[AvroFileHeader, int]:
+    """Return the header of an Avro file, and where the sync marker at its end begins."""
+    decoder = new_decoder(content)
+    return _HEADER.read(decoder), decoder.tell() - SYNC_SIZE
+
+
+def blocks_of(content: bytes, start: int) -> Iterator[bytes]:
+    """Yield the blocks of an Avro file, without their sync markers.
+
+    Args:
+        content: the file.
+        start: where the sync marker of its header begins.
+
+    Raises:
+        EOFError: the file is cut short.
+    """
+    decoder = new_decoder(content)
+    decoder.skip(start)
+    sync = decoder.read(SYNC_SIZE)
+    while (begin := decoder.tell()) < len(content):
+        decoder.read_int()  # entries
+        decoder.skip(decoder.read_int())
+        end = decoder.tell()
+        if end + SYNC_SIZE > len(content) or decoder.read(SYNC_SIZE) != sync:
+            raise EOFError
+        yield content[begin:end]
+
+
+def with_blocks(content: bytes, start: int, others: Iterable[bytes]) -> bytes:
+    """Return a file with the header of ``content``, which ends at ``start``, and with other blocks."""
+    sync = content[start : start + SYNC_SIZE]
+    return b"".join([content[:start], sync, *(part for block in others for part in (block, sync))])
+
+
+class InMemory:
+    """A file in memory, as pyiceberg asks for one."""
+
+    def __init__(self, content: bytes = b"", location: str = "") -> None:
+        self.content = content
+        self.location = location
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def new_input(self, location: str) -> InMemory:  # noqa: ARG002
+        return self
+
+    def open(self) -> BytesIO:
+        return BytesIO(self.content)
+
+    def create(self, overwrite: bool = False) -> BytesIO:  # noqa: ARG002
+        return _Kept(self)
+
+
+class _Kept(BytesIO):
+    """A stream whose bytes outlive it."""
+
+    def __init__(self, file: InMemory) -> None:
+        super().__init__()
+        self._file = file
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.content = self.getvalue()
+        super().close()
 
 
 # Entries. -------------------------------------------------------------------------------------------------------------
@@ -110,12 +186,34 @@ def entries(io: DurableFileIO, manifest: ManifestFile) -> list[ManifestEntry]:
 
 
 class ManifestWriter(ManifestWriterV2):
-    """Writes manifests of data files or of delete files. pyiceberg has neither the latter nor version 3."""
+    """Writes manifests of data files or of delete files. pyiceberg has neither the latter nor version 3.
 
-    def __init__(self, content: ManifestContent, format_version: int, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    Args:
+        content: the kind of the files.
+        metadata: the table's.
+        spec: the partition spec of the files.
+        schema: their columns.
+        output: where the manifest goes.
+        snapshot_id: the snapshot that writes it; None for entries that inherit that of the manifest list which first
+            names the manifest.
+    """
+
+    def __init__(
+        self,
+        content: ManifestContent,
+        metadata: TableMetadata,
+        spec: PartitionSpec,
+        schema: Schema,
+        output: Any,
+        snapshot_id: int | None,
+    ) -> None:
+        super().__init__(spec, schema, output, snapshot_id, avro_compression(metadata.properties))  # type: ignore[arg-type]
         self._content = content
-        self._format_version: Any = format_version
+        self._format_version: Any = metadata.format_version
+
+    def to_manifest_file(self) -> ManifestFile:
+        fields = self._spec.partition_type(self._schema).fields
+        return _with_both_zeros(super().to_manifest_file(), [field.field_type for field in fields])
 
     def content(self) -> ManifestContent:
         return self._content
@@ -151,6 +249,20 @@ def _with_int_ids(field: NestedField) -> NestedField:
     if field.field_id == EQUALITY_IDS:
         return field.model_copy(update={"field_type": ListType(ELEMENT, IntegerType(), element_required=True)})
     return field
+
+
+def _with_both_zeros(manifest: ManifestFile, types: Iterable[IcebergType]) -> ManifestFile:
+    """Return the manifest's entry with bounds of its partitions that enclose both zeros if they end at one.
+
+    Iceberg for Java orders -0.0 before 0.0. Python, and so pyiceberg, takes whichever came first.
+    """
+    for summary, of_type in zip(manifest.partitions or (), types, strict=False):
+        if isinstance(of_type, FloatType | DoubleType):
+            zeros = [to_bytes(of_type, zero) for zero in (-0.0, 0.0)]
+            for place, bound in enumerate((summary.lower_bound, summary.upper_bound)):
+                if bound in zeros:
+                    summary[2 + place] = zeros[place]
+    return manifest
 
 
 # Lists. ---------------------------------------------------------------------------------------------------------------
@@ -223,11 +335,11 @@ class ManifestLists:
         else:
             content, rows = _encoded(form, new, manifests)
             blocks, kept = [*last.blocks], last.manifests
-        start = avro.header(content)[1]
-        blocks = [*avro.blocks(content, start), *blocks]
+        start = header(content)[1]
+        blocks = [*blocks_of(content, start), *blocks]
         with io.new_output(new.manifest_list).create(overwrite=True) as stream:
-            stream.write(avro.with_blocks(content, start, blocks))
-        added = _parsed(avro.InMemory(content))
+            stream.write(with_blocks(content, start, blocks))
+        added = _parsed(InMemory(content))
         self._last = _Written(new.manifest_list, form, tuple(blocks), (*added, *kept))
         return rows
 
@@ -255,7 +367,7 @@ def _first_row_id(manifest: ManifestFile) -> int | None:
 
 def _encoded(form: tuple[int, str], new: NewSnapshot, manifests: Iterable[ManifestFile]) -> tuple[bytes, int]:
     """Return the bytes of a list, and how many rows it gives ids."""
-    file = avro.InMemory()
+    file = InMemory()
     with _ListWriter(file, form, new) as writer:
         writer.add_manifests([*manifests])
     return file.content, writer.rows

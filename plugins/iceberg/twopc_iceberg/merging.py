@@ -28,9 +28,7 @@ from twopc_iceberg.batch_manifests import packed
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.manifests import ManifestWriter, entries
 from twopc_iceberg.outcomes import told
-from twopc_iceberg.prepared import with_both_zeros
 from twopc_iceberg.snapshot import Attempt, moved, new_snapshot, requirements
-from twopc_iceberg.table import avro_compression
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -100,7 +98,7 @@ def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
 
 
 def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
-    """Whether pyiceberg can write what it reads of a manifest with a partition spec.
+    """Return whether pyiceberg can write what it reads of a manifest with a partition spec.
 
     It needs the types of the columns that the spec is made from. And it reads doubles as floats: the partitions' values
     would change, which Spark takes for those of the records.
@@ -132,18 +130,16 @@ def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], atte
     location = table.location_provider().new_metadata_location(f"{uuid.uuid4()}-m0.avro")
     with ManifestWriter(
         group[0].content,
-        metadata.format_version,
-        spec=metadata.specs()[group[0].partition_spec_id],
-        schema=metadata.schema(),
-        output_file=io.new_output(location),
-        snapshot_id=attempt.snapshot_id,
-        avro_compression=avro_compression(metadata.properties),
+        metadata,
+        metadata.specs()[group[0].partition_spec_id],
+        metadata.schema(),
+        io.new_output(location),
+        attempt.snapshot_id,
     ) as writer:
         for manifest in group:
             for entry in entries(io, manifest):
                 writer.existing(entry)
-    layout = Layout.of(metadata.schema(), metadata.specs()[group[0].partition_spec_id])
-    return with_both_zeros(writer.to_manifest_file(), layout.partition_types())
+    return writer.to_manifest_file()
 
 
 def _summary(

@@ -32,7 +32,7 @@ FOLDER = "_twopc"
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a note says.
+    """The content of a note.
 
     Attributes:
         manifest: the manifest's location; it may not exist yet.
@@ -108,7 +108,7 @@ class Notes:
 PREFIX = "twopc.committed."
 
 SCOPE, BATCH = "twopc.scope", "twopc.batch"
-"""What the summary of a batch's snapshot has, beside the mark in the table's properties."""
+"""Entries in the summary of a batch's snapshot, beside the mark in the table's properties."""
 
 
 @dataclass(frozen=True, slots=True)

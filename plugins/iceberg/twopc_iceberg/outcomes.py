@@ -1,4 +1,4 @@
-"""What an error of the catalog or of a store means. It makes no request.
+"""The meaning of errors of catalogs and stores. This module makes no request.
 
 A failed commit may have landed all the same: the request may be on its way, and answers get lost. So no error of a
 commit is believed by itself. The table is loaded again; what is in it counts. See ``snapshot.py``.
@@ -49,7 +49,7 @@ from twopc.stores.errors import DISK_AWAY, TEMPORARY, of_status
 
 
 class CatalogAnswer(Enum):
-    """What to do about an error of a catalog or a store."""
+    """The response to an error of a catalog or a store."""
 
     CONFLICT = "look again, then repeat"
     REPEAT = "repeat"
@@ -185,7 +185,7 @@ def answer(error: Exception) -> CatalogAnswer:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Whether an error's code is one that goes away by itself."""
+    """Return whether an error's code is one that goes away by itself."""
     match error:
         case requests.HTTPError(response=requests.Response(status_code=status)):
             return of_status(status) == errno.EBUSY
@@ -205,7 +205,7 @@ def _is_busy(error: Exception) -> bool:
 
 
 def is_denial(error: Exception) -> bool:
-    """Whether the request would be refused whatever the table looks like, such as for a missing right."""
+    """Return whether the request would be refused whatever the table looks like, such as for a missing right."""
     if isinstance(error, requests.HTTPError) and error.response is not None:  # of a server that gives out tokens
         return error.response.status_code in _DENIED
     if isinstance(error, requests.exceptions.SSLError):
@@ -214,7 +214,7 @@ def is_denial(error: Exception) -> bool:
 
 
 def is_refused_by_store(error: Exception) -> bool:
-    """Whether S3 refuses the credentials, by what pyarrow makes of its answer."""
+    """Return whether S3 refuses the credentials, by what pyarrow makes of its answer."""
     return isinstance(error, OSError) and _REFUSED_BY_STORE.search(str(error)) is not None
 
 

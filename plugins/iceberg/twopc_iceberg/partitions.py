@@ -5,10 +5,10 @@ from __future__ import annotations
 import decimal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from dataclasses import field as of_dataclass
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
@@ -19,8 +19,9 @@ from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTr
 from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, DecimalType, FixedType, IcebergType, IntegerType, LongType, StructType
 
+from twopc.columns import require_each
 from twopc.errors import ConfigurationError
-from twopc_iceberg.columns import require
+from twopc.open_files import split_by
 
 LONGEST_NAME = 200
 
@@ -31,25 +32,24 @@ it looks for a record in another partition."""
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The records of one partition.
+    """A partition of one spec, and the content of its files.
 
     Attributes:
+        key: what distinguishes its values from those of every other partition.
         values: one per field of the spec, as manifests have them.
         folder: the same as part of a file's path, for people; empty for a table without partitions. Two partitions may
             have one folder: null and the text ``null`` do.
-        records: those of the partition, in their order.
-        content: the kind of file that they go to.
+        content: the kind of its files.
     """
 
-    values: Record
-    folder: str
-    records: pa.Table
+    key: tuple[str, ...]
+    values: Record = of_dataclass(compare=False)
+    folder: str = of_dataclass(compare=False)
     content: DataFileContent = DataFileContent.DATA
 
-    @property
-    def key(self) -> tuple[str, ...]:
-        """What distinguishes this partition from every other of its spec, and from deletes."""
-        return (self.content.name, *(repr(self.values[place]) for place in range(len(self.values))))
+
+WHOLE = Partition((), Record(), "")
+"""The records of a table without partitions."""
 
 
 def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
@@ -78,28 +78,19 @@ def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
             )
 
 
-def split(records: pa.Table, spec: PartitionSpec, schema: Schema) -> Iterator[Partition]:
-    """Yield the partitions of ``records``, which have the columns of ``schema`` in its order.
-
-    Records are grouped by codes of values, not by comparing values: NaN equals no other value, not even NaN, and would
-    be in no partition.
-    """
+def split(records: pa.RecordBatch, spec: PartitionSpec, schema: Schema) -> Iterator[tuple[Partition, pa.RecordBatch]]:
+    """Yield the records of each partition in their order. They have the columns of ``schema`` in its order."""
     if not spec.fields:
-        yield Partition(Record(), "", records)
+        yield WHOLE, records
         return
     columns = [transformed(records, field, schema) for field in spec.fields]
-    encoded = [column.dictionary_encode(null_encoding="encode") for column in columns]
-    codes = np.stack([each.indices.to_numpy(zero_copy_only=False) for each in encoded], axis=1)
-    keys, group_of = np.unique(codes, axis=0, return_inverse=True)
-    group_of = group_of.reshape(-1)
-    for number, key in enumerate(keys):
-        found = zip(encoded, key, strict=True)
-        values = Record(*[_physical(each.dictionary, int(code)) for each, code in found])
-        chosen = records if len(keys) == 1 else records.take(pa.array(np.flatnonzero(group_of == number)))
-        yield Partition(values, _folder(spec.partition_to_path(values, schema)), chosen)
+    for first, part in split_by(records, columns):
+        values = Record(*[_physical(column[first]) for column in columns])
+        key = tuple(repr(values[place]) for place in range(len(values)))  # NaN equals no other value, not even NaN
+        yield Partition(key, values, _folder(spec.partition_to_path(values, schema))), part
 
 
-def transformed(records: pa.Table, field: PartitionField, schema: Schema) -> pa.Array:
+def transformed(records: pa.Table | pa.RecordBatch, field: PartitionField, schema: Schema) -> pa.Array:
     """Return the values of a partition field, one per record."""
     if isinstance(field.transform, VoidTransform):
         return pa.nulls(records.num_rows, pa.int32())
@@ -129,10 +120,10 @@ def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name:
             fits = pc.greater_equal(found, pa.scalar(least, found.type))
         case _:
             return
-    require(fits, str(source), f"is in a partition whose {name} is below the least {of_type}")
+    require_each(fits, f"the value is in a partition whose {name} is below the least {of_type}", str(source))
 
 
-def _source(records: pa.Table, schema: Schema, source_id: int) -> pa.Array:
+def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) -> pa.Array:
     """Return the column of a field, which may be within structs. Found by its id, as names may have dots."""
     for position, top in enumerate(schema.fields):
         if path := _path_to(top.field_type, source_id, (top.field_id,)):
@@ -168,11 +159,10 @@ def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _physical(dictionary: pa.Array, code: int) -> Any:
+def _physical(value: pa.Scalar) -> Any:
     """Return a value as Avro has it: dates and times as whole numbers."""
-    kind = dictionary.type
-    if types.is_date32(kind):
-        dictionary = dictionary.cast(pa.int32())
-    elif types.is_temporal(kind):
-        dictionary = dictionary.cast(pa.int64())
-    return dictionary[code].as_py()
+    if types.is_date32(value.type):
+        value = value.cast(pa.int32())
+    elif types.is_temporal(value.type):
+        value = value.cast(pa.int64())
+    return value.as_py()

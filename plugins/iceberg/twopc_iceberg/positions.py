@@ -159,7 +159,7 @@ class _Search:
         }
 
     def may_have(self, file: LiveFile) -> bool:
-        """Whether a file may have one of the keys."""
+        """Return whether a file may have one of the keys."""
         return bool(pc.any(self._may_be_in(file)).as_py())
 
     def rows_of(self, file: LiveFile) -> BitMap64:

@@ -1,4 +1,4 @@
-"""What a task has prepared, as its committable carries it: where its manifests are, and what a manifest list needs."""
+"""A task's manifests as its committable carries them: their locations, and the facts that a manifest list needs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from pyiceberg.avro.file import AvroFile
-from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.conversions import from_bytes
 from pyiceberg.manifest import UNASSIGNED_SEQ, ManifestContent, ManifestFile, PartitionFieldSummary
-from pyiceberg.types import DoubleType, FloatType, IcebergType
+from pyiceberg.types import IcebergType
 
 from twopc.transaction import Committable, JsonValue
 from twopc_iceberg.files import DurableFileIO
@@ -172,20 +172,6 @@ def _joined(of_type: IcebergType, fields: Sequence[Any]) -> JsonValue:
         min((bound for bound in lower if bound is not None), key=value, default=None),
         max((bound for bound in upper if bound is not None), key=value, default=None),
     ]
-
-
-def with_both_zeros(manifest: ManifestFile, types: Sequence[IcebergType]) -> ManifestFile:
-    """Return the manifest's entry with bounds of its partitions that enclose both zeros if they end at one.
-
-    Iceberg for Java orders -0.0 before 0.0. Python, and so pyiceberg, takes whichever came first.
-    """
-    for summary, of_type in zip(manifest.partitions or (), types, strict=False):
-        if isinstance(of_type, FloatType | DoubleType):
-            zeros = [to_bytes(of_type, zero) for zero in (-0.0, 0.0)]
-            for place, bound in enumerate((summary.lower_bound, summary.upper_bound)):
-                if bound in zeros:
-                    summary[2 + place] = zeros[place]
-    return manifest
 
 
 def digest_of(content: bytes) -> str:

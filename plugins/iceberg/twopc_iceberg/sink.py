@@ -29,6 +29,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
+from twopc.failures import mapped, older_log
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -72,15 +73,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MARK, _BRANCH = "mark", "branch"
-"""In the handle of a decided transaction: the table's mark before the decision, and the branch that it goes to."""
+"""Keys in the handle of a decided transaction: the table's mark before the decision, and the transaction's branch."""
 
 TRUSTED_S = 60.0
 """How long after ``seal`` has looked at them the files of a batch count as present. Clean-up jobs spare new files for
 far longer."""
 
 STALE_S = 60.0
-"""How long a catalog may show a table without a batch that it has committed, as one does that reads from a replica.
-Shorter than the coordinator's patience before a decision."""
+"""How long a catalog may show a table without a batch that it has committed, for example from a stale replica. Shorter
+than the coordinator's patience before a decision."""
 
 _OF_THIS_PROCESS = (
     "_lake",
@@ -98,7 +99,7 @@ _OF_THIS_PROCESS = (
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What ``seal`` has seen of a batch.
+    """A batch as ``seal`` has seen it.
 
     Attributes:
         names: its transactions.
@@ -220,18 +221,17 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
 
     @contextlib.contextmanager
     def _writing(self, name: str) -> Iterator[None]:
-        try:
+        with mapped(CATALOG_ERRORS, self._not_written, name):
             yield
-        except TwoPhaseCommitError:
-            raise
-        except CATALOG_ERRORS as error:
-            says = f"transaction {name} to {self._options} could not be written: {told(error)}."
-            if self._is_temporary(error):
-                raise RoundAborted(f"{says} The batch can be run again.") from error
-            raise Refused(f"{says} That does not go away by itself. Correct it, and start again.") from error
+
+    def _not_written(self, error: Exception, name: str) -> RoundAborted | Refused:
+        says = f"transaction {name} to {self._options} could not be written: {told(error)}."
+        if self._is_temporary(error):
+            return RoundAborted(f"{says} The batch can be run again.")
+        return Refused(f"{says} That does not go away by itself. Correct it, and start again.")
 
     def _is_temporary(self, error: Exception) -> bool:
-        """Whether a task's error may go away, as with the next credentials that the catalog gives out."""
+        """Return whether a task's error may go away, as with the next credentials that the catalog gives out."""
         properties = {} if self._for_tasks is None else self._for_tasks.io_properties
         are_renewed = are_given_out(properties) and not are_given_out(self._options.properties)
         is_over = are_renewed and is_refused_by_store(error)
@@ -328,10 +328,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         batch_id = self._batch_of(committables)
         found = self._mark().found(metadata)
         if found is not None and found >= batch_id:
-            raise LogMismatch(
-                f"{self._options} has batch {found} of this query, and the commit log is about to decide batch"
-                f" {batch_id}: the log was restored from an older copy, or lost entries. Restore the newest one."
-            )
+            raise older_log(str(self._options), found, batch_id)
         self._require_no_gap(metadata)
         return found
 
@@ -551,12 +548,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self, what: str, failed: Callable[[Exception, str], TwoPhaseCommitError] = asked_in_vain
     ) -> Iterator[None]:
         """Map the errors of a request, ``what``."""
-        try:
+        with mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what)):
             yield
-        except TwoPhaseCommitError:
-            raise
-        except CATALOG_ERRORS as error:
-            raise failed(self._lake.failed(error), what) from error
 
 
 def _files_of_keys(io: DurableFileIO, prepared: Iterable[Prepared]) -> list[str]:

@@ -103,7 +103,7 @@ class DecidedBatch:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What is written of a batch before its first attempt.
+    """The files of a batch that are written before its first attempt.
 
     Attributes:
         manifests: the manifests that its snapshot gets.
@@ -152,14 +152,14 @@ class Attempt(NewSnapshot):
         return [self.manifest_list, *self.changes.written]
 
     def is_like(self, other: Attempt) -> bool:
-        """Whether the other one's manifest list would say the same."""
+        """Return whether the other one's manifest list would say the same."""
         mine, its = (
             (each.sequence_number, each.parent_snapshot_id, each.first_row_id, each.batch) for each in (self, other)
         )
         return mine == its
 
     def is_taken(self, metadata: TableMetadata) -> bool:
-        """Whether a snapshot has the attempt's sequence number: this one or another.
+        """Return whether a snapshot has the attempt's sequence number: this one or another.
 
         Metadata that is older than the catalog's is no exception: it is a state that the table was in.
         """
@@ -176,13 +176,13 @@ class Attempt(NewSnapshot):
         return self.parent_snapshot_id is not None and self.sequence_number in others
 
     def has_landed(self, metadata: TableMetadata) -> bool:
-        """Whether the table has the attempt's snapshot."""
+        """Return whether the table has the attempt's snapshot."""
         return metadata.snapshot_by_id(self.snapshot_id) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What the catalog is asked to change.
+    """A change that the catalog is asked to make.
 
     Attributes:
         table: the table as it was when the mark was looked for.
@@ -381,8 +381,8 @@ class BatchCommitter:
         return attempt
 
     def clean_up(self, table: Table) -> None:
-        """Forget attempts that have ended, and remove the files of those that can't land any more. Costs room if it
-        fails, nothing else."""
+        """Forget attempts that have ended, and remove the files of those that can't land any more. A failure only
+        wastes space."""
         ended = [attempt for attempt in self._attempts if attempt.is_taken(table.metadata)]
         self._attempts = [attempt for attempt in self._attempts if attempt not in ended]
         try:
@@ -414,7 +414,7 @@ def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdat
 
 
 def is_visible(metadata: TableMetadata, batch: DecidedBatch) -> bool:
-    """Whether the batch is in a snapshot of the table, or was: rolled back by hand, expired or rewritten since.
+    """Return whether the batch is in a snapshot of the table, or was: rolled back by hand, expired or rewritten since.
 
     Raises:
         OutcomeUnknown: the table is another one, or its mark was moved back by hand.

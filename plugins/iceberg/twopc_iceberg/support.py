@@ -1,4 +1,4 @@
-"""What the sink supports of a table and of its catalog. The rest is refused by name, before anything is written."""
+"""Features of tables and catalogs that the sink supports. It refuses all others by name, before anything is written."""
 
 from __future__ import annotations
 

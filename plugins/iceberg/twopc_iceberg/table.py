@@ -1,4 +1,4 @@
-"""What a task needs to know of the table: its metadata without history, and how to reach its files.
+"""A table as tasks know it: its metadata without history, and access to its files.
 
 A task never reads the table's metadata file: the catalog's next commits may delete it. It asks no catalog either,
 except for new credentials when those that came with the table are about to expire.
@@ -88,12 +88,12 @@ class TableForTasks:
 
 
 def are_given_out(io_properties: Mapping[str, Any]) -> bool:
-    """Whether credentials are of the kind that is given out for a while."""
+    """Return whether credentials are of the kind that is given out for a while."""
     return _TOKEN in io_properties
 
 
 def are_expiring(io_properties: Mapping[str, str]) -> bool:
-    """Whether the credentials that a catalog gave with a table end soon."""
+    """Return whether the credentials that a catalog gave with a table end soon."""
     expires_at_ms = io_properties.get(_EXPIRES_AT, "")
     return expires_at_ms.isdecimal() and int(expires_at_ms) / 1000 < time.time() + _MARGIN_S
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,31 +22,23 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
-from pyiceberg.typedef import Record
 
-from twopc_iceberg import avro
+from twopc.open_files import OpenFiles, RowGroups
 from twopc_iceberg.columns import aligned, check_columns
 from twopc_iceberg.files import DurableFile
 from twopc_iceberg.keys import Deletes, require_whole
 from twopc_iceberg.layout import Layout
-from twopc_iceberg.manifests import ManifestWriter, data_file
+from twopc_iceberg.manifests import InMemory, ManifestWriter, data_file
 from twopc_iceberg.notes import Note
-from twopc_iceberg.partitions import Partition, split
-from twopc_iceberg.prepared import Prepared, digest_of, with_both_zeros
-from twopc_iceberg.table import TableForTasks, avro_compression
+from twopc_iceberg.partitions import WHOLE, Partition, split
+from twopc_iceberg.prepared import Prepared, digest_of
+from twopc_iceberg.table import TableForTasks
 
 ROW_GROUP_BYTES = 64 * 2**20
-"""Bytes of Arrow that make one row group. Spark's batches of 10 000 rows are too small for a row group each."""
+"""The size of a row group, in bytes of Arrow."""
 
-HELD_BYTES = 64 * 2**20
-"""What all open files may hold together."""
-
-ROW_GROUPS_BYTES = 128 * 2**20
-"""What the last row groups of all open files may have together. Arrow keeps their pages, plain and compressed, until
-the next row group begins or the file is closed."""
-
-OPEN_FILES = 32
-"""How many files are open at a time. The one that was written to longest ago is finished to make room."""
+_DELETES = replace(WHOLE, content=DataFileContent.EQUALITY_DELETES)
+"""The keys of a batch: their files have no partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +58,31 @@ class _Form:
     manifest: str
 
 
-@dataclass(slots=True)
-class _OpenFile:
-    """A file that is being written."""
+class _OpenFile(RowGroups):
+    """A file that is being written. Attributes as of ``twopc.open_files.OpenFile``."""
 
-    content: DataFileContent
-    location: str
-    output: DurableFile
-    writer: ParquetWriter
-    partition: Record
-    held: list[pa.Table] = field(default_factory=list)
-    held_bytes: int = 0
-    row_group_bytes: int = 0
+    fixed_bytes = 0
+    room = None
+
+    def __init__(
+        self, output: DurableFile, writer: ParquetWriter, target_bytes: int, finished: Callable[[ParquetWriter], None]
+    ) -> None:
+        super().__init__(writer.write, min(ROW_GROUP_BYTES, target_bytes))
+        self._output, self._writer, self._target_bytes, self._finished = output, writer, target_bytes, finished
 
     @property
-    def written_bytes(self) -> int:
-        stream = self.output.stream
-        return 0 if stream is None or stream.closed else int(stream.tell())
+    def is_full(self) -> bool:
+        stream = self._output.stream
+        return stream is not None and stream.tell() >= self._target_bytes
+
+    def finish(self) -> None:
+        self.flush()
+        self._finished(self._writer)
+
+    def discard(self) -> None:
+        super().discard()
+        if self._output.stream is not None:
+            self._output.stream.close()
 
 
 class TransactionWriter:
@@ -116,8 +117,7 @@ class TransactionWriter:
         self._by_position = by_position
         self._io = table.io()
         self._locations = table.locations
-        # By the partition's key, the one that was written to longest ago first.
-        self._open: dict[tuple[str, ...], _OpenFile] = {}
+        self._open = OpenFiles(self._create_each, fixed_bytes=_OpenFile.fixed_bytes)
         self._done: list[DataFile] = []
         self._named: list[str] = []
         of_data, of_deletes = (self._locations.new_metadata_location(f"{name}-m{number}.avro") for number in (0, 1))
@@ -146,9 +146,9 @@ class TransactionWriter:
             if self._deletes is not None:
                 require_whole(batch.schema, self._table.schema, self._what)
             self._checked = batch.schema
-        deletes = [] if self._deletes is None else [_of_keys(self._deletes.keys(batch))]
+        deletes = [] if self._deletes is None else [(_DELETES, self._deletes.keys(batch))]
         records = aligned(batch, self._table.schema, self._table.arrow_schema)
-        self._write_all([*split(records, self._table.spec, self._table.schema), *deletes])
+        self._open.write([*split(records, self._table.spec, self._table.schema), *deletes])
 
     def delete(self, keys: pa.RecordBatch) -> None:
         """Delete the rows of these keys.
@@ -157,66 +157,32 @@ class TransactionWriter:
             RecordRefused: a value does not fit.
         """
         assert self._deletes is not None
-        self._write_all([_of_keys(self._deletes.keys(keys))])
+        self._open.write([(_DELETES, self._deletes.keys(keys))])
 
-    def _write_all(self, partitions: list[Partition]) -> None:
-        new = [each for each in partitions if each.key not in self._open]
-        # Those with an open file first: a new file may need its room.
-        for partition in partitions:
-            if partition.key in self._open:
-                self._write(partition)
-        for partition, location in zip(new, self._named_first(new), strict=True):
-            self._create(partition, location)
-            self._write(partition)
-        while sum(each.held_bytes for each in self._open.values()) > HELD_BYTES:
-            self._flush(max(self._open.values(), key=lambda each: each.held_bytes))
-        while sum(each.row_group_bytes for each in self._open.values()) > ROW_GROUPS_BYTES:
-            self._finish(next(iter(self._open)))
-
-    def _write(self, partition: Partition) -> None:
-        file = self._open[partition.key] = self._open.pop(partition.key)
-        file.held.append(partition.records)
-        file.held_bytes += partition.records.nbytes
-        if file.held_bytes >= ROW_GROUP_BYTES or file.held_bytes >= self._target_file_bytes:
-            self._flush(file)
-        if file.written_bytes >= self._target_file_bytes:
-            self._finish(partition.key)
-
-    def _named_first(self, partitions: list[Partition]) -> list[str]:
-        """Return the location of a new file for each partition. The note names them before they exist."""
+    def _create_each(self, partitions: Sequence[Partition]) -> Iterator[_OpenFile]:
+        """Create a file for each partition, once the note names all of them."""
         locations = [self._new_location(each, number) for number, each in enumerate(partitions, len(self._named))]
-        if locations:
-            self._named += locations
-            self._announce(self.note)
-        return locations
-
-    def _create(self, partition: Partition, location: str) -> None:
-        if len(self._open) >= OPEN_FILES:
-            self._finish(next(iter(self._open)))
-        output = self._io.new_output(location)
-        writer = ParquetWriter(output, self._forms[partition.content].schema, self._table.parsed.properties)
-        self._open[partition.key] = _OpenFile(partition.content, location, output, writer, partition.values)
+        self._named += locations
+        self._announce(self.note)
+        for partition, location in zip(partitions, locations, strict=True):
+            output = self._io.new_output(location)
+            writer = ParquetWriter(output, self._forms[partition.content].schema, self._table.parsed.properties)
+            finished = functools.partial(self._finished, partition, location)
+            yield _OpenFile(output, writer, self._target_file_bytes, finished)
 
     def _new_location(self, partition: Partition, number: int) -> str:
         name = f"{self._name}-{number:05d}.parquet"
         return self._locations.new_data_location(name, _Folder(partition.folder) if partition.folder else None)  # type: ignore[arg-type]
 
-    def _flush(self, file: _OpenFile) -> None:
-        if file.held:
-            file.writer.write(pa.concat_tables(file.held))
-            file.held, file.held_bytes, file.row_group_bytes = [], 0, file.held_bytes
-
-    def _finish(self, key: tuple[str, ...]) -> None:
-        file = self._open.pop(key)
-        self._flush(file)
-        statistics, form = file.writer.close(), self._forms[file.content]
+    def _finished(self, partition: Partition, location: str, writer: ParquetWriter) -> None:
+        statistics, form = writer.close(), self._forms[partition.content]
         self._done.append(
             data_file(
-                content=file.content,
-                file_path=file.location,
+                content=partition.content,
+                file_path=location,
                 file_format=FileFormat.PARQUET,
-                partition=file.partition,
-                file_size_in_bytes=file.writer.length,
+                partition=partition.values,
+                file_size_in_bytes=writer.length,
                 sort_order_id=None,
                 spec_id=form.spec.spec_id,
                 equality_ids=form.equality_ids,
@@ -228,8 +194,7 @@ class TransactionWriter:
     def finish(self) -> list[Prepared]:
         """Make every record durable, and write the manifests: one of data files, and with a key one of delete files.
         What is empty has none."""
-        for key in list(self._open):
-            self._finish(key)
+        self._open.finish()
         return [self._described(files, form) for form in self._forms.values() if (files := self._files_of(form))]
 
     def _files_of(self, form: _Form) -> list[DataFile]:
@@ -237,26 +202,17 @@ class TransactionWriter:
 
     def _described(self, files: Sequence[DataFile], form: _Form) -> Prepared:
         """Write a manifest."""
-        metadata, in_memory = self._table.parsed, avro.InMemory(location=form.manifest)
-        # Entries without a snapshot id: they inherit that of the manifest list which first names the manifest.
-        with ManifestWriter(
-            ManifestContent.DATA if form.equality_ids is None else ManifestContent.DELETES,
-            metadata.format_version,
-            spec=form.spec,
-            schema=self._table.schema,
-            output_file=in_memory,
-            snapshot_id=None,
-            avro_compression=avro_compression(metadata.properties),
-        ) as writer:
+        metadata, in_memory = self._table.parsed, InMemory(location=form.manifest)
+        content = ManifestContent.DATA if form.equality_ids is None else ManifestContent.DELETES
+        with ManifestWriter(content, metadata, form.spec, self._table.schema, in_memory, None) as writer:
             for each in files:
                 writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=each))
         sizes = sum(each.file_size_in_bytes for each in files)
-        layout = Layout.of(self._table.schema, form.spec)
-        manifest = with_both_zeros(writer.to_manifest_file(), layout.partition_types())
         with self._io.new_output(form.manifest).create(overwrite=True) as stream:
             stream.write(in_memory.content)
         digest, table = digest_of(in_memory.content), str(metadata.table_uuid)
         by_position = True if self._by_position and form.equality_ids is not None else None
+        layout, manifest = Layout.of(self._table.schema, form.spec), writer.to_manifest_file()
         return Prepared.of(table, layout.fingerprint, manifest, sizes, digest, form.equality_ids, by_position)
 
     def changed_file(self) -> str | None:
@@ -265,15 +221,8 @@ class TransactionWriter:
 
     def discard(self) -> None:
         """Close and remove every file."""
-        for file in self._open.values():
-            if file.output.stream is not None:
-                file.output.stream.close()
-        self._open.clear()
+        self._open.discard()
         self._io.remove([*self._named, *(form.manifest for form in self._forms.values())])
-
-
-def _of_keys(keys: pa.Table) -> Partition:
-    return Partition(Record(), "", keys, DataFileContent.EQUALITY_DELETES)
 
 
 @dataclass(frozen=True, slots=True)

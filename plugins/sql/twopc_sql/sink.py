@@ -25,7 +25,6 @@ from twopc.columns import check_names
 from twopc.datasets import Dataset
 from twopc.errors import (
     ConfigurationError,
-    LogMismatch,
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
@@ -35,7 +34,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.failures import mapped
+from twopc.failures import mapped, older_log
 from twopc.keyed import KeyedSink, check_key
 from twopc.retry import until_answered
 from twopc.sink import WholeBatchSink
@@ -261,11 +260,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         with self._mapping(what, trial_failed), self._engine.connect() as connection:
             mark = self._tables.mark(connection, self.transactional_ids.scope)
             if mark is not None and mark >= batch_id:
-                raise LogMismatch(
-                    f"the database of {self._options} has batch {mark} of this query, and the commit log is about to"
-                    f" decide batch {batch_id}: the log was restored from an older copy, or lost entries. Restore the"
-                    " newest one."
-                )
+                raise older_log(f"the database of {self._options}", mark, batch_id)
             try:
                 self._move(connection, committables, mark, what)
             except OperatorRequired as error:  # nothing is decided

@@ -408,7 +408,7 @@ def test_an_old_commit_log_is_recognized_before_its_next_decision(place: Place) 
     """It is behind the table, and plans a batch anew whose number the table has."""
     for batch_id in range(3):
         place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
-    with pytest.raises(LogMismatch, match="commit log is an old copy"):
+    with pytest.raises(LogMismatch, match="log was restored from an older copy"):
         place.pre_commit(["other"], Round(2, 1))
     assert place.values() == ["0", "1", "2"]
 
@@ -418,7 +418,7 @@ def test_an_old_commit_log_that_gives_out_names_again_takes_no_file_of_the_table
     same name would be replaced on S3. On a disk it is refused, and what was refused is removed."""
     for batch_id in range(2):
         place.sink().commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id))])
-    with pytest.raises(LogMismatch, match="commit log is an old copy"):
+    with pytest.raises(LogMismatch, match="log was restored from an older copy"):
         place.pre_commit(["other"], Round(1, 1))
     sink = place.sink()
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))

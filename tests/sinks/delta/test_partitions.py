@@ -95,7 +95,7 @@ def test_records_share_a_partition_only_if_all_of_its_values_are_equal(keys: lis
     expected: dict[tuple[Any, ...], list[int]] = {}
     for number, (a, b, c) in enumerate(keys):
         expected.setdefault((a, b, None if c is None else str(c)), []).append(number)
-    found = [(tuple(values.values()), part["id"].to_pylist()) for values, part in split(batch, ("a", "b", "c"))]
+    found = [(values, part["id"].to_pylist()) for values, part in split(batch, ("a", "b", "c"))]
     assert len(found) == len(expected)
     assert dict(found) == expected
 

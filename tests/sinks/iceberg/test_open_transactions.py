@@ -16,7 +16,6 @@ from tests.support.between import Between
 from twopc import Committable, Participant, Round
 from twopc.errors import RoundAborted
 from twopc_iceberg.notes import FOLDER
-from twopc_iceberg.sink import IcebergTransaction
 
 if TYPE_CHECKING:
     from tests.sinks.iceberg.conftest import Place
@@ -146,12 +145,10 @@ def test_a_task_whose_transaction_was_rolled_back_does_not_vote(place: Place) ->
 def test_a_task_that_goes_on_after_its_transaction_was_rolled_back_does_not_vote_for_the_rest(place: Place) -> None:
     """Its next file brings the note back."""
     place.create(spec=BY_VALUE)
-    participant = Participant({"orders": place.sink()}, Round(1, 0), partition=0)
-    participant.write("orders", pa.record_batch({"value": ["a"]}))
+    participant = Participant({"orders": place.sink(target_file_bytes="1")}, Round(1, 0), partition=0)
+    participant.write("orders", pa.record_batch({"value": ["a"]}))  # into a file that is finished
+    assert len(data(place)) == 1
     sink = place.sink()
-    [transaction] = participant._transactions.values()
-    assert isinstance(transaction, IcebergTransaction)
-    transaction.writer._finish(next(iter(transaction.writer._open)))  # as where it needs the room
     sink.abort(*sink.recover())
     participant.write("orders", pa.record_batch({"value": ["b"]}))
     with pytest.raises(RoundAborted, match="was rolled back"), participant:

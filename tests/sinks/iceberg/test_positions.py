@@ -195,15 +195,8 @@ def shared_deletes(place: Place, *rows: int, of_format: FileFormat = FileFormat.
         record_count=len(of_rows),
         file_size_in_bytes=Path(location[7:]).stat().st_size,
     )
-    with ManifestWriter(
-        ManifestContent.DELETES,
-        table.metadata.format_version,
-        spec=table.spec(),
-        schema=table.schema(),
-        output_file=io.new_output(f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro"),
-        snapshot_id=None,
-        avro_compression="gzip",
-    ) as writer:
+    output = io.new_output(f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro")
+    with ManifestWriter(ManifestContent.DELETES, table.metadata, table.spec(), table.schema(), output, None) as writer:
         writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=deletes))
     commit_manifests(place, [writer.to_manifest_file()])
     return location

@@ -358,9 +358,10 @@ def test_each_record_is_in_the_partition_of_its_values_and_no_two_partitions_hav
     """By pyiceberg's transforms of single values, which are not those of columns that the sink uses."""
     kept = {name: [v if fits(name, v, spec) else None for v in column] for name, column in values.items()}
     keys = list[tuple[str, ...]]()
-    for partition in split(aligned(batch_of(kept), SCHEMA, schema_to_pyarrow(SCHEMA)), spec_of(spec), SCHEMA):
+    records = aligned(batch_of(kept), SCHEMA, schema_to_pyarrow(SCHEMA))
+    for partition, part in split(records, spec_of(spec), SCHEMA):
         keys.append(partition.key)
-        for number in partition.records["n"].to_pylist():
+        for number in part["n"].to_pylist():
             for place, (column, by) in enumerate(SPECS[spec].items()):
                 transformed = by.transform(COLUMNS[column].kind)(internal(kept[column][number]))
                 assert exact(partition.values[place]) == exact(transformed), (column, kept[column][number])

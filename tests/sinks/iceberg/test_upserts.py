@@ -392,10 +392,10 @@ def test_a_column_that_the_records_lack_is_refused_as_its_stored_value_would_be_
 
 
 def test_a_record_or_a_delete_without_its_key_is_refused(table: Place) -> None:
-    with pytest.raises(RecordRefused, match="is null, and the column is one of 'upsert_by'") as refused:
+    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value") as refused:
         vote(table, [(1, "a", "mon"), (None, "b", "mon")])
     assert (refused.value.column, refused.value.record) == ("id", 1)
-    with pytest.raises(RecordRefused, match="is null, and the column is one of 'upsert_by'"):
+    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value"):
         vote(table, [], [1, None])
 
 
