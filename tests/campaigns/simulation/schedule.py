@@ -168,8 +168,7 @@ def _until_answered(
     patience_s: float | None = None,
     **_of_logging: object,
 ) -> ResultT:
-    """Replaces ``until_answered``, whose use of tenacity would take a third of a run's time. A call with limited
-    patience is made twice."""
+    """Replaces ``until_answered``, which waits by the real clock. A call with limited patience is made twice."""
     if patience_s is not None:
         with contextlib.suppress(Retriable):
             return call(*arguments)
@@ -183,8 +182,8 @@ def _until_answered(
 
 
 def _settled(_store: object, look: Callable[[], ResultT]) -> ResultT:
-    """Replaces ``_settled``, whose use of tenacity would take a tenth of a run's time. The simulated stores never
-    contradict themselves, so a look that another process disturbed is repeated at once."""
+    """Replaces ``_settled``, which waits by the real clock. The simulated stores never contradict themselves, so a look
+    that another process disturbed is repeated at once."""
     while True:
         with contextlib.suppress(steps.Changed):
             return look()
