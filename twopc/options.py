@@ -316,21 +316,3 @@ def _read(owner: str, option: Option, value: Any) -> Any:
 
 def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
-
-
-# Documentation. -------------------------------------------------------------------------------------------------
-
-
-def table(options: Iterable[Option]) -> str:
-    """Return a table in Markdown."""
-    rows = [_row("option", "values", "default", ""), "| --- | --- | --- | --- |"]
-    rows += [_row(f"`{each.name}`", each.kind.values, each.default_cell, _meaning(each)) for each in options]
-    return "\n".join(rows)
-
-
-def _meaning(option: Option) -> str:
-    return ": ".join(filter(None, ["needed" if option.needed else "", option.meaning]))
-
-
-def _row(*cells: str) -> str:
-    return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|"

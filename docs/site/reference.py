@@ -19,7 +19,7 @@ import click
 import griffe
 
 from twopc.observers._instruments import Instrument
-from twopc.options import Option, table, text
+from twopc.options import Option, text
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,6 +56,20 @@ def described(path: str) -> str:
     if all(isinstance(option, Option) for option in named):
         return table(named)
     return ", ".join(f"`{text}`" for text in sorted(named)) + "."
+
+
+def table(options: Iterable[Option]) -> str:
+    """Return the table of options."""
+    rows = (
+        (
+            f"`{each.name}`",
+            each.kind.values,
+            each.default_cell,
+            ": ".join(filter(None, ("needed" if each.needed else "", each.meaning))),
+        )
+        for each in options
+    )
+    return _table(("option", "values", "default", ""), rows)
 
 
 def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
