@@ -341,9 +341,9 @@ class Coordinator:
         if not isinstance(error, Exception):
             return error
         if self.phase is not Phase.CLOSED and self._performer.is_open:
-            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id)
+            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._performer.start)
         elif (tail := self._performer.tail_when_closed) is not None:  # it came before an incarnation was opened
-            steps = protocol.counted(tail, error, batch_id)
+            steps = protocol.counted(tail, error, batch_id, self._performer.start)
         else:
             return error
         return perform(steps, self._performer.do)

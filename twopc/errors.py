@@ -13,7 +13,7 @@ TwoPhaseCommitError
 │   ├── LogMismatch         the log belongs to another query, or does not match the batch
 │   └── PoolExhausted       one machine ran more task attempts of a batch than it has transactional ids
 └── OperatorRequired        call an operator: the query can't go on by itself
-    ├── RepeatedFailure     an unknown failure has ended three starts in a row
+    ├── RepeatedFailure     an unknown failure came at three starts in a row
     ├── TransactionLost     the target system rolled back a decided transaction
     ├── OutcomeUnknown      the target system can't report what became of a decided transaction
     └── CorruptLog          an entry of the commit log is not what a coordinator writes
@@ -241,8 +241,8 @@ class OperatorRequired(TwoPhaseCommitError):
 
 
 class RepeatedFailure(OperatorRequired):
-    """The same failure has ended three starts of the query in a row, and twopc does not know it as one that passes.
-    No batch was decided in between.
+    """The same failure came at three starts of the query in a row, or for more than two minutes in one, and twopc does
+    not know it as one that passes. No batch was decided in between.
 
     Correct the cause that the message quotes, and start the query again.
     """
