@@ -1,20 +1,7 @@
 """How a backend declares its options, and the parser that all backends share.
 
 A backend declares each option once. The parser checks what the user gave, and the documentation is generated from the
-same declaration:
-
-    OWNER = "the audit sink"
-    OPTIONS = (
-        Option("path", place(), "the folder", needed=True),
-        Option("mode", choice("append", "upsert"), "what a record does to an older one", default="append"),
-        Option("rows_per_file", whole_number(least=1), "a file never has more", default=1000),
-    )
-
-    class AuditSink(TwoPhaseCommitSink[Transaction]):
-        def __init__(self, options: Mapping[str, Any]) -> None:
-            refuse_unknown(OWNER, options, OPTIONS)
-            values = parse(OWNER, OPTIONS, options)
-            self._path, self._rows_per_file = values["path"], values["rows_per_file"]
+same declaration. ``docs/write-your-own-sink.md`` has an example.
 
 Any value may be text, as Spark's options and the sinks file have nothing else. Every backend refuses in the same words:
 

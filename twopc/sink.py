@@ -33,24 +33,6 @@ if TYPE_CHECKING:
 TransactionT = TypeVar("TransactionT", bound=Transaction)
 
 
-@dataclass(frozen=True, slots=True)
-class OpenTransactions:
-    """The open transactions of a sink at one moment.
-
-    Attributes:
-        count: how many are open.
-        oldest_s: the age of the oldest, in seconds, not negative; 0 if none is open, None if it is not known.
-        timeout_s: the age at which the target system rolls the oldest back by itself; None if it never does.
-        held_back: each place, such as a partition, beyond which committed readers can't read → the position at which
-            they are held back. None if the sink does not know.
-    """
-
-    count: int
-    oldest_s: float | None = None
-    timeout_s: float | None = None
-    held_back: Mapping[str, int] | None = None
-
-
 class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """One target system that can prepare a write and later commit it or roll it back, from another process.
 
@@ -363,3 +345,21 @@ class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
     def commit(self, committable: Committable) -> None:
         """Never called: a transaction is visible with its batch or not at all."""
         raise NotImplementedError(f"{committable.transaction_id} is committed by commit_batch, with its whole batch")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactions:
+    """The open transactions of a sink at one moment.
+
+    Attributes:
+        count: how many are open.
+        oldest_s: the age of the oldest, in seconds, not negative; 0 if none is open, None if it is not known.
+        timeout_s: the age at which the target system rolls the oldest back by itself; None if it never does.
+        held_back: each place, such as a partition, beyond which committed readers can't read → the position at which
+            they are held back. None if the sink does not know.
+    """
+
+    count: int
+    oldest_s: float | None = None
+    timeout_s: float | None = None
+    held_back: Mapping[str, int] | None = None
