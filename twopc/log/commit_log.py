@@ -32,11 +32,6 @@ def read_tail(store: LogStore) -> tuple[int, Entry] | None:
     return on_store(store, steps.read_tail())
 
 
-def read_decision(store: LogStore, batch_id: int) -> Entry | None:
-    """Return the newest kept entry whose newest decided batch is ``batch_id``, or None if it was pruned."""
-    return on_store(store, steps.read_decision(batch_id))
-
-
 def on_store(store: LogStore, taken: Steps[ResultT]) -> ResultT:
     """Take steps of the log alone, and return their result."""
     return perform(taken, lambda effect: perform_on(store, effect))
