@@ -51,7 +51,7 @@ def add_status(history: History, report: Report) -> None:
 
 
 def _status(history: History) -> Document:
-    tail = history.tail
+    tail, again = history.tail, history.repetition
     return {
         "owner": tail.owner,
         "log_id": tail.log_id,
@@ -63,7 +63,7 @@ def _status(history: History) -> Document:
         "decided": tail.decided,
         "committed_through": tail.committed_through,
         "waits_for": None if history.notice is None else asdict(history.notice),
-        "repetition": None if history.repetition is None else asdict(history.repetition),
+        "repetition": again and {"count": again.count, "since": again.since, "batch_id": again.batch_id},
         "in_doubt": [
             {
                 "batch_id": decision.batch_id,
