@@ -38,7 +38,7 @@ from twopc_sql import options as sql_options
     ],
 )
 def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Option, ...]) -> None:
-    table = site_script("reference").table
+    table = site_script("tables").options_table
     assert table(options) in page.read_text(encoding="utf-8"), f"{page} must have this table:\n{table(options)}"
 
 
