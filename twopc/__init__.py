@@ -1,72 +1,28 @@
 """Two-phase-commit sinks: several systems commit a batch on one decision, exactly once, or none of them does.
 
-A name is imported when it is first used: a task and a command load only the parts that they need.
+The public names are those of ``__init__.pyi``. A name is imported when it is first used: a task and a command load only
+the parts that they need.
 """
 
+import ast
+import pkgutil
 from importlib import import_module
 
 from twopc.foreign import refuse_foreign_files
 
-_NAMES = {
-    "checks": ("CheckResult", "CheckStatus"),
-    "coordinator": ("Coordinator",),
-    "datasets": ("Dataset",),
-    "diagnosis": ("Diagnosis", "doctor"),
-    "errors": (
-        "ConfigurationError",
-        "CorruptLog",
-        "Fenced",
-        "InDoubt",
-        "LogMismatch",
-        "OperatorRequired",
-        "OutcomeUnknown",
-        "PoolExhausted",
-        "RecordRefused",
-        "Refused",
-        "RepeatedFailure",
-        "Retriable",
-        "RoundAborted",
-        "SchemaMismatch",
-        "TransactionLost",
-        "TwoPhaseCommitError",
-    ),
-    "events": (
-        "BatchCommitted",
-        "BatchFailed",
-        "BatchFinished",
-        "BatchPart",
-        "CallRetried",
-        "Event",
-        "PhaseEntered",
-        "TransactionAborted",
-        "TransactionCommitted",
-        "TransactionReplayed",
-    ),
-    "exit_codes": ("ExitCode",),
-    "hookspecs": ("hookimpl",),
-    "keyed": ("KeyedSink",),
-    "log.entries": ("Entry",),
-    "log.store": ("LogStore", "open_store"),
-    "observing": ("register_observer", "unregister_observer"),
-    "open_transactions": ("OpenTransactions",),
-    "participant": ("Participant", "Vote"),
-    "phases": ("Phase",),
-    "plugins": ("create_sink",),
-    "replay": ("ReplayCopies",),
-    "sink": ("TwoPhaseCommitSink", "WholeBatchSink"),
-    "transaction": ("Committable", "Transaction"),
-    "transactional_ids": ("Round", "TransactionId", "TransactionalIdPool"),
+_MODULES = {
+    alias.name: node.module
+    for node in ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"").body
+    if isinstance(node, ast.ImportFrom) and node.module
+    for alias in node.names
 }
-"""The public names, by their modules. Type checkers read them in ``__init__.pyi``."""
-
-_MODULES = {name: f"twopc.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = [*_MODULES]  # noqa: PLE0604  # each is a text
 
 
 def __getattr__(name: str) -> object:
-    if name in _NAMES:
-        return import_module(f"twopc.{name}")
+    if (module := f"twopc.{name}") in _MODULES.values():
+        return import_module(module)
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)

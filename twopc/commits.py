@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from twopc._threads import on_threads
 from twopc.effects import Commit, FailedCommit
 from twopc.events import Event, TransactionCommitted
+from twopc.resting import LOOK_AGAIN_S
 from twopc.retry import Waits, until_answered
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.transaction import Committable
 
 logger = logging.getLogger(__name__)
+
+ArgumentT = TypeVar("ArgumentT")
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,11 @@ Group: TypeAlias = "dict[WholeBatchSink[Any], Sequence[Committable]]"
 """Those of them that are committed together."""
 
 
+@dataclass(frozen=True, slots=True)
 class Wave:
     """The commits that one ``Commit`` effect asks for.
 
-    Args:
+    Attributes:
         asked: the effect.
         sinks: by name.
         at_once: threads for each sink. With 1, the calling thread commits.
@@ -58,43 +63,36 @@ class Wave:
         running: the threads that have not ended.
     """
 
-    def __init__(
-        self,
-        asked: Commit,
-        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
-        at_once: int,
-        tell: Callable[[Event], None],
-        waits: Waits,
-        running: list[threading.Thread],
-    ) -> None:
-        self._asked, self._sinks, self._at_once, self._tell, self._waits = asked, sinks, at_once, tell, waits
-        self._running = running
+    asked: Commit
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]]
+    at_once: int
+    tell: Callable[[Event], None]
+    waits: Waits
+    running: list[threading.Thread]
 
     def failures(self) -> list[FailedCommit]:
         """Make every commit, and return those that failed. An error of one leaves no other undone."""
-        calls = commit_calls(self._asked.batch_id, [(self._sinks[name], due) for name, due in self._asked.due.items()])
+        calls = commit_calls(self.asked.batch_id, [(self.sinks[name], due) for name, due in self.asked.due.items()])
         by_sink = [[*of_sink] for _, of_sink in groupby(calls, key=attrgetter("sink"))]
         # Each sink has threads of its own: one whose target system is away must not keep the others waiting.
         return [*chain.from_iterable(self._map(len(by_sink), len(by_sink))(self._failures_of_sink, by_sink))]
 
     def _map(self, calls: int, at_once: int) -> Callable[..., Iterable[Any]]:
         """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` others."""
-        if self._at_once == 1 or calls <= 1:
+        if self.at_once == 1 or calls <= 1:
             return map
-        return partial(on_threads, at_once=at_once, give_up=self._waits.given_up.set, running=self._running)
+        return partial(on_threads, at_once=at_once, give_up=self.waits.given_up.set, running=self.running)
 
     def _failures_of_sink(self, calls: Sequence[CommitCall]) -> list[FailedCommit]:
         left = self._commit_many(calls)
-        return [*filter(None, self._map(len(left), self._at_once)(self._attempt, left))]
+        return [*filter(None, self._map(len(left), self.at_once)(self._attempt, left))]
 
     def _attempt(self, call: CommitCall) -> FailedCommit | None:
-        batch_id = self._asked.batch_id
+        batch_id = self.asked.batch_id
         what = f"batch {batch_id} is decided; {call}"
-        among = f"batch {batch_id} is decided; commits of {self._sinks[call.sink].transactional_ids.scope}"
+        among = f"batch {batch_id} is decided; commits of {self.sinks[call.sink].transactional_ids.scope}"
         try:
-            until_answered(
-                what, call.commit, tell=self._tell, waits=self._waits, among=among, decided_batch_id=batch_id
-            )
+            until_answered(what, call.commit, tell=self.tell, waits=self.waits, among=among, decided_batch_id=batch_id)
             self._tell_committed(call)
         except Exception as error:  # noqa: BLE001  # the protocol judges it when all attempts have ended
             return FailedCommit(call.sink, call.committables, error)
@@ -102,7 +100,7 @@ class Wave:
 
     def _commit_many(self, calls: Sequence[CommitCall]) -> Sequence[CommitCall]:
         """Have a sink commit several transactions at once, if it can. Return the calls that are left to make."""
-        sink = self._sinks[calls[0].sink]
+        sink = self.sinks[calls[0].sink]
         if len(calls) == 1 or not sink.commits_many:
             return calls
         try:
@@ -111,7 +109,7 @@ class Wave:
             logger.warning(
                 "batch %d is decided; sink %r could not commit its %d transactions at once, and commits them one by"
                 " one: %s: %s",
-                *(self._asked.batch_id, calls[0].sink, len(calls), type(error).__name__, error),
+                *(self.asked.batch_id, calls[0].sink, len(calls), type(error).__name__, error),
             )
             return calls
         for call in calls:
@@ -120,9 +118,9 @@ class Wave:
         return [call for call in calls if call.transaction_id not in committed]
 
     def _tell_committed(self, call: CommitCall) -> None:
-        asked = self._asked
+        asked = self.asked
         for each in call.committables:
-            self._tell(TransactionCommitted(call.sink, asked.batch_id, each, asked.recovered, asked.owner))
+            self.tell(TransactionCommitted(call.sink, asked.batch_id, each, asked.recovered, asked.owner))
 
 
 def commit_calls(batch_id: int, due: Due) -> list[CommitCall]:
@@ -187,3 +185,69 @@ class _Once:
                 type(error).__name__,
                 error,
             )
+
+
+# Threads. ------------------------------------------------------------------------------------------------------------
+
+
+def on_threads(
+    call: Callable[[ArgumentT], ResultT],
+    arguments: Sequence[ArgumentT],
+    at_once: int,
+    give_up: Callable[[], None],
+    running: list[threading.Thread],
+) -> list[ResultT]:
+    """Return the result of ``call`` for each of ``arguments``, in their order, from up to ``at_once`` threads.
+
+    The threads are daemons: the interpreter joins any others before it ends, and a call may wait for a target system
+    for as long as that is away. An interrupt of this thread, or an error of a call, calls ``give_up``, which makes the
+    other calls end. ``running`` has the threads until they have ended, as a second interrupt ends the wait for them.
+
+    Raises:
+        BaseException: what a call raised, when all have ended.
+    """
+    results: dict[int, ResultT] = {}
+    errors: list[BaseException] = []
+    left, lock = deque(enumerate(arguments)), threading.Lock()
+
+    def work() -> None:
+        for index, argument in iter(take, None):
+            try:
+                results[index] = call(argument)
+            except BaseException as error:  # noqa: BLE001  # raised below
+                errors.append(error)
+                give_up()
+
+    def take() -> tuple[int, ArgumentT] | None:
+        with lock:
+            return left.popleft() if left and not errors else None
+
+    threads = [
+        threading.Thread(target=work, name="twopc-commit", daemon=True) for _ in range(min(at_once, len(arguments)))
+    ]
+    running += threads
+    try:
+        try:
+            for thread in threads:
+                thread.start()
+        except RuntimeError:  # an interpreter that is shutting down, or a full machine, starts no threads
+            work()
+        join(running, threads)
+    except BaseException:
+        with lock:
+            left.clear()
+        give_up()
+        join(running, threads)
+        raise
+    if errors:
+        raise errors[0]
+    return [results[index] for index in range(len(arguments))]
+
+
+def join(running: list[threading.Thread], threads: Sequence[threading.Thread]) -> None:
+    """Wait until those of ``threads`` that were started have ended, and take them out of ``running``."""
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(LOOK_AGAIN_S)
+        with contextlib.suppress(ValueError):  # two may wait for it
+            running.remove(thread)

@@ -11,24 +11,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twopc import protocol
-from twopc._threads import OwnedLock
-from twopc.effects import FailedCommit, Life, Offer, perform
+from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
 from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
 from twopc.failures import located
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry
 from twopc.log.store import LogStore, store_of, warn_of_late_listings
-from twopc.metrics import NO_OPENING, Metrics, Opening
-from twopc.performer import Performer
+from twopc.performer import NO_OPENING, Metrics, Opening, Performer
 from twopc.phases import Phase
-from twopc.recompute import Recompute
 from twopc.replay import ReplayCopies
-from twopc.resting import REST_INTERVAL_S, Resting
+from twopc.resting import REST_INTERVAL_S, OwnedLock, Resting
 from twopc.retry import Waits
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.stores.places import refuse_within_outputs
@@ -345,9 +341,9 @@ class Coordinator:
         if not isinstance(error, Exception):
             return error
         if self.phase is not Phase.CLOSED and self._performer.is_open:
-            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id)
+            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._performer.start)
         elif (tail := self._performer.tail_when_closed) is not None:  # it came before an incarnation was opened
-            steps = protocol.counted(tail, error, batch_id)
+            steps = protocol.counted(tail, error, batch_id, self._performer.start)
         else:
             return error
         return perform(steps, self._performer.do)
@@ -355,9 +351,7 @@ class Coordinator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # For operators. -------------------------------------------------------------------------------------------------

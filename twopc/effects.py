@@ -7,7 +7,7 @@ of a call that a target system does not answer, without limit if the batch is de
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
@@ -19,11 +19,16 @@ if TYPE_CHECKING:
     from twopc.events import Event
     from twopc.log.entries import Decision, Entry, Repetition
     from twopc.phases import Phase
-    from twopc.recompute import Recompute, Wanted
 
 logger = logging.getLogger("twopc.protocol")
 
 ResultT = TypeVar("ResultT")
+
+Wanted: TypeAlias = "Mapping[str, Collection[int]]"
+"""Sink's name → the partitions of the batch that it has lost."""
+
+Recompute: TypeAlias = "Callable[[Round, Wanted], Iterable[Vote]]"
+"""Has participants write the records of these partitions to these sinks again, and returns their votes."""
 
 Work: TypeAlias = "Mapping[str, Sequence[Committable]]"
 """Sink's name → transactions of one batch."""

@@ -9,6 +9,7 @@ the next one are decided together, and a start continues where the newest decide
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -106,38 +107,30 @@ def run(
             written = dict(route(read.records)) if read.records.num_rows else {}
             if offsets is not None and read.offsets is not None:
                 written[offsets] = read.offsets
-            _until_decided(deciding, batch_id, _phase_one(sinks, written), read.position, position, is_stopping)
+            phase_one = functools.partial(_write, sinks, written)
+            batch = functools.partial(deciding.run, batch_id, phase_one, reads=read.position, follows=position)
+            _until_decided(batch, batch_id, is_stopping)
             batch_id, position = batch_id + 1, read.position
 
 
-def _phase_one(
-    sinks: Mapping[str, TwoPhaseCommitSink[Any]], written: Mapping[str, pa.RecordBatch]
-) -> Callable[[Round], Iterable[Vote]]:
-    def phase_one(round: Round) -> Iterable[Vote]:
-        with Participant(sinks, round, partition=0) as participant:
-            for name, records in written.items():
-                participant.write(name, records)
-            return [participant.pre_commit()]
-
-    return phase_one
+def _write(
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]], written: Mapping[str, pa.RecordBatch], round: Round
+) -> Iterable[Vote]:
+    with Participant(sinks, round, partition=0) as participant:
+        for name, records in written.items():
+            participant.write(name, records)
+        return [participant.pre_commit()]
 
 
-def _until_decided(
-    deciding: Coordinator,
-    batch_id: int,
-    phase_one: Callable[[Round], Iterable[Vote]],
-    reads: JsonValue,
-    follows: JsonValue,
-    is_stopping: Callable[[], bool],
-) -> None:
-    """Run a batch, again if it was rolled back. One that was decided before its error is recognized by ``reads``.
+def _until_decided(batch: Callable[[], object], batch_id: int, is_stopping: Callable[[], bool]) -> None:
+    """Run a batch, again if it was rolled back. One that was decided before its error is recognized by what it read.
 
     Upholds: a failure that is not known to pass ends the process, as starts in a row are counted (``RepeatedFailure``).
     """
     pause_s = 0.1
     while True:
         try:
-            deciding.run(batch_id, phase_one, reads=reads, follows=follows)
+            batch()
         except (Retriable, RoundAborted) as error:
             if is_stopping() or identity(error) is not None:
                 raise

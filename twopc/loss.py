@@ -3,17 +3,17 @@ batch computed again, or stop. No I/O: the functions yield the effects of ``effe
 
 A batch can be computed again because its decision has what it reads. But a plan may yield other records the second
 time: it calls ``rand()`` or ``current_timestamp()``, or its source has changed. So its records count only if they are
-recognized (``recompute``).
+recognized: by their number, and by the sum of their hashes.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from twopc.effects import FailedCommit, Life, Log, Seal, Steps, Tell, Work, Write, WriteAgain
+from twopc.effects import FailedCommit, Life, Log, Recompute, Seal, Steps, Tell, Wanted, Work, Write, WriteAgain
 from twopc.errors import (
     OperatorRequired,
     OutcomeUnknown,
@@ -25,9 +25,10 @@ from twopc.errors import (
 )
 from twopc.events import TransactionReplayed
 from twopc.failures import located, sentence, worst_of
-from twopc.recompute import EVERY_PARTITION, Recompute, Wanted, partition_of, recognized, recognized_anywhere
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
+
+EVERY_PARTITION = range(2**31)
 
 Replaced: TypeAlias = "Mapping[str, Mapping[str, Committable]]"
 """Sink's name → lost transaction's name → the transaction that has its records now."""
@@ -218,3 +219,66 @@ def not_computed_again(error: Exception, round: Round) -> Exception | None:
         case TwoPhaseCommitError() if not isinstance(error, RoundAborted):
             return None
     return Retriable(f"{what} ({type(error).__name__}: {error}). Start again.")
+
+
+# Records that are computed again. ------------------------------------------------------------------------------------
+
+
+def recognized(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable]:
+    """Return the votes of a sink that have the records of ``lost``, in its order, each in the same partition.
+
+    Raises:
+        TransactionLost: a partition has no vote, or one with other records.
+    """
+    by_partition = {partition_of(vote): vote for vote in votes if vote.fingerprint is not None}
+    return [_same(each, by_partition.get(partition_of(each))) for each in lost]
+
+
+def _same(lost: Committable, vote: Committable | None) -> Committable:
+    what = f"transaction {lost.transaction_id} ({lost.records} records) was rolled back by its target system"
+    partition = partition_of(lost)
+    if vote is None:
+        raise TransactionLost(
+            f"{what}, and the batch that was computed again has no record for partition {partition}. {_OTHERS}"
+        )
+    if _contents(vote) != _contents(lost):
+        other = "other records" if vote.records == lost.records else f"{vote.records} records"
+        raise TransactionLost(f"{what}, and its partition {partition}, computed again, has {other}. {_OTHERS}")
+    return vote
+
+
+def recognized_anywhere(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable] | None:
+    """Return the votes of a sink that have the records of ``lost``, in its order, whatever their partitions; None if
+    there is none for one of them.
+
+    Spark may number a batch's partitions otherwise when it repeats the batch. With a Kafka source of two, three or four
+    partitions, Spark 4.2 did so after a restart.
+    """
+    left = [vote for vote in votes if vote.fingerprint is not None]
+    found = []
+    for each in lost:
+        same = next((vote for vote in left if _contents(vote) == _contents(each)), None)
+        if same is None:
+            return None
+        left.remove(same)  # two partitions may have equal records
+        found.append(same)
+    return found
+
+
+_OTHERS = (
+    "The query does not yield the same records twice: it calls something like rand() or current_timestamp(), or there"
+    " was a change of its source, its number of tasks, its outputs, or what the target system takes. Nothing was"
+    " written again. Undo the change if there was one, and start again. Otherwise write the records by other means,"
+    " then give the transaction up with 'twopc abandon --even-if-repairable'."
+)
+
+
+def partition_of(committable: Committable) -> int:
+    """Return the partition of the batch that a transaction with a fingerprint has."""
+    assert committable.fingerprint is not None
+    return committable.fingerprint.partition
+
+
+def _contents(committable: Committable) -> tuple[int | None, int]:
+    assert committable.fingerprint is not None
+    return committable.records, committable.fingerprint.hash

@@ -1,20 +1,7 @@
 """How a backend declares its options, and the parser that all backends share.
 
 A backend declares each option once. The parser checks what the user gave, and the documentation is generated from the
-same declaration:
-
-    OWNER = "the audit sink"
-    OPTIONS = (
-        Option("path", place(), "the folder", needed=True),
-        Option("mode", choice("append", "upsert"), "what a record does to an older one", default="append"),
-        Option("rows_per_file", whole_number(least=1), "a file never has more", default=1000),
-    )
-
-    class AuditSink(TwoPhaseCommitSink[Transaction]):
-        def __init__(self, options: Mapping[str, Any]) -> None:
-            refuse_unknown(OWNER, options, OPTIONS)
-            values = parse(OWNER, OPTIONS, options)
-            self._path, self._rows_per_file = values["path"], values["rows_per_file"]
+same declaration. ``docs/write-your-own-sink.md`` has an example.
 
 Any value may be text, as Spark's options and the sinks file have nothing else. Every backend refuses in the same words:
 
@@ -316,21 +303,3 @@ def _read(owner: str, option: Option, value: Any) -> Any:
 
 def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
-
-
-# Documentation. -------------------------------------------------------------------------------------------------
-
-
-def table(options: Iterable[Option]) -> str:
-    """Return a table in Markdown."""
-    rows = [_row("option", "values", "default", ""), "| --- | --- | --- | --- |"]
-    rows += [_row(f"`{each.name}`", each.kind.values, each.default_cell, _meaning(each)) for each in options]
-    return "\n".join(rows)
-
-
-def _meaning(option: Option) -> str:
-    return ": ".join(filter(None, ["needed" if option.needed else "", option.meaning]))
-
-
-def _row(*cells: str) -> str:
-    return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|"

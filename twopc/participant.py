@@ -6,19 +6,23 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import one_too_many
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
 from twopc.failures import located
 from twopc.keyed import KeyedSink
-from twopc.recompute import sum_of_hashes
 from twopc.replay import ReplayCopy
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
-from twopc.transaction import Fingerprint, Transaction
-from twopc.transaction import Vote as Vote  # noqa: PLC0414  # its users know it from here
+from twopc.transaction import (
+    Fingerprint,
+    Transaction,
+    sum_of_hashes,
+)
+from twopc.transaction import (
+    Vote as Vote,  # noqa: PLC0414  # its users know it from here
+)
 from twopc.transactional_ids import Round
 
 if TYPE_CHECKING:
@@ -204,9 +208,7 @@ class Participant:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, Exception):
             return
         for name in [*self._transactions]:

@@ -6,23 +6,32 @@ import contextlib
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from twopc import effects
-from twopc._threads import join
-from twopc.commits import Wave
+from twopc.commits import Wave, join
 from twopc.datasets import Dataset
 from twopc.effects import Effect, Life, Member, perform
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
-from twopc.events import BatchCommitted, BatchPart, CallRetried, Event, PhaseEntered
+from twopc.events import (
+    BatchCommitted,
+    BatchFinished,
+    BatchPart,
+    CallRetried,
+    Event,
+    LeftOut,
+    PhaseEntered,
+    TransactionAborted,
+    TransactionCommitted,
+)
 from twopc.failures import located
 from twopc.log.commit_log import perform_on
 from twopc.log.entries import Decision, Entry
 from twopc.log.notices import Notices
 from twopc.log.store import LogStore
-from twopc.metrics import Metrics
 from twopc.observing import notify
 from twopc.phases import Phase, advance
 from twopc.replay import DamagedCopy, ReplayCopies
@@ -40,6 +49,7 @@ SEAL_PATIENCE_S = 120.0
 the round is rolled back, as it may hold locks in other target systems."""
 
 
+@dataclass(eq=False, repr=False)
 class Performer:
     """The hands of one coordinator. For the arguments see ``Coordinator``.
 
@@ -51,28 +61,23 @@ class Performer:
         notices: beside the log, for ``twopc status``.
     """
 
-    life: Life
+    life: Life = field(init=False)
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]]
+    store: LogStore
+    owner: str
+    replay_copies: ReplayCopies | None
+    commits_at_once: int
+    start_timeout_s: float
+    gives_up: Callable[[CallRetried], bool]
 
-    def __init__(
-        self,
-        sinks: Mapping[str, TwoPhaseCommitSink[Any]],
-        store: LogStore,
-        owner: str,
-        replay_copies: ReplayCopies | None,
-        commits_at_once: int,
-        start_timeout_s: float,
-        gives_up: Callable[[CallRetried], bool],
-    ) -> None:
-        self.sinks, self.store, self.owner, self.replay_copies = sinks, store, owner, replay_copies
-        self._commits_at_once = commits_at_once
-        self._start_timeout_s = start_timeout_s
-        self._gives_up = gives_up
+    def __post_init__(self) -> None:
+        self.start = uuid.uuid4().hex[:12]  # what a repeated failure counts by
         self.phase = Phase.CLOSED
         self.is_open = False
         self.tail_when_closed: Entry | None = None
         self.metrics = Metrics()
-        self.waits = Waits(owner)
-        self.notices = Notices(store)
+        self.waits = Waits(self.owner)
+        self.notices = Notices(self.store)
         self._running: list[threading.Thread] = []  # with commits, also of an earlier incarnation
         self.failed_rests = 0  # since a sweep was last answered
         self._first_failed_rest_s = 0.0  # by time.monotonic
@@ -97,7 +102,7 @@ class Performer:
                     given = (self.sinks[effect.sink], effect.votes, self._began_s)
                     return self.until_answered(effect.what, sealed, *given, patience_s=SEAL_PATIENCE_S)
                 case effects.Commit():
-                    at_once = self._commits_at_once
+                    at_once = self.commits_at_once
                     return Wave(effect, self.sinks, at_once, self.tell, self.waits, self._running).failures()
                 case effects.Complete(name, batch_id, due):
                     what = f"batch {batch_id} is committed; its completion in sink {name!r}"
@@ -201,13 +206,13 @@ class Performer:
             return self.until_answered(what, call, *arguments)
         began_s = time.monotonic()
         try:
-            return self.until_answered(what, call, *arguments, patience_s=self._start_timeout_s)
+            return self.until_answered(what, call, *arguments, patience_s=self.start_timeout_s)
         except Retriable as error:
             if self.waits.given_up.is_set():
                 raise
             raise Retriable(
                 f"{what}: no answer for {time.monotonic() - began_s:.1f} s, and the limit is"
-                f" start_timeout_s={self._start_timeout_s:g}, until the log at {self.store.url} has its first"
+                f" start_timeout_s={self.start_timeout_s:g}, until the log at {self.store.url} has its first"
                 f" decision. Nothing was written. The last answer: {error}"
             ) from error
 
@@ -226,7 +231,7 @@ class Performer:
         self.metrics.count(event)
         notify(event)
         if isinstance(event, CallRetried):
-            if self._gives_up(event):
+            if self.gives_up(event):
                 self.waits.given_up.set()
             if event.needs_operator and (tail := self.tail):
                 self.notices.post(tail, event)
@@ -338,3 +343,82 @@ def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exc
         case Refused():
             return OperatorRequired(f"{what}, which now refuses its records: {error} Correct that and start again.")
     return None
+
+
+# The metrics of one batch, added up while it runs. ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What the opening of an incarnation took, as part of the batch for which it was opened.
+
+    Attributes:
+        phases_ms: the time in its phases, by name, in order.
+        retries: see ``BatchFinished``.
+        recovered: the same.
+    """
+
+    phases_ms: tuple[tuple[str, float], ...] = ()
+    retries: int = 0
+    recovered: int = 0
+
+
+NO_OPENING = Opening()
+
+
+class Metrics:
+    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end. ``opening`` is
+    what another process has done for the batch before.
+
+    Attributes:
+        phases_ms: the time in each phase that the batch has left, by the phase's name.
+    """
+
+    def __init__(self, opening: Opening = NO_OPENING) -> None:
+        self.phases_ms = dict(opening.phases_ms)
+        self._retries = opening.retries
+        self._recovered = opening.recovered
+        self._since_s = 0.0
+        self._lock = threading.Lock()  # phase two reports from several threads
+
+    def leave(self, phase: Phase, now_s: float) -> None:
+        """Count the time since the last phase was left. ``now_s`` is a reading of ``time.perf_counter``."""
+        if phase not in (Phase.CLOSED, Phase.IDLE):
+            self.phases_ms[phase.value] = (now_s - self._since_s) * 1000
+        self._since_s = now_s
+
+    @property
+    def opening(self) -> Opening:
+        """What was counted so far, for the process that runs the batch."""
+        return Opening(tuple(self.phases_ms.items()), self._retries, self._recovered)
+
+    def count(self, event: Event) -> None:
+        with self._lock:
+            match event:
+                case CallRetried():
+                    self._retries += 1
+                case TransactionCommitted(recovered=True) | TransactionAborted(recovered=True):
+                    self._recovered += 1
+
+    def finished(
+        self,
+        owner: str,
+        batch_id: int,
+        already_decided: bool,
+        committables: Mapping[str, Sequence[Committable]],
+        left_out: LeftOut,
+    ) -> BatchFinished:
+        """``committables``: those of the decision by sink; empty if the log had decided the batch before."""
+        return BatchFinished(
+            batch_id=batch_id,
+            already_decided=already_decided,
+            records={name: sum(c.records or 0 for c in of_sink) for name, of_sink in committables.items()},
+            bytes={name: sum(c.bytes or 0 for c in of_sink) for name, of_sink in committables.items()},
+            transactions={name: len(of_sink) for name, of_sink in committables.items()},
+            phases_ms=self.phases_ms,
+            retries=self._retries,
+            recovered=self._recovered,
+            owner=owner,
+            unrouted=left_out.unrouted,
+            bad_records=left_out.bad_records,
+        )

@@ -135,41 +135,25 @@ PreparedT = TypeVar("PreparedT", bound=PreparedTransaction[Any, Any])
 
 
 class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
-    """A sink of a database: one transaction per task attempt, prepared by its task and ended by the coordinator.
-
-    Subclasses set these attributes:
-
-        _options_type: parses the options. ``str`` of them names the table and its server, for messages.
-        _table_type: makes a ``PreparedTable`` of the options.
-        _connections: what the options have for ``_session`` and ``_release``: how to reach the server.
-        _session: lends a connection of the coordinator, in which each statement is its own transaction.
-        _release: closes those that are idle.
-        _error: what the database's client raises.
-        _write_failed: makes the error for a participant's failed call, given the columns of the records, too.
-        _request_failed: makes the error for a failed request of the coordinator that may be repeated.
-        _commit_failed: makes the error for a failed commit.
-        _longest_name: how many bytes the name of a transaction may have.
-        _longest_scope: how many of them the scope of a sink may have. The rest is for the five numbers of a name.
-        _place: the part of a committable's handle that says where the marker is: the option of that name.
-        _server_option: the option that says which server it is.
-        _rollback: the statement by which an operator can roll a prepared transaction back.
-    """
+    """A sink of a database: one transaction per task attempt, prepared by its task and ended by the coordinator."""
 
     takes_repeated_keys = True
-    _options_type: ClassVar[Any]
-    _table_type: ClassVar[Any]
-    _connections: ClassVar[str]
-    _session: ClassVar[Any]
-    _release: ClassVar[Any]
-    _error: ClassVar[type[Exception]]
-    _write_failed: ClassVar[Callable[..., Exception]]
-    _request_failed: ClassVar[Callable[..., Exception]]
-    _commit_failed: ClassVar[Callable[..., Exception]]
-    _longest_name: ClassVar[int]
-    _longest_scope: ClassVar[int]
-    _place: ClassVar[str]
-    _server_option: ClassVar[str]
-    _rollback: ClassVar[str]
+
+    # Subclasses set these.
+    _options_type: ClassVar[Any]  # parses the options; their ``str`` names the table and its server, for messages
+    _table_type: ClassVar[Any]  # makes a ``PreparedTable`` of the options
+    _connections: ClassVar[str]  # the option that says how to reach the server, for ``_session`` and ``_release``
+    _session: ClassVar[Any]  # lends a connection of the coordinator, in which each statement is a transaction
+    _release: ClassVar[Any]  # closes the idle ones
+    _error: ClassVar[type[Exception]]  # what the database's client raises
+    _write_failed: ClassVar[Callable[..., Exception]]  # the error for a participant's call, with the records' columns
+    _request_failed: ClassVar[Callable[..., Exception]]  # the error for a coordinator's request that may be repeated
+    _commit_failed: ClassVar[Callable[..., Exception]]  # the error for a commit
+    _longest_name: ClassVar[int]  # the most bytes of a transaction's name
+    _longest_scope: ClassVar[int]  # the most of them for the sink's scope: five numbers follow it
+    _place: ClassVar[str]  # the part of a committable's handle, and the option, that says where the marker is
+    _server_option: ClassVar[str]  # the option that says which server it is
+    _rollback: ClassVar[str]  # the statement by which an operator can roll a prepared transaction back
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options: Any = self._options_type.parse(options)

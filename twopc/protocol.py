@@ -341,7 +341,7 @@ def close(life: Life) -> Steps[None]:
     yield effects.Enter(Phase.CLOSED)
 
 
-def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int | None) -> Steps[Exception]:
+def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int | None, start: str) -> Steps[Exception]:
     """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator, and
     asks for no repetition. A newer one may have settled what this one failed at.
 
@@ -351,7 +351,7 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
     """
     if isinstance(error, Fenced | InDoubt | CorruptLog):
         return error
-    meant = yield from counted(life.tail, error, batch_id)
+    meant = yield from counted(life.tail, error, batch_id, start)
     try:
         yield _look(life, patience_s=0.0 if is_asked_again and meant is error else None)
     except Fenced as fenced:
@@ -362,12 +362,12 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
     return meant
 
 
-def counted(tail: Entry, error: Exception, batch_id: int | None) -> Steps[Exception]:
+def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> Steps[Exception]:
     """Return what an error means that comes again at each start. Upholds: nothing is repeated for ever without an
-    operator being told. ``tail`` is the newest entry of the log."""
+    operator being told. ``tail`` is the newest entry of the log, and ``start`` identifies the coordinator."""
     if (failure := identity(error)) is None:
         return error
-    now = repeated((yield effects.Noted(tail)) or tail.repetition, batch_id, failure)
+    now = repeated((yield effects.Noted(tail)) or tail.repetition, batch_id, failure, start)
     yield effects.Note(tail, now)
     if now.count < STARTS_AT_MOST:
         return error
@@ -378,7 +378,8 @@ def counted(tail: Entry, error: Exception, batch_id: int | None) -> Steps[Except
         what = f"batch {batch_id} fails"
         state = " The batch is decided." if is_decided else " The batch is not decided, and nothing of it is visible."
     return RepeatedFailure(
-        f"{what} in the same way at every start: {now.count} starts in a row since {now.since}. The newest failure"
+        f"{what} in the same way at every start, or every minute of one: {now.count} times in a row since"
+        f" {now.since}. The newest failure"
         f" ({type(cause).__name__}): {str(cause).removesuffix('.')}.{state} Correct its cause and start again."
     )
 

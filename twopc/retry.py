@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
-
-import tenacity
 
 from twopc.errors import Retriable
 from twopc.events import CallRetried, Event
@@ -47,36 +46,25 @@ def until_answered(
         Retriable: no answer came for ``patience_s``, or until ``waits.given_up`` was set.
     """
     waits = waits or Waits()
-    ended = waits.given_up
-
-    def told(state: tenacity.RetryCallState) -> None:
-        error = state.outcome and state.outcome.exception()
-        reason = error.message if isinstance(error, Retriable) else ""
-        waited_s = state.seconds_since_start or 0.0
-        event = CallRetried(
-            what, state.attempt_number, state.upcoming_sleep, reason, waited_s, waits.owner, decided_batch_id
-        )
-        waits.log(among or what, event)
-        tell(event)
-        if error and ended.is_set():  # 'tell' may have set it
-            raise error
-
-    stops = tenacity.stop_never if patience_s is None else tenacity.stop_after_delay(patience_s)
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type(Retriable),
-        wait=_WAIT,
-        stop=stops | tenacity.stop_when_event_set(ended),
-        sleep=tenacity.sleep_using_event(ended),
-        before_sleep=told,
-        reraise=True,
-    )
+    name, began_s, attempt = among or what, time.monotonic(), 0
     try:
-        return retrying(call, *arguments)
+        while True:
+            attempt += 1
+            try:
+                return call(*arguments)
+            except Retriable as error:
+                waited_s = time.monotonic() - began_s
+                if waits.given_up.is_set() or (patience_s is not None and waited_s >= patience_s):
+                    raise
+                wait_s = min(0.01 * 2 ** min(attempt - 1, 10), 1.0) + random.uniform(0, 0.01)  # noqa: S311  # no secret
+                event = CallRetried(what, attempt, wait_s, error.message, waited_s, waits.owner, decided_batch_id)
+                waits.log(name, event)
+                tell(event)
+                if waits.given_up.is_set():  # 'tell' may have set it
+                    raise
+            waits.given_up.wait(wait_s)
     finally:
-        waits.end(among or what, what)
-
-
-_WAIT = tenacity.wait_exponential(multiplier=0.01, max=1) + tenacity.wait_random(0, 0.01)
+        waits.end(name, what)
 
 
 class Waits:

@@ -7,24 +7,24 @@ Participants (Spark's tasks) call ``validate``, ``begin``, ``write`` or ``write_
 ``discard``. The coordinator calls ``validate``, ``open``, ``seal``, ``commit_many``, ``commit`` or ``commit_batch``,
 ``complete``, ``announce``, ``datasets``, ``abort`` and ``recover``; and to write a lost transaction again, it does as
 a participant does. ``check`` runs before there is a query, and ``open_transactions`` in another process while it runs.
-What every sink inherits, its name in a log and the checks around these calls, is in ``_bound_sink.py``. A sink is
-pickled on its way to the participants, so what can't be pickled (connections, files) belongs in a ``Transaction`` or is
-made where it is used.
+A sink is pickled on its way to the participants, so what can't be pickled (connections, files) belongs in a
+``Transaction`` or is made where it is used.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+import copy
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, final
 
-from twopc._bound_sink import BoundSink
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset
-from twopc.errors import RecordRefused
-from twopc.open_transactions import OpenTransactions
+from twopc.errors import ConfigurationError, RecordRefused
+from twopc.replay import ReplayCopies
 from twopc.transaction import Committable, Transaction
-from twopc.transactional_ids import TransactionId
+from twopc.transactional_ids import TransactionalIdPool, TransactionId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TransactionT = TypeVar("TransactionT", bound=Transaction)
 
 
-class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
+class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """One target system that can prepare a write and later commit it or roll it back, from another process.
 
     Subclasses implement the six abstract methods: ``begin``, ``write``, ``pre_commit``, ``commit``, ``abort`` and
@@ -232,6 +232,72 @@ class TwoPhaseCommitSink(BoundSink, Generic[TransactionT]):
     def close(self) -> None:
         """Release what this process holds for the sink. The sink can be used again afterwards."""
 
+    # What every sink inherits: its place in one log, and which schema it has validated. ------------------------------
+
+    pending: Mapping[int, tuple[Committable, ...]]
+    """Batch id → its transactions of this sink, if the batch is decided and not known to be committed, oldest batch
+    first. A view of the coordinator's record, and empty elsewhere."""
+
+    replay_copies: ReplayCopies | None = None
+    """Where participants copy what they write to this sink, or None."""
+
+    last_batch_id: int | None = None
+    """The newest decided batch that has transactions of this sink, by the log; None if the log does not know one. It is
+    committed unless it is ``pending``. On the coordinator only."""
+
+    _transactional_ids: TransactionalIdPool
+    _validated: pa.Schema | None = None
+
+    def bind(self, name: str, log_id: str, replay_copies: ReplayCopies | None = None) -> None:
+        """Tie the sink to its name in one log, and to the folder of its replay copies. The coordinator calls this.
+
+        Raises:
+            ConfigurationError: the sink is tied to another log or name, whose transactions it would take for its own.
+        """
+        pool = TransactionalIdPool(self.prefix, log_id, name)
+        if getattr(self, "_transactional_ids", pool) != pool:
+            raise ConfigurationError(
+                f"one {type(self).__name__} is used as {self._transactional_ids.scope!r} and as {pool.scope!r}:"
+                " make a sink for each name and for each query"
+            )
+        self._transactional_ids = pool
+        self.pending = {}
+        self.replay_copies = replay_copies
+
+    def unbound(self) -> Self:
+        """Return a copy that is tied to no log."""
+        twin = copy.copy(self)
+        twin.__dict__.pop("_transactional_ids", None)
+        return twin
+
+    @property
+    def transactional_ids(self) -> TransactionalIdPool:
+        """The pool of names that this sink's transactions are allocated from.
+
+        Raises:
+            ConfigurationError: no coordinator uses the sink yet.
+        """
+        try:
+            return self._transactional_ids
+        except AttributeError:
+            raise ConfigurationError(
+                f"this {type(self).__name__} has no transactional ids yet: pass it to a Coordinator or foreach_batch"
+            ) from None
+
+    def require_valid(self, schema: pa.Schema) -> None:
+        """Call ``validate`` once per schema. The answer travels to the participants with the sink. Raises like it."""
+        if schema != self._validated:
+            self.validate(schema)
+            self._validated = schema
+
+    def assume_valid(self, schema: pa.Schema) -> None:
+        """Take ``schema`` for one that the sink accepts: another process has asked it."""
+        self._validated = schema
+
+    def __getstate__(self) -> dict[str, object]:
+        # Only the coordinator knows what is pending; participants have no use for it.
+        return {name: value for name, value in self.__dict__.items() if name != "pending"}
+
 
 class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
     """A sink whose target system makes a whole batch visible at once, as a table format does with one snapshot.
@@ -279,3 +345,21 @@ class WholeBatchSink(TwoPhaseCommitSink[TransactionT]):
     def commit(self, committable: Committable) -> None:
         """Never called: a transaction is visible with its batch or not at all."""
         raise NotImplementedError(f"{committable.transaction_id} is committed by commit_batch, with its whole batch")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactions:
+    """The open transactions of a sink at one moment.
+
+    Attributes:
+        count: how many are open.
+        oldest_s: the age of the oldest, in seconds, not negative; 0 if none is open, None if it is not known.
+        timeout_s: the age at which the target system rolls the oldest back by itself; None if it never does.
+        held_back: each place, such as a partition, beyond which committed readers can't read → the position at which
+            they are held back. None if the sink does not know.
+    """
+
+    count: int
+    oldest_s: float | None = None
+    timeout_s: float | None = None
+    held_back: Mapping[str, int] | None = None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from twopc.transactional_ids import TransactionId
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _HASH = re.compile(r"[0-9a-f]{16}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")  # as made from a transactional id
@@ -52,6 +56,24 @@ class Fingerprint:
             case [int(partition), str(text)] if partition >= 0 and _HASH.fullmatch(text):
                 return cls(partition, int(text, 16))
         raise TypeError(f"a committable's fingerprint must be a partition and a hash, not {value!r}")
+
+
+_HASHES = 2**64
+
+
+def hashes_of(batch: pa.RecordBatch) -> pa.Int64Array:
+    """Return a hash of each record, for the few records that a driver writes."""
+    import pyarrow as pa
+
+    digests = [hashlib.blake2b(repr(each).encode(), digest_size=8).digest() for each in batch.to_pylist()]
+    return pa.array([int.from_bytes(digest, "big", signed=True) for digest in digests], pa.int64())
+
+
+def sum_of_hashes(hashes: pa.Int64Array, before: int) -> int:
+    """Return ``before`` plus each of ``hashes``, modulo 2**64: the order of the records does not matter."""
+    import pyarrow.compute as pc
+
+    return int((before + pc.sum(hashes).as_py()) % _HASHES)  # Arrow's sum wraps around, too
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,12 +60,8 @@ class TransactionId:
     @property
     def exact(self) -> str:
         """The exact name, never used twice."""
-        round = self.round
-        return f"{self._scope}.{round.incarnation}.{round.batch_id}.{self.partition}.{self.serial}.{self.replay}"
-
-    @property
-    def _scope(self) -> str:
-        return f"{self.prefix}.{self.log_id}.{self.sink}"
+        numbers = (self.round.incarnation, self.round.batch_id, self.partition, self.serial, self.replay)
+        return ".".join(map(str, (self.prefix, self.log_id, self.sink, *numbers)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from typing import Any
 
 import click
 import griffe
+from tables import options_table, table
 
 from twopc.observers._instruments import Instrument
-from twopc.options import Option, table, text
+from twopc.options import Option, text
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,22 +47,16 @@ def described(path: str) -> str:
     named = getattr(importlib.import_module(path if is_command else module), name)
     if name.startswith("METRICS"):
         rows = ((f"`{metric}`", _listed(labels), said) for metric, said, labels in named)
-        return _table(("metric", "labels", ""), rows)
+        return table(("metric", "labels", ""), rows)
     if isinstance(named, tuple) and isinstance(named[0], Instrument):
-        return _table(("Prometheus", "labels", "OpenTelemetry", "kind", "unit", ""), map(_instrument, named))
+        return table(("Prometheus", "labels", "OpenTelemetry", "kind", "unit", ""), map(_instrument, named))
     if isinstance(named, click.Command):
-        return table([_option(each) for each in named.params if isinstance(each, click.Option)])
+        return options_table([_option(each) for each in named.params if isinstance(each, click.Option)])
     if callable(named):
-        return table(_arguments(f"{named.__module__}.{named.__qualname__}"))
+        return options_table(_arguments(f"{named.__module__}.{named.__qualname__}"))
     if all(isinstance(option, Option) for option in named):
-        return table(named)
+        return options_table(named)
     return ", ".join(f"`{text}`" for text in sorted(named)) + "."
-
-
-def _table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    header = [*columns]
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(" ".join(["|", *(f"{cell} |" if cell else "|" for cell in line)]) for line in lines)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -36,6 +36,7 @@ def test_status_tells_what_is_in_doubt_and_since_when(shop: Any, look: Any) -> N
         "decided": 1,
         "committed_through": 0,
         "waits_for": None,
+        "repetition": None,
         "in_doubt": [
             {
                 "batch_id": 1,

@@ -11,6 +11,7 @@ from tests.support.commit_log import CommitLog
 from twopc.cli.commands import cli
 from twopc.events import CallRetried
 from twopc.log import notices
+from twopc.log.entries import Repetition
 from twopc.log.store import open_store
 
 
@@ -28,3 +29,18 @@ def test_status_tells_an_operator_what_has_waited_for_a_minute_until_the_log_goe
 
     log.complete()
     assert "Needs an operator" not in CliRunner().invoke(cli, ["status", str(tmp_path)]).output
+
+
+def test_status_shows_a_failure_that_came_again_until_a_batch_is_decided(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = CommitLog.open(store, "orders")
+    assert "in the same way" not in CliRunner().invoke(cli, ["status", str(tmp_path)]).output
+    since = "2026-11-29T00:00:00.000+00:00"
+    notices.Notices(store).note(log.tail, Repetition(2, since, 3, "5f3c"))
+    for _ in range(2):  # from the note, then from the entry that has taken it over
+        shown = CliRunner().invoke(cli, ["status", str(tmp_path)]).output
+        assert f"The query failed at batch 3, in the same way 2 times in a row since {since}." in shown
+        document = json.loads(CliRunner().invoke(cli, ["status", str(tmp_path), "--json"]).output)
+        assert (document["repetition"]["count"], document["repetition"]["batch_id"]) == (2, 3)
+        CommitLog.open(store, "orders")
+        store.post(b"")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.pages import DOCS, ROOT
-from twopc.options import Option, table
+from tests.support.pages import DOCS, ROOT, site_script
+from twopc.options import Option
 from twopc.spark import Output, foreach_batch
 from twopc.spark.data_source import options as source_options
 from twopc_delta import options as delta_options
@@ -38,6 +38,7 @@ from twopc_sql import options as sql_options
     ],
 )
 def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Option, ...]) -> None:
+    table = site_script("tables").options_table
     assert table(options) in page.read_text(encoding="utf-8"), f"{page} must have this table:\n{table(options)}"
 
 

@@ -12,7 +12,7 @@ from twopc import create_sink
 from twopc.errors import RepeatedFailure, Retriable, RoundAborted, SchemaMismatch
 from twopc.failures import identity
 from twopc.spark import exit_code, foreach_batch
-from twopc.spark.passing import passes, passing_failures
+from twopc.spark.stopping import passes, passing_failures
 
 if TYPE_CHECKING:
     from pathlib import Path

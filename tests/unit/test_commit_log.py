@@ -16,8 +16,8 @@ from tests.support.commit_log import CommitLog
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch, Retriable
-from twopc.log import commit_log, entries
-from twopc.log.commit_log import read_decision, read_tail
+from twopc.log import commit_log, entries, steps
+from twopc.log.commit_log import on_store, read_tail
 from twopc.log.entries import Decision, opened, serialise
 from twopc.log.steps import ENTRIES_KEPT, STARTS_KEPT
 from twopc.log.store import LogStore, open_store
@@ -527,7 +527,7 @@ def test_a_query_that_is_refused_and_started_again_keeps_what_its_repair_needs(m
         log.decide(decision(batch), reads=batch)
     for _ in range(5 * ENTRIES_KEPT):
         CommitLog.open(memory, "query")
-    kept = [read_decision(memory, batch) for batch in range(6)]
+    kept = [on_store(memory, steps.read_decision(batch)) for batch in range(6)]
     assert [entry.reads if entry else None for entry in kept] == [*range(6)]
     for _ in range(STARTS_KEPT * ENTRIES_KEPT):
         CommitLog.open(memory, "query")

@@ -25,8 +25,19 @@ import pytest
 from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.observing import observing
-from twopc import Committable, Coordinator, Participant, Round, Vote, _threads, hookimpl
-from twopc import coordinator as coordinator_module
+from twopc import (
+    Committable,
+    Coordinator,
+    Participant,
+    Round,
+    Vote,
+    commits,
+    hookimpl,
+    resting,
+)
+from twopc import (
+    coordinator as coordinator_module,
+)
 from twopc.effects import LogView, Steps
 from twopc.errors import (
     ConfigurationError,
@@ -1763,7 +1774,7 @@ def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
 def test_one_interrupt_leaves_no_lock_taken_whichever_call_it_comes_in(call: str) -> None:
     """CPython looks for signals as a function in Python is entered. The traceback, which holds the frames, is alive
     while the locks are tried."""
-    files = {coordinator_module.__file__, _threads.__file__}
+    files = {coordinator_module.__file__, commits.__file__, resting.__file__}
 
     def interrupted(at: int) -> bool:
         """Run a batch and ``call``, interrupted in its ``at``-th function. Return whether there were so many."""

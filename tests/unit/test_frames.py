@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 import twopc
-from twopc import Committable, Coordinator, Participant, Round, _threads
+from twopc import Committable, Coordinator, Participant, Round
+from twopc.commits import on_threads as real
 from twopc.participant import Vote
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -58,7 +59,6 @@ def test_few_frames_lie_between_run_and_commit(tmp_path: Path) -> None:
 
 def test_few_frames_lie_between_run_and_a_commit_on_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     submitting: list[list[str]] = []
-    real = _threads.on_threads
 
     def on_threads(*arguments: Any, **options: Any) -> Any:
         ours = [frame.function for frame in inspect.stack()[1:] if frame.filename.startswith(PACKAGE)]

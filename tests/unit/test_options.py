@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.pages import site_script
 from twopc.errors import ConfigurationError
 from twopc.options import (
     Kind,
@@ -22,7 +23,6 @@ from twopc.options import (
     place,
     refuse_unknown,
     seconds,
-    table,
     text,
     whole_number,
 )
@@ -288,7 +288,7 @@ def test_a_name_in_another_case_is_offered_too() -> None:
 
 
 def test_the_documentation_is_made_from_the_declaration() -> None:
-    assert table(OPTIONS).splitlines()[2:] == [
+    assert site_script("tables").options_table(OPTIONS).splitlines()[2:] == [
         "| `path` | path or URL | | needed: the folder |",
         "| `mode` | `append`, `upsert` | `append` | what a record does to an older one |",
         "| `rows_per_file` | whole number | 1000 | a file never has more |",

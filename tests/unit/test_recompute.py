@@ -16,14 +16,14 @@ import pytest
 import twopc
 from tests.support.observing import Killed, killed, observing
 from twopc import Coordinator, Participant
+from twopc.effects import Wanted
 from twopc.errors import Fenced, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import read_tail
 from twopc.log.store import store_of
 from twopc.phases import Phase
-from twopc.recompute import Wanted, sum_of_hashes
 from twopc.testing import MemorySink, MemoryTarget
-from twopc.transaction import Committable, Fingerprint, Transaction
+from twopc.transaction import Committable, Fingerprint, Transaction, sum_of_hashes
 from twopc.transactional_ids import Round, TransactionId
 
 Plan = Mapping[int, list[str]]

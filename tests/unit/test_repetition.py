@@ -54,9 +54,9 @@ def test_the_third_start_that_fails_in_the_same_way_stops_for_an_operator(query:
     stopped = query.fails(DEFECT)
     assert isinstance(stopped, RepeatedFailure)
     assert stopped.message == (
-        f"batch 0 fails in the same way at every start: 3 starts in a row since {began.since}. The newest failure"
-        " (ValueError): row 7: no plan for 'x'. The batch is not decided, and nothing of it is visible. Correct its"
-        " cause and start again."
+        "batch 0 fails in the same way at every start, or every minute of one: 3 times in a row since"
+        f" {began.since}. The newest failure (ValueError): row 7: no plan for 'x'. The batch is not decided, and"
+        " nothing of it is visible. Correct its cause and start again."
     )
     assert stopped.batch_id == 0
     assert query.open() == query.visible("a") == []
@@ -165,6 +165,24 @@ def test_a_start_that_fails_before_its_first_batch_counts(query: Query) -> None:
     outcomes = [ended(Coordinator.recover, broken("open"), query) for _ in range(3)]
     assert [type(each) for each in outcomes] == [KeyError, KeyError, RepeatedFailure]
     assert "this query fails in the same way" in str(outcomes[-1])
+
+
+def test_failures_of_one_start_count_once_a_minute(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator, at_s = query.coordinator(), 1000
+    monkeypatch.setattr("twopc.log.entries.time.time", lambda: at_s)
+
+    def fails() -> type[BaseException]:
+        with pytest.raises(Exception, match="no plan") as raised:
+            coordinator.run(0, raises(DEFECT))
+        return raised.type
+
+    assert [fails() for _ in range(5)] == [RoundAborted] * 5
+    at_s += 60
+    assert [fails() for _ in range(5)] == [RoundAborted] * 5
+    at_s += 59
+    assert fails() is RoundAborted
+    at_s += 1
+    assert fails() is RepeatedFailure
 
 
 def test_a_schema_that_cannot_be_looked_at_counts_once_there_is_a_log(query: Query) -> None:

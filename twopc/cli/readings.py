@@ -20,8 +20,7 @@ from twopc.events import BatchFinished, Event
 from twopc.log.entries import Entry
 from twopc.log.history import FollowedLog, History, NoLog
 from twopc.observers.json_lines import EventReader, Recorded
-from twopc.open_transactions import OpenTransactions
-from twopc.sink import TwoPhaseCommitSink
+from twopc.sink import OpenTransactions, TwoPhaseCommitSink
 
 Sample: TypeAlias = "tuple[str, list[str], float]"
 """The name of a metric, the values of its labels, and its value."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
-
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
 
 from twopc import effects
 from twopc.effects import Effect, Steps, log_line, perform
@@ -31,11 +30,6 @@ def read_tail(store: LogStore) -> tuple[int, Entry] | None:
         CorruptLog: the newest entry is not one of this version, or is damaged.
     """
     return on_store(store, steps.read_tail())
-
-
-def read_decision(store: LogStore, batch_id: int) -> Entry | None:
-    """Return the newest kept entry whose newest decided batch is ``batch_id``, or None if it was pruned."""
-    return on_store(store, steps.read_decision(batch_id))
 
 
 def on_store(store: LogStore, taken: Steps[ResultT]) -> ResultT:
@@ -69,17 +63,16 @@ def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one 
 
 def _settled(store: LogStore, look: Callable[[], ResultT]) -> ResultT:
     """Repeat ``look`` while it raises ``Changed``. Raises Retriable when it has for ``SETTLES_WITHIN_S``."""
-    repeat = Retrying(
-        retry=retry_if_exception_type(Changed),
-        wait=wait_exponential(multiplier=0.001, max=1.0),
-        stop=stop_after_delay(SETTLES_WITHIN_S),
-        reraise=True,
-    )
-    try:
-        return repeat(look)
-    except Changed:
-        raise Retriable(
-            f"the commit log at {store.url} lists other entries than it reads or lets this process create, for"
-            f" {SETTLES_WITHIN_S:g} s. Was something else than twopc removing or creating files there? On NFS or SMB,"
-            " mount it with actimeo=0; then start again"
-        ) from None
+    began_s, wait_s = time.monotonic(), 0.001
+    while True:
+        try:
+            return look()
+        except Changed:
+            if time.monotonic() - began_s >= SETTLES_WITHIN_S:
+                raise Retriable(
+                    f"the commit log at {store.url} lists other entries than it reads or lets this process create, for"
+                    f" {SETTLES_WITHIN_S:g} s. Was something else than twopc removing or creating files there? On NFS"
+                    " or SMB, mount it with actimeo=0; then start again"
+                ) from None
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, 1.0)

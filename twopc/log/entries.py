@@ -14,6 +14,7 @@ newest entry.
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -39,6 +40,9 @@ tasks begin, rather than after every time that they have written it."""
 LONGEST_ENTRY = 2 * LONGEST_DECISION
 """In bytes. No coordinator writes a longer entry, so it is not parsed: that would take many times its length in memory.
 Entries that carry a decision forward are little longer than it."""
+
+A_START_S = 60
+"""A start may call the coordinator many times in a second: the same failure counts again after so many."""
 
 _LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
 _SHORT = 120  # characters of what stands on one line
@@ -75,16 +79,19 @@ class Repetition:
     """A failure that no table of outages knows, and that no decision has followed.
 
     Attributes:
-        count: how many starts it has ended, one after the other.
-        since: when it ended the first of them, in UTC.
+        count: how often it counts: once per start, and in a start that goes on once per ``A_START_S``.
+        since: when it came first, in UTC.
         batch_id: the batch that failed; None if the start had not come to one.
         failure: a hash of the error's class and words, which may hold values of records.
+        start: the coordinator that counted it last, and ``at_s`` when, in seconds since the epoch.
     """
 
     count: int
     since: str
     batch_id: int | None
     failure: str
+    start: str = ""
+    at_s: int = 0
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Repetition:
@@ -95,14 +102,19 @@ class Repetition:
             _text(value["since"]),
             None if batch_id is None else _count(batch_id),
             _text(value["failure"]),
+            _text(value.get("start", "")),
+            _count(value.get("at_s", 0)),
         )
 
 
-def repeated(before: Repetition | None, batch_id: int | None, failure: str) -> Repetition:
-    """Return the repetition that a failure makes of the one ``before`` it."""
+def repeated(before: Repetition | None, batch_id: int | None, failure: str, start: str) -> Repetition:
+    """Return the repetition that a failure of the coordinator ``start`` makes of the one ``before`` it."""
+    at_s = int(time.time())
     if before is None or (before.batch_id, before.failure) != (batch_id, failure):
-        return Repetition(1, _now(), batch_id, failure)
-    return replace(before, count=before.count + 1)
+        return Repetition(1, _now(), batch_id, failure, start, at_s)
+    if before.start == start and at_s < before.at_s + A_START_S:
+        return before
+    return replace(before, count=before.count + 1, start=start, at_s=at_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import notices
-from twopc.log.entries import Decision, Entry, entry_name, parse
+from twopc.log.entries import Decision, Entry, Repetition, entry_name, parse
 from twopc.log.notices import Notice
 from twopc.log.store import LogStore, store_of
 
@@ -19,12 +19,14 @@ ATTEMPTS = 5
 @dataclass(frozen=True, slots=True)
 class History:
     """The kept entries, oldest first, and their size in bytes. The last one is the whole state of the log. ``notice``
-    is what its coordinator has been waiting for."""
+    is what its coordinator has been waiting for, ``repetition`` what the query has failed at since the last decision.
+    """
 
     store: LogStore
     entries: tuple[Entry, ...]
     bytes: int
     notice: Notice | None = None
+    repetition: Repetition | None = None
 
     @property
     def tail(self) -> Entry:
@@ -111,7 +113,8 @@ class FollowedLog:
         self._known = {slot: each if slot == newest else each.without_transactions() for slot, each in kept.items()}
         entries = tuple(each.entry for each in kept.values())
         notice = notices.read(self.store, entries[-1])
-        return History(self.store, entries, sum(each.bytes for each in kept.values()), notice)
+        repetition = notices.noted(self.store, entries[-1]) or entries[-1].repetition
+        return History(self.store, entries, sum(each.bytes for each in kept.values()), notice, repetition)
 
     def _kept(self) -> dict[int, _Kept]:
         """Return the kept entries, oldest first. Raises FileNotFoundError if even the newest is gone."""

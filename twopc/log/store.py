@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -17,9 +18,10 @@ from twopc.log.entries import ENTRY_SUFFIX, LONGEST_ENTRY, entry_name
 from twopc.options import did_you_mean
 from twopc.stores.disk import LocalFolder
 from twopc.stores.errors import REFUSING, TEMPORARY, Unusable
+from twopc.stores.folder import Folder
 from twopc.stores.mounts import Mount, mount_of
 from twopc.stores.places import LOCAL, canonical, file_system, parsed_place
-from twopc.stores.remote import KEEP_A_LOG, folder_at_store, meaning
+from twopc.stores.remote import KEEP_A_LOG, ObjectFolder, RenamingFolder, folder_at_store, meaning
 
 logger = logging.getLogger(__name__)
 
@@ -161,39 +163,73 @@ def store_of(log: str | os.PathLike[str] | LogStore) -> LogStore:
     return given if hasattr(given, "put_if_absent") else open_store(given)
 
 
-class LocalStore:
-    """A folder on a disk. An entry is never partially written."""
+class _FolderStore(ABC):
+    """A folder of entries, with the notice beside them."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self.url = url
-        self._folder = LocalFolder(folder)
+    url: str
+    _folder: Folder
+
+    @abstractmethod
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        """Map the errors of a read."""
+
+    @abstractmethod
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        """Map the errors of a write."""
 
     def slots(self) -> list[int]:
-        with self._permitted("read"):
-            return _slots(self._folder.names())
+        with self._reading():
+            return sorted(slot for slot in map(_slot, self._folder.names()) if slot is not None)
 
     def read(self, slot: int) -> bytes:
-        with self._permitted("read"):
-            # A longer file is no entry, and may fill the memory.
-            return self._folder.read(entry_name(slot), LONGEST_ENTRY + 1)
+        with self._reading():
+            return self._folder.read(entry_name(slot))
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        with self._permitted("written"):
+        with self._writing():
             self._folder.put_if_absent(entry_name(slot), data)
 
     def delete(self, slot: int) -> None:
         self._folder.remove(entry_name(slot))
 
     def post(self, data: bytes) -> None:
-        with self._permitted("written"):
+        with self._writing():
             self._folder.replace(_NOTICE, data)
 
     def posted(self) -> bytes:
         try:
-            with self._permitted("read"):
+            with self._reading():
                 return self._folder.read(_NOTICE)
         except FileNotFoundError:
             return b""
+
+    def try_put_if_absent(self) -> None:
+        """Try to create a file twice, which is not an entry of the log, and leave the folder as it was.
+
+        Raises:
+            ConfigurationError: the store can't keep a log, or this process may not write there.
+            OSError: the store does not answer.
+        """
+        with self._writing():
+            self._folder.try_put_if_absent()
+
+    def check(self) -> Iterator[CheckResult]:
+        self.try_put_if_absent()
+        yield CheckResult.passed(PUT_IF_ABSENT, TRIED)
+
+
+class LocalStore(_FolderStore):
+    """A folder on a disk. An entry is never partially written."""
+
+    _folder: LocalFolder
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url = url
+        self._folder = LocalFolder(folder)
+
+    def read(self, slot: int) -> bytes:
+        with self._reading():
+            return self._folder.read(entry_name(slot), LONGEST_ENTRY + 1)  # a longer file may fill the memory
 
     @property
     def mount(self) -> Mount | None:
@@ -201,11 +237,6 @@ class LocalStore:
         return mount_of(self._folder.path)
 
     def try_put_if_absent(self) -> None:
-        """Try to create a file twice, which is not an entry of the log, and leave the folder as it was.
-
-        Raises:
-            ConfigurationError: the disk can't keep a log, or this process may not write there.
-        """
         try:
             self._folder.try_put_if_absent()
         except OSError as error:
@@ -215,14 +246,19 @@ class LocalStore:
             ) from error
 
     def check(self) -> Iterator[CheckResult]:
-        self.try_put_if_absent()
-        yield CheckResult.passed(PUT_IF_ABSENT, TRIED)
+        yield from super().check()
         if (mount := self.mount) is not None and mount.is_network:
             check = "visibility of new entries to other machines"
             if mount.may_be_late:
                 yield CheckResult.warning(check, f"late on {mount}: {LATE_LISTINGS}", KEEP_LISTINGS_FRESH)
             else:
                 yield CheckResult.passed(check)
+
+    def _reading(self) -> contextlib.AbstractContextManager[None]:
+        return self._permitted("read")
+
+    def _writing(self) -> contextlib.AbstractContextManager[None]:
+        return self._permitted("written")
 
     @contextlib.contextmanager
     def _permitted(self, done: str) -> Iterator[None]:
@@ -236,8 +272,10 @@ class LocalStore:
             ) from error
 
 
-class ObjectStore:
+class ObjectStore(_FolderStore):
     """A folder at an object store, on HDFS, or in this process's memory."""
+
+    _folder: ObjectFolder | RenamingFolder
 
     def __init__(self, url: str, storage_options: Mapping[str, Any]) -> None:
         self.url = url
@@ -256,51 +294,12 @@ class ObjectStore:
         except OSError as error:
             raise Retriable(f"the client for {url!r} can't be made at this moment ({error})") from error
 
-    def slots(self) -> list[int]:
-        with self._asked():
-            return _slots(self._folder.names())
-
-    def read(self, slot: int) -> bytes:
-        with self._asked():
-            return self._folder.read(entry_name(slot))
-
-    def put_if_absent(self, slot: int, data: bytes) -> None:
-        with self._usable():
-            self._folder.put_if_absent(entry_name(slot), data)
-
-    def delete(self, slot: int) -> None:
-        self._folder.remove(entry_name(slot))
-
-    def post(self, data: bytes) -> None:
-        self._folder.replace(_NOTICE, data)
-
-    def posted(self) -> bytes:
-        try:
-            with self._asked():
-                return self._folder.read(_NOTICE)
-        except FileNotFoundError:
-            return b""
-
-    def try_put_if_absent(self) -> None:
-        """Try to create an object twice, which is not an entry of the log, and remove it.
-
-        Raises:
-            ConfigurationError: the store can't keep a log.
-            OSError: the store does not answer.
-        """
-        with self._usable():
-            self._folder.try_put_if_absent()
-
     def require_current(self) -> None:
-        with self._asked(), contextlib.suppress(FileNotFoundError):  # without a folder, there is nothing old to list
+        with self._reading(), contextlib.suppress(FileNotFoundError):  # without a folder, there is nothing old to list
             self._folder.sync("")
 
-    def check(self) -> Iterator[CheckResult]:
-        self.try_put_if_absent()
-        yield CheckResult.passed(PUT_IF_ABSENT, TRIED)
-
     @contextlib.contextmanager
-    def _usable(self) -> Iterator[None]:
+    def _writing(self) -> Iterator[None]:
         """Raises ConfigurationError where the store can't put-if-absent."""
         try:
             yield
@@ -311,7 +310,7 @@ class ObjectStore:
             ) from error
 
     @contextlib.contextmanager
-    def _asked(self) -> Iterator[None]:
+    def _reading(self) -> Iterator[None]:
         """Map the errors of a request that may be repeated.
 
         Raises:
@@ -371,7 +370,3 @@ def warn_of_late_listings(store: LogStore) -> None:
 @functools.lru_cache(maxsize=256)
 def _warn_once(text: str) -> None:
     logger.warning(text)
-
-
-def _slots(names: list[str]) -> list[int]:
-    return sorted(slot for slot in map(_slot, names) if slot is not None)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
+from twopc.effects import Wanted
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished, CallRetried, LeftOut
 from twopc.failures import located
@@ -18,18 +19,17 @@ from twopc.keyed import KeyedSink
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.prepared import PreparedSink
-from twopc.recompute import Wanted, hashes_of
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecords, records_for_sink, schema_of
 from twopc.spark.engine import OFFSETS_SCHEMA, ClassicEngine, ConnectEngine, Engine, Input, is_connected
 from twopc.spark.output import Output, Projection
-from twopc.spark.passing import passing_failures
-from twopc.spark.stopping import STOP_PATIENCE_S, Turn, shorten_interrupts, turns
+from twopc.spark.stopping import STOP_PATIENCE_S, Turn, passing_failures, shorten_interrupts, turns
 from twopc.spark.task import VOTE_SCHEMA, PickledSinks, Task, Written, portable, refusals_from_tasks
 from twopc.spark.tuning import Collecting, LimitedByRows, Plan, Plans, merge_tasks
 from twopc.stores.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
+from twopc.transaction import hashes_of
 from twopc.transactional_ids import Round
 
 _OFFSETS, _BAD_RECORDS = "offsets", "bad_records"

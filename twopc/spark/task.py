@@ -25,9 +25,9 @@ from pyspark.sql import Row
 from pyspark.sql.types import StructType
 
 from twopc import errors
+from twopc.effects import Wanted
 from twopc.participant import Participant, Vote
 from twopc.plugins import distribution_of
-from twopc.recompute import Wanted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord
 from twopc.spark.changes import CHANGE, Unordered

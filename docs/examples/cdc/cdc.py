@@ -10,7 +10,6 @@ import argparse
 import os
 import random
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,13 +21,13 @@ from capture import PREFIX, TOPICS, Capture, debezium_jars
 from cdc_query import MOMENTS, CdcSettings
 from cdc_report import CdcReport, Difference
 from copies import create_copies, read_copies
-from drivers import Drivers, Kill, at_random, read_events, recovered
+from drivers import Drivers, Kill, at_random, exit_with, read_events, recovered
 from psycopg.conninfo import make_conninfo
 from rich.console import Console
 from source import progress_bar, starting_broker
 
 from tests.support.postgres_server import PostgresServer
-from twopc_kafka_broker import DevelopmentError, spark_kafka_jars
+from twopc_kafka_broker import spark_kafka_jars
 
 KILLS = 2 + len(MOMENTS)
 CAPTURED_WITHIN_S = 300
@@ -142,9 +141,4 @@ def parsed_arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DevelopmentError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped")
+    exit_with(main)

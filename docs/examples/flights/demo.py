@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from drivers import Drivers, Kill, at_random, parsed_arguments, read_events, recovered, while_tasks_write
+from drivers import Drivers, Kill, at_random, exit_with, parsed_arguments, read_events, recovered, while_tasks_write
 from query import MOMENTS
 from report import Report, Visible, protocol_time
 from rich.console import Console
@@ -23,7 +22,7 @@ from settings import BASELINE, SOURCE, TARGET, Settings
 from source import load, progress_bar, starting_broker
 from watch import FolderWatcher, TopicWatcher, watching
 
-from twopc_kafka_broker import DevelopmentError, spark_kafka_jars
+from twopc_kafka_broker import spark_kafka_jars
 
 KILLS = 3 + len(MOMENTS)
 
@@ -102,9 +101,4 @@ def moments(settings: Settings, baseline: TopicWatcher, chance: random.Random) -
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DevelopmentError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped")
+    exit_with(main)

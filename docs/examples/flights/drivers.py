@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NoReturn, TypeAlias
 
 from settings import Settings
 
 from twopc.errors import Retriable
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import ARROW, WRITERS
+from twopc_kafka_broker import DevelopmentError
 
 DRIVER_TIMEOUT_S = 300
 
@@ -136,6 +137,16 @@ def recovered(events: list[dict[str, object]], kind: str) -> int:
     ended = [event for event in events if event["event"] == kind]
     before = {of(event) for event in ended if not event["recovered"]}
     return len({of(event) for event in ended if event["recovered"]} - before)
+
+
+def exit_with(main: Callable[[], int]) -> NoReturn:
+    """Run a demonstration as a program, which an error of its servers or Ctrl-C ends without a traceback."""
+    try:
+        sys.exit(main())
+    except DevelopmentError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped")
 
 
 def parsed_arguments(description: str, folder: str) -> argparse.Namespace:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import random
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
-from drivers import Drivers, Kill, at_random, parsed_arguments, read_events, recovered, while_tasks_write
+from drivers import Drivers, Kill, at_random, exit_with, parsed_arguments, read_events, recovered, while_tasks_write
 from lake_query import MOMENTS
 from lake_report import LakeReport, compare, sent
 from lake_tables import RESULT, DeltaWatcher, IcebergWatcher, create_tables
@@ -25,7 +24,7 @@ from source import load, progress_bar, starting_broker
 from watch import TopicWatcher, watching
 
 from tests.support.duckdb_extension import lake_reader
-from twopc_kafka_broker import DevelopmentError, spark_kafka_jars
+from twopc_kafka_broker import spark_kafka_jars
 
 KILLS = 2 + len(MOMENTS)
 
@@ -123,9 +122,4 @@ def moments(settings: Settings, chance: random.Random) -> Iterator[Kill]:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except DevelopmentError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("stopped")
+    exit_with(main)

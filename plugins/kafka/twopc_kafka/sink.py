@@ -29,7 +29,7 @@ from twopc.errors import (
     TransactionLost,
 )
 from twopc.keyed import KeyedSink
-from twopc.open_transactions import OpenTransactions
+from twopc.sink import OpenTransactions
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round, TransactionId
 from twopc_kafka import checks, hanging, leases, markers, topics

@@ -17,8 +17,8 @@ from twopc.checks import CheckResult
 from twopc.columns import check_columns
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, TwoPhaseCommitError
 from twopc.keyed import UniqueIndex
-from twopc.open_transactions import OpenTransactions
 from twopc.prepared import Change, PreparedSink, PreparedTransaction
+from twopc.sink import OpenTransactions
 from twopc.transactional_ids import TransactionId
 from twopc_postgres import server
 from twopc_postgres.columns import Column, check_upsert, made_up

@@ -103,7 +103,7 @@ def _sealed_unseen(_: Any, life: Life, __: Round, votes: Sequence[Any]) -> Steps
     }
 
 
-def _never_counted(_: Any, __: Entry, error: Exception, ___: Any) -> Steps[Exception]:
+def _never_counted(_: Any, __: Entry, error: Exception, *___: Any) -> Steps[Exception]:
     yield from nothing_done()
     return error
 

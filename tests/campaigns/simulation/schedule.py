@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import random
 from collections import Counter
@@ -168,8 +169,7 @@ def _until_answered(
     patience_s: float | None = None,
     **_of_logging: object,
 ) -> ResultT:
-    """Replaces ``until_answered``, whose use of tenacity would take a third of a run's time. A call with limited
-    patience is made twice."""
+    """Replaces ``until_answered``, which waits by the real clock. A call with limited patience is made twice."""
     if patience_s is not None:
         with contextlib.suppress(Retriable):
             return call(*arguments)
@@ -183,8 +183,8 @@ def _until_answered(
 
 
 def _settled(_store: object, look: Callable[[], ResultT]) -> ResultT:
-    """Replaces ``_settled``, whose use of tenacity would take a tenth of a run's time. The simulated stores never
-    contradict themselves, so a look that another process disturbed is repeated at once."""
+    """Replaces ``_settled``, which waits by the real clock. The simulated stores never contradict themselves, so a look
+    that another process disturbed is repeated at once."""
     while True:
         with contextlib.suppress(steps.Changed):
             return look()
@@ -214,6 +214,7 @@ _IDS = _Ids()
 def simulated() -> Iterator[None]:
     """Replace clock, disk and randomness by the world's, in the code under test only."""
     parse_once = functools.lru_cache(maxsize=20_000)(functools.partial(entries.parse, where="the simulated log"))
+    minutes = SimpleNamespace(time=functools.partial(next, itertools.count(0, entries.A_START_S)))  # all failures count
     uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=_IDS.new()))
     replaced: tuple[tuple[ModuleType, str, object], ...] = (
         (performer, "time", _CLOCK),
@@ -228,6 +229,7 @@ def simulated() -> Iterator[None]:
         (entries, "json", _JSON),
         (entries, "parse", lambda data, _where: parse_once(data)),
         (entries, "_new_id", _IDS.new),
+        (entries, "time", minutes),
         (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
         (commit_log, "parse", lambda data, _where: parse_once(data)),
         (commit_log, "_settled", _settled),

@@ -19,6 +19,7 @@ from tests.campaigns.simulation.records import Records, rows_between, share
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.world import Actor, Op, World
 from twopc.coordinator import Coordinator
+from twopc.effects import Wanted
 from twopc.errors import (
     Fenced,
     InDoubt,
@@ -35,7 +36,6 @@ from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.phases import Phase
 from twopc.protocol import STARTS_AT_MOST
-from twopc.recompute import Wanted
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transactional_ids import Round
 

@@ -51,7 +51,7 @@ def add_status(history: History, report: Report) -> None:
 
 
 def _status(history: History) -> Document:
-    tail = history.tail
+    tail, again = history.tail, history.repetition
     return {
         "owner": tail.owner,
         "log_id": tail.log_id,
@@ -63,6 +63,7 @@ def _status(history: History) -> Document:
         "decided": tail.decided,
         "committed_through": tail.committed_through,
         "waits_for": None if history.notice is None else asdict(history.notice),
+        "repetition": again and {"count": again.count, "since": again.since, "batch_id": again.batch_id},
         "in_doubt": [
             {
                 "batch_id": decision.batch_id,
@@ -117,6 +118,9 @@ def _view(document: Document) -> Group:
             f"Needs an operator: {waits_for['what']}: no answer for {waits_for['waited_s']:.0f} s at {waits_for['at']}"
             f" ({waits_for['reason']})"
         )
+    if again := document["repetition"]:
+        at = "before a batch" if again["batch_id"] is None else f"at batch {again['batch_id']}"
+        parts.append(f"The query failed {at}, in the same way {again['count']} times in a row since {again['since']}.")
     if document["in_doubt"]:
         columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
         parts.append(table("In doubt: decided, and not known to be committed", columns, doubt))

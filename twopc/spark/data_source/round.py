@@ -28,10 +28,10 @@ from twopc.keyed import KeyedSink
 from twopc.log.commit_log import on_store
 from twopc.log.steps import resume_log
 from twopc.log.store import open_store
-from twopc.metrics import NO_OPENING, Opening
 from twopc.observers.json_lines import JsonLinesObserver
 from twopc.observing import notify, register_observer, unregister_observer
 from twopc.participant import Participant, Vote
+from twopc.performer import NO_OPENING, Opening
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.flow import Flow
