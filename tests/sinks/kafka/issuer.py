@@ -50,7 +50,8 @@ class Provider:
 @cache
 def _key() -> RSAKey:
     """Make the key of every issuer in this process."""
-    return RSAKey.generate_key(2048, {"kid": KEY_ID, "alg": "RS256", "use": "sig"})
+    key: RSAKey = RSAKey.generate_key(2048, {"kid": KEY_ID, "alg": "RS256", "use": "sig"})
+    return key
 
 
 class Issuer:
