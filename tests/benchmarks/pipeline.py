@@ -149,7 +149,14 @@ def _rows(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
     return [
         *(Row(name, "records/s", tuple(rates[name])) for name in turns),
         *cpu(turns),
-        *(Row(f"{name}, cores in use", "cores", tuple(of_turns)) for name, of_turns in windows.cores(turns).items()),
+        *(
+            Row(
+                f"{name}, cores in use",
+                "cores",
+                tuple(r * us / 1e6 for r, us in zip(rates[name], used[name], strict=True)),
+            )
+            for name in turns
+        ),
         *(
             ratio(what, figures, one, other, key)
             for what, figures, one, other, key in (
