@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,7 +56,8 @@ FLINKS = {
     FLINK: dict[str, str](),
     "flink-large-fetches": {"max.partition.fetch.bytes": str(8 * 2**20), "receive.buffer.bytes": "-1"},
 }
-"""Flink's jobs, with the options of their source. The faster one is compared; larger polls made it slower."""
+"""Flink's jobs, with the options of their source. The one that is faster in the turns that warm up is compared. Larger
+polls made it slower."""
 
 PEERS, VARIANTS = (NOOP, ARROW, *FLINKS, SPARK), (ARROW, DEFAULT_READS, OURS, AT_LEAST_ONCE, FILES, BOTH)
 
@@ -98,8 +99,15 @@ def run(quick: bool, names: Sequence[str] = PEERS) -> list[Row]:
         window = {
             name: functools.partial(each.window, pid, load.records, load.a_batch) for name, each in contestants.items()
         }
-        in_turns(window, 1 if quick else TURNS_TO_WARM_UP, feed)
+        warm_up = in_turns(window, 1 if quick else TURNS_TO_WARM_UP, feed)
+        for slower in _by_rate(warm_up, FLINKS)[:-1]:
+            del window[slower]
         return _rows(in_turns(window, 3 if quick else TURNS, feed))
+
+
+def _by_rate(turns: Mapping[str, Sequence[Turn]], names: Iterable[str]) -> list[str]:
+    """Return those of ``names`` that ran, the fastest last."""
+    return sorted(turns.keys() & names, key=lambda name: statistics.median(turn.rate for turn in turns[name]))
 
 
 def _long_lived(name: str, servers: str, load: Load, folder: Path, topics: windows.Topics) -> windows.Contestant:
@@ -145,11 +153,18 @@ def _rows(turns: Mapping[str, Sequence[Turn]]) -> list[Row]:
     used = {name: [sum(turn.cpu_us.values()) for turn in of_turns] for name, of_turns in turns.items()}
     if FILES in rates:
         rates[SLOWER] = [min(alone) for alone in zip(rates[ARROW], rates[FILES], strict=True)]
-    flink = max(FLINKS, key=lambda name: statistics.median(rates.get(name, [0])))
+    flink = next(iter(_by_rate(turns, FLINKS)), FLINK)
     return [
         *(Row(name, "records/s", tuple(rates[name])) for name in turns),
         *cpu(turns),
-        *(Row(f"{name}, cores in use", "cores", tuple(of_turns)) for name, of_turns in windows.cores(turns).items()),
+        *(
+            Row(
+                f"{name}, cores in use",
+                "cores",
+                tuple(r * us / 1e6 for r, us in zip(rates[name], used[name], strict=True)),
+            )
+            for name in turns
+        ),
         *(
             ratio(what, figures, one, other, key)
             for what, figures, one, other, key in (

@@ -15,7 +15,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,10 +120,3 @@ class Contestant:
             for process in descent(self._process.pid) if self._process else ():
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
-
-
-def cores(turns: Mapping[str, Sequence[Turn]]) -> dict[str, list[float]]:
-    """Return contestant → the cores in use in each turn."""
-    return {
-        name: [turn.rate * sum(turn.cpu_us.values()) / 1e6 for turn in of_turns] for name, of_turns in turns.items()
-    }
