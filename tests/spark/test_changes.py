@@ -40,6 +40,12 @@ def test_the_record_with_the_greatest_latest_by_applies_whatever_the_order_and_t
         assert state(target) == [(1, "new")]
 
 
+def test_keys_that_a_collation_takes_for_equal_are_two_keys(tables: Tables) -> None:
+    target = tables.add(key=["name"], columns=["id", "collate(name, 'UTF8_LCASE') AS name"])
+    tables.apply([("u", 1, "a", 1), ("u", 2, "A", 2), ("u", 3, "b", 1), ("u", 4, "b", 2)])
+    assert state(target) == [(1, "a"), (2, "A"), (4, "b")]
+
+
 @pytest.mark.long
 def test_batches_apply_in_their_order_whatever_their_records_are_ordered_by(tables: Tables) -> None:
     target = tables.add()

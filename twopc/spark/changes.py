@@ -30,6 +30,10 @@ CHANGE = "twopc change "
 take the row."""
 
 
+_BINARY = "UTF8_BINARY"
+"""The collation of texts that are equal only if their bytes are."""
+
+
 class Change(IntEnum):
     """What becomes of a record."""
 
@@ -167,7 +171,7 @@ class ByKey:
             self._shuffles[name] = _exchanges(found) > _exchanges(frame)
         if not self._shuffles[name]:
             return found
-        by = map(quoted, _partition(frame, name, keyed))
+        by = _partition(frame, name, keyed)
         return _with_change(frame.repartition(tasks, *map(expr, by)), name, keyed)
 
 
@@ -190,10 +194,17 @@ def _keys(name: str, keyed: Keyed) -> list[str]:
 
 
 def _partition(frame: DataFrame, name: str, keyed: Keyed) -> list[str]:
-    """The columns whose equal values are together. Rows that the output does not take have null for a key, so that all
-    of them would be in one task."""
+    """The SQL of the values that are together if they are equal. Rows that the output does not take have null for a
+    key, so that all of them would be in one task."""
     apart = _APART + name
-    return [*_keys(name, keyed), *([apart] if apart in frame.columns else ())]
+    keys = (_exact(frame, column) for column in _keys(name, keyed))
+    return [*keys, *([quoted(apart)] if apart in frame.columns else ())]
+
+
+def _exact(frame: DataFrame, column: str) -> str:
+    """Return the SQL of a column without its collation: texts that it takes for equal are two keys to a sink."""
+    collation = getattr(frame.schema[column].dataType, "collation", _BINARY)
+    return quoted(column) if collation == _BINARY else f"collate({quoted(column)}, '{_BINARY}')"
 
 
 def _beside(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
@@ -203,7 +214,7 @@ def _beside(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
 
 def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
     """Return the frame with the change of each row."""
-    over = f"PARTITION BY {', '.join(map(quoted, _partition(frame, name, keyed)))}"
+    over = f"PARTITION BY {', '.join(_partition(frame, name, keyed))}"
     order = quoted(_ORDER + name)
     has_no_key = " OR ".join(f"{quoted(column)} IS NULL" for column in _keys(name, keyed))
     if keyed.latest_by is None:

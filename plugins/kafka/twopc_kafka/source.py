@@ -225,13 +225,16 @@ class KafkaSource:
 
     def _found(self) -> dict[str, tuple[str, int]]:
         """Return the id of each topic, and its number of partitions."""
-        self._looked_s = time.monotonic()
+        is_first, self._looked_s = not self._looked_s, time.monotonic()
         described = self._admin.describe_topics(TopicCollection(self._topics), request_timeout=_TIMEOUT_S)
         found = {}
         for name, future in described.items():
             try:
                 topic = future.result()
             except confluent_kafka.KafkaException as raised:
+                if not is_first and raised.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    # By a broker that has just started. If it was deleted, the next start stops for an operator.
+                    raise Retriable(f"a broker does not know topic {name!r}, which was there before") from None
                 raise _failed(f"topic {name!r}", raised) from None
             found[name] = str(topic.topic_id), len(topic.partitions)
         return found

@@ -177,6 +177,24 @@ def test_a_topic_that_is_created_again_while_it_is_read_is_refused_and_no_record
             next_read(source)
 
 
+def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(make_topic: Any, wait: Any) -> None:
+    topic = make_topic()
+    with source_of(topic) as source:
+        source.begin(None)
+        AdminClient({"bootstrap.servers": topic.servers}).delete_topics([topic.name])[topic.name].result(30)
+
+        def is_gone() -> bool:
+            try:
+                source._found()
+            except Retriable:
+                return True
+            return False
+
+        wait.until("the topic is gone", is_gone)
+    with source_of(topic) as source, pytest.raises(OperatorRequired, match="can't be read"):
+        source.begin(None)
+
+
 def test_a_topic_that_is_left_out_is_not_read_and_read_on_when_it_comes_back(make_topic: Any) -> None:
     kept, left = make_topic(), make_topic()
     told: Any = None
