@@ -198,11 +198,11 @@ def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(make_topic: An
 def test_a_topic_that_is_left_out_is_not_read_and_read_on_when_it_comes_back(make_topic: Any) -> None:
     kept, left = make_topic(), make_topic()
     told: Any = None
-    seen = []
+    seen: list[list[Any]] = []
     for names in ([kept.name, left.name], [kept.name], [kept.name, left.name]):
         produce(kept, ["k"])
         produce(left, ["l"])
-        found = []
+        found: list[Any] = []
         with KafkaSource({"bootstrap.servers": kept.servers}, names, max_wait_s=0.1) as source:
             source.begin(told)
             while len(found) < (1 if names == [kept.name] else 3 if seen else 2):
