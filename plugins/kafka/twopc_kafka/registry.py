@@ -63,11 +63,12 @@ def to_avro(
 
     kind = frame.select(column).schema[0].dataType
     with _asking(subject):
-        made = None if schema else lambda: _avro_of(kind, re.sub(r"[^A-Za-z0-9_]", "_", subject))
-        schema_id, found = _registered(registry, subject, "AVRO", schema, made, register, normalize)
+        name = re.sub(r"[^A-Za-z0-9_]", "_", subject)
+        found, known_id = _chosen(registry, subject, "AVRO", schema, lambda: json.dumps(_avro_of(kind, name)))
         tree = _tree(registry, found, subject)
-    shape = _shape_of_avro(tree, subject)
-    return _framed(column, kind, schema_id, shape, subject, lambda value: avro.to_avro(value, _text(tree)))
+        tests = [*_faults(kind, _shape_of_avro(tree, subject), False, subject)]
+        schema_id = known_id or _registered(registry, subject, found, register, normalize)
+    return _framed(column, schema_id, tests, lambda value: avro.to_avro(value, _text(tree)))
 
 
 def from_avro(
@@ -75,7 +76,7 @@ def from_avro(
     *,
     subject: str | Sequence[str],
     registry: SchemaRegistryClient,
-    reader: str | None = None,
+    reader: str | Schema | None = None,
 ) -> Column:
     """Return Avro as Spark's types, each record decoded by the schema of its own id. Null stays null.
 
@@ -95,11 +96,11 @@ def from_avro(
     """
     from pyspark.sql.avro import functions as avro
 
-    subjects = [subject] if isinstance(subject, str) else [*subject]
+    first, *_ = subjects = _names(subject)
     writers = _writers(registry, subjects)
-    with _asking(subjects[0]):
-        newest = _avro(reader) if reader else registry.get_latest_version(subjects[0]).schema
-        expected = _without_null(_tree(registry, newest, subjects[0]))
+    with _asking(first):
+        found, _ = _chosen(registry, first, "AVRO", reader, None)
+        expected = _without_null(_tree(registry, found, first))
     for schema_id, tree in writers.items():
         _refuse_unresolvable(_without_null(tree), expected, schema_id)
     # Spark's decoder takes no record that may be null: the null is found before it.
@@ -116,7 +117,7 @@ def connect_json(column: str | Column, *, subject: str | Sequence[str], registry
     from pyspark.sql import functions as F  # noqa: N812  # its usual name
     from pyspark.sql.avro import functions as avro
 
-    subjects = [subject] if isinstance(subject, str) else [*subject]
+    subjects = _names(subject)
 
     def wrapped(body: Column, tree: Any) -> Column:
         # Without logical types, dates are numbers and decimals are bytes, as in Connect's JSON.
@@ -149,15 +150,16 @@ def to_json_schema(
 
     kind = frame.select(column).schema[0].dataType
     with _asking(subject):
-        schema_id, found = _registered(registry, subject, "JSON", schema, None, register, normalize)
-        shape = _shape_of_json(json.loads(str(found.schema_str)), subject)
+        found, known_id = _chosen(registry, subject, "JSON", schema, None)
+        tests = [*_faults(kind, _shape_of_json(_parsed(found, subject), subject), False, subject)]
+        schema_id = known_id or _registered(registry, subject, found, register, normalize)
     options = {
         "ignoreNullFields": "false",
         "timeZone": "UTC",
         "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
         "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     }
-    return _framed(column, kind, schema_id, shape, subject, lambda c: F.encode(F.to_json(c, options), "UTF-8"))
+    return _framed(column, schema_id, tests, lambda value: F.encode(F.to_json(value, options), "UTF-8"))
 
 
 def from_json_schema(
@@ -170,12 +172,12 @@ def from_json_schema(
     """Return JSON after the id of its schema as a struct. Null stays null.
 
     JSON has the names of its fields in it, so ``as_type`` decides what is read. Ids are refused as by ``from_avro``.
-    Read numbers with a fraction that must stay exact as STRING: Spark rounds them to a decimal's digits.
+    Spark rounds a number to the digits that ``as_type`` has for it.
     """
     from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
-    subjects = [subject] if isinstance(subject, str) else [*subject]
-    ids = dict.fromkeys(schema_id for schema_id, _ in _versions(registry, subjects))
+    subjects = _names(subject)
+    ids = {schema_id: None for schema_id, _ in _versions(registry, subjects)}
     return _by_id(
         column, subjects, ids, lambda body, _: F.from_json(F.decode(body, "UTF-8"), as_type, {"mode": "FAILFAST"})
     )
@@ -184,23 +186,21 @@ def from_json_schema(
 # Frames. --------------------------------------------------------------------------------------------------------------
 
 
+_LATER = "A schema that was registered since is known when the function for this column is called again"
+
+
 def _header(schema_id: int) -> bytearray:
     return bytearray(_MAGIC + schema_id.to_bytes(_HEADER_BYTES - 1, "big"))
 
 
 def _framed(
-    column: str | Column,
-    kind: DataType,
-    schema_id: int,
-    shape: _Shape,
-    subject: str,
-    encoded: Callable[[Column], Column],
+    column: str | Column, schema_id: int, tests: Sequence[tuple[_Test, str]], encoded: Callable[[Column], Column]
 ) -> Column:
     from pyspark.sql import functions as F  # noqa: N812  # its usual name
 
     value = F.col(column) if isinstance(column, str) else column
     framed = F.when(value.isNull(), F.lit(None))
-    for is_fault, told in _faults(kind, shape, False, subject):
+    for is_fault, told in tests:
         framed = framed.when(is_fault(value), F.raise_error(F.lit(told)))
     return framed.otherwise(F.concat(F.lit(_header(schema_id)), encoded(value)))
 
@@ -217,18 +217,16 @@ def _by_id(
     value = F.col(column) if isinstance(column, str) else column
     header, body = F.substring(value, 1, _HEADER_BYTES), F.substring(value, _HEADER_BYTES + 1, _REST)
     found = F.when(value.isNull(), F.lit(None))
-    for schema_id, tree in schemas.items():
-        is_own = header == F.lit(_header(schema_id))
+    for known_id, tree in schemas.items():
+        is_own = header == F.lit(_header(known_id))
         if isinstance(tree, list) and "null" in tree:
             branch = bytearray([2 * tree.index("null")])  # a zigzag varint
             found = found.when(is_own & (F.substring(body, 1, 1) == F.lit(branch)), F.lit(None))
         found = found.when(is_own, decoded(body, tree))
     has_id = (F.length(header) == _HEADER_BYTES) & (F.substring(value, 1, 1) == F.lit(bytearray(_MAGIC)))
-    known = f", which subject {', '.join(subjects)} does not have: it has {', '.join(map(str, schemas))}"
-    unknown = F.concat(
-        F.lit("a record has the schema id "), F.conv(F.hex(F.substring(value, 2, 4)), 16, 10), F.lit(f"{known}. A"
-        " schema that was registered since is known after the query's restart"),
-    )  # fmt: skip
+    known = f", which subject {', '.join(subjects)} does not have: it has {', '.join(map(str, sorted(schemas)))}"
+    schema_id = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
+    unknown = F.concat(F.lit("a record has the schema id "), schema_id, F.lit(f"{known}. {_LATER}"))
     unframed = F.concat(F.lit("a record has no schema id: it begins with the bytes 0x"), F.hex(header))
     return found.otherwise(F.raise_error(F.when(has_id, unknown).otherwise(unframed)))
 
@@ -263,55 +261,61 @@ def _asking(subject: str) -> Iterator[None]:
         raise Retriable(f"the schema registry did not answer: {type(error).__name__}") from None
 
 
-def _registered(
-    client: SchemaRegistryClient,
-    subject: str,
-    kind: str,
-    schema: str | Schema | None,
-    made: Callable[[], Any] | None,
-    register: bool,
-    normalize: bool,
-) -> tuple[int, Schema]:
-    """Return the id of ``schema``, else of the subject's newest, else of the one that is ``made``; and the schema."""
+def _names(subject: str | Sequence[str]) -> list[str]:
+    return [subject] if isinstance(subject, str) else [*subject]
+
+
+def _chosen(
+    client: SchemaRegistryClient, subject: str, kind: str, given: str | Schema | None, made: Callable[[], str] | None
+) -> tuple[Schema, int | None]:
+    """Return the schema that was given, else the subject's newest with its id, else the one that is ``made``."""
     from confluent_kafka.schema_registry import Schema
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
-    if schema is None:
+    if given is None:
         try:
             newest: Any = client.get_latest_version(subject)
         except SchemaRegistryError as error:
             if int(error.http_status_code) != _NOT_FOUND or made is None:
                 raise
-            schema = json.dumps(made())
+            given = made()
         else:
             if newest.schema.schema_type != kind:
                 raise ConfigurationError(f"subject {subject!r} has schemas of type {newest.schema.schema_type}")
-            return int(newest.schema_id), newest.schema
-    given = Schema(schema, kind) if isinstance(schema, str) else schema
+            return newest.schema, int(newest.schema_id)
+    return Schema(given, kind) if isinstance(given, str) else given, None
+
+
+def _registered(client: SchemaRegistryClient, subject: str, schema: Schema, register: bool, normalize: bool) -> int:
     ask: Any = client.register_schema_full_response if register else client.lookup_schema
-    return int(ask(subject, given, normalize_schemas=normalize).schema_id), given
+    return int(ask(subject, schema, normalize_schemas=normalize).schema_id)
 
 
-def _versions(client: SchemaRegistryClient, subjects: Sequence[str]) -> Iterator[tuple[int, Schema]]:
-    """Yield the id and the schema of each version, deleted ones included."""
-    for subject in subjects:
-        with _asking(subject):
-            for version in client.get_versions(subject, deleted=True):
-                found: Any = client.get_version(subject, version, deleted=True)
-                yield int(found.schema_id), found.schema
+def _versions(client: SchemaRegistryClient, subjects: Sequence[str]) -> list[tuple[int, Schema]]:
+    """Return the id and the schema of each version, deleted ones included."""
+    with _asking(", ".join(subjects)):
+        found: list[Any] = [
+            client.get_version(subject, version, deleted=True)
+            for subject in subjects
+            for version in client.get_versions(subject, deleted=True)
+        ]
+    return [(int(each.schema_id), each.schema) for each in found]
 
 
 def _writers(client: SchemaRegistryClient, subjects: Sequence[str]) -> dict[int, Any]:
-    return {schema_id: _tree(client, schema, subjects[0]) for schema_id, schema in _versions(client, subjects)}
+    versions = _versions(client, subjects)
+    with _asking(subjects[0]):
+        return {schema_id: _tree(client, schema, subjects[0]) for schema_id, schema in versions}
+
+
+def _parsed(schema: Schema, subject: str) -> Any:
+    try:
+        return json.loads(str(schema.schema_str))
+    except ValueError as error:
+        raise ConfigurationError(f"the schema of subject {subject!r} is not JSON: {error}") from None
 
 
 # Avro. ----------------------------------------------------------------------------------------------------------------
-
-
-def _avro(text: str) -> Schema:
-    from confluent_kafka.schema_registry import Schema
-
-    return Schema(text, "AVRO")
 
 
 def _tree(client: SchemaRegistryClient, schema: Schema, subject: str, named: dict[str, Any] | None = None) -> Any:
@@ -323,7 +327,7 @@ def _tree(client: SchemaRegistryClient, schema: Schema, subject: str, named: dic
     for other in references:
         _tree(client, client.get_version(other.subject, other.version, deleted=True).schema, other.subject, named)
     try:
-        return parse_schema(json.loads(str(schema.schema_str)), named_schemas=named, expand=True)
+        return parse_schema(_parsed(schema, subject), named_schemas=named, expand=True)
     except (SchemaParseException, UnknownType, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"the schema of subject {subject!r} is no Avro schema: {error!r}") from None
 
