@@ -16,7 +16,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from twopc.errors import ConfigurationError, Retriable
@@ -403,7 +403,7 @@ def _shape_of_avro(tree: Any, path: str) -> _Shape:
     nullable = isinstance(tree, list)
     if kind == "record":
         fields = {
-            each["name"]: (_shape_of_avro(each["type"], f"{path}.{each['name']}"), not _takes_null(each["type"]))
+            each["name"]: (_shape_of_avro(each["type"], f"{path}.{each['name']}"), "null" not in each["type"])
             for each in node["fields"]
         }
         return _Shape(shown, ("struct",), nullable, fields)
@@ -417,10 +417,6 @@ def _shape_of_avro(tree: Any, path: str) -> _Shape:
     if fitting is None:
         raise ConfigurationError(f"{path}: Avro's {shown} is not supported")
     return _Shape(shown, fitting, nullable, test=_is_no_millisecond if str(logical).endswith("-millis") else None)
-
-
-def _takes_null(tree: Any) -> bool:
-    return tree == "null" or (isinstance(tree, list) and "null" in tree)
 
 
 def _shown(node: Mapping[str, Any]) -> str:
@@ -558,7 +554,7 @@ def _shape_of_json(node: Any, path: str) -> _Shape:
         others = [each for each in node.get(key, ()) if each != {"type": "null"}]
         if len(others) == 1 and len(others) < len(node[key]):
             rest = {name: value for name, value in node.items() if name != key} | others[0]
-            return _Shape(**vars(_shape_of_json(rest, path)) | {"nullable": True})
+            return replace(_shape_of_json(rest, path), nullable=True)
     types = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
     others = [each for each in types if each != "null"]
     rules = [each for each in node if each not in _RULES | _ANNOTATIONS and not each.startswith("connect.")]
