@@ -140,7 +140,8 @@ def drawn(kind: str, draw: random.Random) -> Any:
     }[kind]
 
 
-@pytest.mark.parametrize("seed", range(1))
+@pytest.mark.variants
+@pytest.mark.parametrize("seed", range(3))
 def test_every_value_is_read_by_confluents_deserializer_and_by_spark_as_it_was(
     avro_spark: SparkSession, schemas: SchemaRegistryClient, seed: int
 ) -> None:
