@@ -157,7 +157,11 @@ def test_every_value_is_read_by_confluents_deserializer_and_by_spark_as_it_was(
     deserialize = AvroDeserializer(schemas)
     assert [deserialize(bytes(value), CONTEXT) for value, _ in written] == rows
     back = F.to_json(registry.from_avro("value", subject=SUBJECT, registry=schemas), precisely)
-    assert read(framed(avro_spark, *(value for value, _ in written)), back) == [before for _, before in written]
+    after = read(framed(avro_spark, *(value for value, _ in written)), back)
+    # A map has no order.
+    assert [json.loads(row, parse_float=Decimal) for row in after] == [
+        json.loads(before, parse_float=Decimal) for _, before in written
+    ]
 
 
 def test_a_generated_schema_has_null_first_and_by_default(
@@ -417,8 +421,9 @@ def test_a_real_registry_refuses_an_incompatible_schema_and_keeps_deleted_ones(
         registry.to_avro(
             of_sql(avro_spark, "1L AS id, 1 AS z"), F.struct("*"), subject=SUBJECT, registry=client, schema=narrow
         )
+    other = record(id={"type": ["null", "long"], "default": None})
     with pytest.raises(ConfigurationError, match="it does not have the subject, or not this schema"):
-        registry.to_avro(frame, F.struct("*"), subject=SUBJECT, registry=client, schema=record(z="int"), register=False)
+        registry.to_avro(frame, F.struct("id"), subject=SUBJECT, registry=client, schema=other, register=False)
     client.delete_version(SUBJECT, 1)
     back = registry.from_avro("value", subject=SUBJECT, registry=SchemaRegistryClient({"url": real}))
     assert read(framed(avro_spark, *written), back) == [Row(id=1, note=None), Row(id=1, note="x")]
@@ -538,7 +543,7 @@ def changes(spark: SparkSession, schemas: SchemaRegistryClient, *given: tuple[st
         value = {"op": op, "source": source, "before": row if op == "d" else None, "after": None if op == "d" else row}
         key = written_by(schemas, KEY, {"id": row["id"]}, "docs-key")
         rows.append((key, written_by(schemas, schema, value, "docs-value"), "docs", 0, lsn))
-    rows.append((key, None, "docs", 0, lsn + 1))
+    rows.append((*rows[-1][:1], None, "docs", 0, len(rows) + 1))  # what follows a delete
     frame = spark.createDataFrame(rows, "key BINARY, value BINARY, topic STRING, partition INT, offset LONG")
     columns = ("key", "value")
     return frame.withColumns(

@@ -460,7 +460,8 @@ def _refuse_unresolvable(writer: Any, reader: Any, schema_id: int) -> None:
     from avro.schema import parse
 
     checker: Any = ReaderWriterCompatibilityChecker  # it has no types
-    result = checker().get_compatibility(parse(_text(reader)), parse(_text(writer)))
+    encodings = (parse(_text(_mapped(each, _plain))) for each in (reader, writer))
+    result = checker().get_compatibility(*encodings)
     why = sorted(f"{each.value} ({', '.join(sorted(result.messages))})" for each in result.incompatibilities)
     written, read = _logical_types(writer, ""), _logical_types(reader, "")
     why += [
