@@ -110,8 +110,8 @@ def test_the_core_imports_no_backend_no_engine_no_client_and_nothing_that_is_aro
     assert offenders(("twopc",), (*BACKENDS, *CLIENTS, *ENGINE, *AROUND_THE_CORE), besides=AROUND_THE_CORE) == []
 
 
-def test_the_spark_bridge_alone_imports_pyspark() -> None:
-    assert offenders(("twopc", *BACKENDS), ENGINE, besides=("twopc.spark",)) == []
+def test_the_spark_bridge_and_the_expressions_of_a_schema_registry_alone_import_pyspark() -> None:
+    assert offenders(("twopc", *BACKENDS), ENGINE, besides=("twopc.spark", "twopc_kafka.registry")) == []
 
 
 def test_the_command_alone_imports_what_its_extra_installs() -> None:

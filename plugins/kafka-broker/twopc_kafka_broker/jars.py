@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -82,6 +83,25 @@ def maven_jar(name: str, group: str, artifact: str, version: str, classifier: st
     return jar
 
 
+def maven_archive(name: str, group: str, artifact: str, version: str, classifier: str = "") -> tuple[Path, ...]:
+    """Return the jars of a server that is published as a tar, side by side, kept in the cache by `name`.
+
+    Raises:
+        JarsNotAvailable: It could not be downloaded.
+    """
+
+    def download(folder: Path) -> None:
+        component = _maven(folder).project(group, artifact).at_version(version)
+        with tarfile.open(component.artifact(classifier=classifier, packaging="tar.gz").resolve()) as archive:
+            for member in archive:
+                if member.name.endswith(".jar") and member.isfile():
+                    member.name = member.name.rpartition("/")[2]
+                    archive.extract(member, folder, filter="data")
+        _keep([], folder)
+
+    return _kept(name, download)
+
+
 def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
     """Return the jars for the option `spark.jars` that give a Spark its Kafka source and sink.
 
@@ -105,7 +125,7 @@ def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
             stop=stop_after_attempt(_DOWNLOAD_ATTEMPTS),
             wait=wait_exponential(multiplier=1, max=10),
             # requests' errors are OSErrors; jgo's own, also for a repository's 5xx, are RuntimeErrors.
-            retry=retry_if_exception_type((OSError, RuntimeError, zipfile.BadZipFile))
+            retry=retry_if_exception_type((OSError, RuntimeError, zipfile.BadZipFile, tarfile.TarError))
             & retry_if_not_exception_type(DevelopmentError),
             reraise=True,
         ):
@@ -116,7 +136,7 @@ def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
         folder = publish(cache_folder() / "jars" / name, fill)
     except DevelopmentError:
         raise
-    except (OSError, RuntimeError, zipfile.BadZipFile) as error:
+    except (OSError, RuntimeError, zipfile.BadZipFile, tarfile.TarError) as error:
         raise JarsNotAvailable(
             f"could not download the jars {name}: {error}. They come from Maven Central or the repositories "
             "in jgo's own configuration (`jgo config`): check that one can be reached and has them."

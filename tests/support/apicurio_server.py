@@ -1,0 +1,40 @@
+"""Apicurio, a schema registry that speaks Confluent's interface, with schemas in its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.request
+from pathlib import Path
+
+from tests.support.s3_server import free_port
+from tests.support.server_process import ServerProcess
+from twopc_kafka_broker.jars import maven_archive
+
+VERSION = "3.0.9"
+"""The last that runs on Java 17."""
+
+START_TIMEOUT_S = 120.0
+
+
+class ApicurioServer(ServerProcess):
+    """A registry, which starts empty."""
+
+    def __init__(self, folder: Path, java_home: str) -> None:
+        self._folder, self._java, self._port = folder, Path(java_home, "bin", "java"), free_port()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}/apis/ccompat/v7"
+
+    def start(self) -> None:
+        jars = maven_archive(f"apicurio-{VERSION}", "io.apicurio", "apicurio-registry-app", VERSION, "all")
+        settings = (f"-Dquarkus.http.port={self._port}", "-Dquarkus.http.host=127.0.0.1")
+        classes = ("-cp", str(jars[0].parent / "*"), "io.quarkus.runner.GeneratedMain")
+        self._start(
+            "Apicurio", [str(self._java), "-Xmx400m", *settings, *classes], self._folder / "log", START_TIMEOUT_S
+        )
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/subjects", timeout=10) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+        return False
