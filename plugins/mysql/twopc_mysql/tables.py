@@ -171,6 +171,19 @@ class Table:
         statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s LOCK IN SHARE MODE"
         return bool(ask(connection, statement, transaction_id, **self._names))
 
+    def is_undecided(self, connection: Connection, transaction_id: str) -> bool:
+        """Return whether a transaction that has written its marker is neither committed nor rolled back. Unlike
+        ``is_committed``, it does not wait."""
+        statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s"
+        ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
+        is_there = bool(ask(connection, statement, transaction_id, **self._names))
+        return is_there and not ask(connection, statement, transaction_id, **self._names)
+
+    def write_nothing(self, connection: Connection) -> None:
+        """Insert a row of no transaction into the marker table. If it is there, nothing is written, but the server
+        takes the transaction for one that writes."""
+        ask(connection, _MARK.replace("INSERT", "INSERT IGNORE"), "", "", 0, **self._names)
+
     def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
         statement = "SELECT 1 FROM {database}.{markers} WHERE scope = %s AND batch_id < %s LIMIT 1"
         return bool(ask(connection, statement, scope, before_batch_id, **self._names))
