@@ -240,7 +240,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         self._ended(connection, "ROLLBACK", name, what, table)
 
     def _ended(self, connection: Connection, verb: str, name: str, what: str, table: Table) -> bool:
-        """End a prepared transaction. Return False if the server has no such transaction any more.
+        """End a prepared transaction. Return False if the server has no such transaction any more, or if the name found
+        may have been that of an empty one.
 
         MariaDB gives the name of a transaction free before the session that prepared it has left the transaction. An
         XA statement in between succeeds and ends the name alone: the transaction stays prepared, and nothing lists it.
@@ -250,7 +251,7 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             Retriable: a session still holds the transaction, or another process is ending it: the server reports
                 XAER_NOTA, as for one that is gone, but lists it or has its marker.
         """
-        deadline, is_found = time.monotonic() + HELD_S, False
+        deadline, is_adopted = time.monotonic() + HELD_S, False
         while True:
             try:
                 ask(connection, f"XA {verb} {xid(name)}")
@@ -258,10 +259,12 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             except pymysql.MySQLError as error:
                 if number(error) not in GONE:
                     raise
-            if name not in prepared(connection):
+                is_found = False
+            if is_found or name not in prepared(connection):
                 if not table.is_undecided(connection, name):
-                    return is_found
+                    return is_found and not is_adopted
                 self._adopt(connection, verb, name, what, table)
+                is_adopted = True
             if time.monotonic() > deadline:
                 raise Retriable(f"{what}, and another session of the server still holds the transaction")
             time.sleep(0.005)

@@ -175,9 +175,10 @@ class Table:
         """Return whether a transaction that has written its marker is neither committed nor rolled back. Unlike
         ``is_committed``, it does not wait."""
         statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s"
+        if ask(connection, statement, transaction_id, **self._names):
+            return False
         ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
-        is_there = bool(ask(connection, statement, transaction_id, **self._names))
-        return is_there and not ask(connection, statement, transaction_id, **self._names)
+        return bool(ask(connection, statement, transaction_id, **self._names))
 
     def write_nothing(self, connection: Connection) -> None:
         """Insert a row of no transaction into the marker table. If it is there, nothing is written, but the server
