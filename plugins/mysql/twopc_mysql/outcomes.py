@@ -79,6 +79,8 @@ GONE = (1397, 1402, 1613, 1614)
 IS_NAMED = 1440
 """XAER_DUPID: a transaction has this name."""
 
+NO_TABLE = 1146
+
 RULES: Mapping[int, str] = {
     1048: "NOT NULL",
     1263: "NOT NULL",

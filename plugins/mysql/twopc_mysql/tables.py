@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+import pymysql
 
 from twopc.keyed import UniqueIndex
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
 from twopc_mysql.columns import Column
 from twopc_mysql.options import MysqlOptions
-from twopc_mysql.outcomes import rule_broken
+from twopc_mysql.outcomes import NO_TABLE, number, rule_broken
 from twopc_mysql.rows import conditions, rows, statements
 from twopc_mysql.sessions import Connection, ask, identifier
 
@@ -175,8 +176,13 @@ class Table:
         """Return whether a transaction that has written its marker is neither committed nor rolled back. Unlike
         ``is_committed``, it does not wait."""
         statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s"
-        if ask(connection, statement, transaction_id, **self._names):
-            return False
+        try:
+            if ask(connection, statement, transaction_id, **self._names):
+                return False
+        except pymysql.MySQLError as error:
+            if number(error) != NO_TABLE:
+                raise
+            return False  # no transaction has written a marker, as before the first start
         ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
         return bool(ask(connection, statement, transaction_id, **self._names))
 
