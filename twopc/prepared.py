@@ -190,12 +190,13 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         """Write the transaction's marker, prepare the transaction, and close its connection."""
 
     @abstractmethod
-    def _commit(self, connection: ConnectionT, name: str, what: str) -> bool:
-        """Commit a prepared transaction. Return False if the server certainly has no such transaction any more."""
+    def _commit(self, connection: ConnectionT, name: str, what: str, table: Any) -> bool:
+        """Commit a prepared transaction. Return False if the server certainly has no such transaction any more.
+        ``table`` has its marker."""
 
     @abstractmethod
-    def _roll_back(self, connection: ConnectionT, name: str, what: str) -> None:
-        """Roll a prepared transaction back, if it is there."""
+    def _roll_back(self, connection: ConnectionT, name: str, what: str, table: Any) -> None:
+        """Roll a prepared transaction back, if it is there. ``table`` has its marker."""
 
     @abstractmethod
     def _listed(self, connection: ConnectionT) -> Collection[str]:
@@ -330,12 +331,11 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         name = self.transactional_ids.exact(committable.transaction_id)
         what = f"transaction {name} ({committable.records} records) to {self._options} is decided"
         with self._requesting(what, self._commit_failed) as connection:
-            if not self._commit(connection, name, what):
-                table = self._table_of(committable)
-                if not table.is_committed(connection, name):
-                    ids = self.transactional_ids
-                    has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
-                    raise marker_missing(what, has_older, f"'{self._server_option}'", self._rollback)
+            table = self._table_of(committable)
+            if not self._commit(connection, name, what, table) and not table.is_committed(connection, name):
+                ids = self.transactional_ids
+                has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
+                raise marker_missing(what, has_older, f"'{self._server_option}'", self._rollback)
 
     def _table_of(self, committable: Committable) -> PreparedTable[ConnectionT]:
         """Return the table that has the transaction's marker: the option may name another one since."""
@@ -358,7 +358,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         name = self.transactional_ids.exact(committable.transaction_id)
         what = f"rolling back transaction {name}"
         with self._requesting(what) as connection:
-            self._roll_back(connection, name, what)
+            self._roll_back(connection, name, what, self._table_of(committable))
 
     def recover(self) -> Iterable[Committable]:
         with self._requesting(f"listing the transactions prepared for {self._options}") as connection:

@@ -76,6 +76,11 @@ REFUSED = (1044, 1045, 1049, 1142, 1143, 1227, 1370, 1698)
 GONE = (1397, 1402, 1613, 1614)
 """XAER_NOTA, and the XA_RB* errors: no session can end the transaction, as it has ended or a session still holds it."""
 
+IS_NAMED = 1440
+"""XAER_DUPID: a transaction has this name."""
+
+NO_TABLE = 1146
+
 RULES: Mapping[int, str] = {
     1048: "NOT NULL",
     1263: "NOT NULL",

@@ -90,11 +90,12 @@ def end(connection: Connection) -> None:
         connection.close()
 
 
-def _bounded(arguments: Mapping[str, Any]) -> Connection:
+def bounded(arguments: Mapping[str, Any]) -> Connection:
+    """Return a new connection of the coordinator. Raises like ``connect``."""
     return connect(arguments, lock_timeout_s=LOCK_TIMEOUT_S, answer_timeout_s=ANSWER_TIMEOUT_S)
 
 
-_idle = IdleConnections(_bounded, end)
+_idle = IdleConnections(bounded, end)
 """The coordinator's connections, by PyMySQL's arguments."""
 
 session, release = _idle.lend, _idle.release

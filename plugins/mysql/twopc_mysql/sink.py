@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,12 @@ import pymysql
 
 from twopc.checks import CheckResult
 from twopc.columns import check_columns
-from twopc.errors import ConfigurationError, Retriable
+from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable
 from twopc.prepared import MARKERS, PreparedSink, PreparedTransaction
 from twopc_mysql.columns import Column, check_upsert
 from twopc_mysql.options import MysqlOptions
-from twopc_mysql.outcomes import GONE, commit_failed, number, request_failed, write_failed
-from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, connect, end, release, session
+from twopc_mysql.outcomes import GONE, IS_NAMED, commit_failed, number, request_failed, write_failed
+from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, bounded, connect, end, release, session
 from twopc_mysql.tables import Table, can_prepare, is_read_only, prepared, settings, xid
 
 if TYPE_CHECKING:
@@ -230,34 +231,78 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             if has_markers:
                 self.pre_commit(transaction)
 
-    def _commit(self, connection: Connection, name: str, what: str) -> bool:
+    def _commit(self, connection: Connection, name: str, what: str, table: Table) -> bool:
         if is_read_only(connection):  # a replica may not have the transaction yet, and reports it as gone
             raise Retriable(f"{what}, and the server is read-only, as a replica is")
-        return self._ended(connection, "COMMIT", name, what)
+        return self._ended(connection, "COMMIT", name, what, table)
 
-    def _roll_back(self, connection: Connection, name: str, what: str) -> None:
-        self._ended(connection, "ROLLBACK", name, what)
+    def _roll_back(self, connection: Connection, name: str, what: str, table: Table) -> None:
+        self._ended(connection, "ROLLBACK", name, what, table)
 
-    def _ended(self, connection: Connection, verb: str, name: str, what: str) -> bool:
-        """End a prepared transaction. Return False if the server has no such transaction any more.
+    def _ended(self, connection: Connection, verb: str, name: str, what: str, table: Table) -> bool:
+        """End a prepared transaction. Return False if the server has no such transaction any more, or if the name found
+        may have been that of an empty one.
+
+        MariaDB gives the name of a transaction free before the session that prepared it has left the transaction. An
+        XA statement in between succeeds and ends the name alone: the transaction stays prepared, and nothing lists it.
+        So the marker decides, and not the answer. Upholds invariants 2 and 10.
 
         Raises:
             Retriable: a session still holds the transaction, or another process is ending it: the server reports
-                XAER_NOTA, as for one that is gone, but lists it.
+                XAER_NOTA, as for one that is gone, but lists it or has its marker.
         """
-        deadline = time.monotonic() + HELD_S
+        deadline, is_adopted = time.monotonic() + HELD_S, False
         while True:
             try:
                 ask(connection, f"XA {verb} {xid(name)}")
-                return True
+                is_found = True
             except pymysql.MySQLError as error:
                 if number(error) not in GONE:
                     raise
-            if name not in prepared(connection):
-                return False
+                is_found = False
+            if is_found or name not in prepared(connection):
+                if not table.is_undecided(connection, name):
+                    return is_found and not is_adopted
+                self._adopt(connection, verb, name, what, table)
+                is_adopted = True
             if time.monotonic() > deadline:
                 raise Retriable(f"{what}, and another session of the server still holds the transaction")
             time.sleep(0.005)
+
+    def _adopt(self, connection: Connection, verb: str, name: str, what: str, table: Table) -> None:
+        """Give the server the name of a prepared transaction again, so that an XA statement finds the transaction.
+
+        Raises:
+            OutcomeUnknown: the server would answer XA COMMIT by a rollback, as it does if the transaction with the name
+                wrote nothing. A trial with another name has shown that.
+        """
+        if verb == "COMMIT":
+            trial = uuid.uuid4().hex
+            self._prepare_empty(trial, table, writes=True)
+            if not self._ended(connection, verb, trial, what, table):
+                raise OutcomeUnknown(
+                    f"{what}, and the server has lost its name. Restart the server: XA RECOVER then lists the"
+                    " transaction. Then start the query again, which repeats the commit."
+                )
+        self._prepare_empty(name, table, writes=verb == "COMMIT")
+
+    def _prepare_empty(self, name: str, table: Table, *, writes: bool) -> None:
+        """Prepare a transaction of which nothing is left but its name. ``writes``: whether the server takes it for one
+        that has written."""
+        session = bounded(self._options.connection)
+        try:
+            if writes:
+                table.write_nothing(session)  # and within the transaction, where it finds the row
+            ask(session, f"XA START {xid(name)}")
+            if writes:
+                table.write_nothing(session)
+            ask(session, f"XA END {xid(name)}")
+            ask(session, f"XA PREPARE {xid(name)}")
+        except pymysql.MySQLError as error:
+            if number(error) != IS_NAMED:  # another process adopts it, or a session is about to prepare it
+                raise
+        finally:
+            end(session)
 
     def _listed(self, connection: Connection) -> list[str]:
         return prepared(connection)

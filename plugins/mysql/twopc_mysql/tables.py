@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+import pymysql
 
 from twopc.keyed import UniqueIndex
 from twopc.prepared import MARKERS
 from twopc.transactional_ids import TransactionId
 from twopc_mysql.columns import Column
 from twopc_mysql.options import MysqlOptions
-from twopc_mysql.outcomes import rule_broken
+from twopc_mysql.outcomes import NO_TABLE, number, rule_broken
 from twopc_mysql.rows import conditions, rows, statements
 from twopc_mysql.sessions import Connection, ask, identifier
 
@@ -170,6 +171,25 @@ class Table:
         """
         statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s LOCK IN SHARE MODE"
         return bool(ask(connection, statement, transaction_id, **self._names))
+
+    def is_undecided(self, connection: Connection, transaction_id: str) -> bool:
+        """Return whether a transaction that has written its marker is neither committed nor rolled back. Unlike
+        ``is_committed``, it does not wait."""
+        statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s"
+        try:
+            if ask(connection, statement, transaction_id, **self._names):
+                return False
+        except pymysql.MySQLError as error:
+            if number(error) != NO_TABLE:
+                raise
+            return False  # no transaction has written a marker, as before the first start
+        ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
+        return bool(ask(connection, statement, transaction_id, **self._names))
+
+    def write_nothing(self, connection: Connection) -> None:
+        """Insert a row of no transaction into the marker table. If it is there, nothing is written, but the server
+        takes the transaction for one that writes."""
+        ask(connection, _MARK.replace("INSERT", "INSERT IGNORE"), "", "", 0, **self._names)
 
     def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
         statement = "SELECT 1 FROM {database}.{markers} WHERE scope = %s AND batch_id < %s LIMIT 1"

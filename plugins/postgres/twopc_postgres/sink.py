@@ -260,7 +260,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
         with self._requesting(f"committing an empty transaction on the server of {self._options}") as connection:
             server.prove_current(connection)
 
-    def _commit(self, connection: Connection, name: str, what: str) -> bool:  # noqa: ARG002
+    def _commit(self, connection: Connection, name: str, what: str, table: object) -> bool:  # noqa: ARG002
         try:
             connection.tpc_commit(name)
         except psycopg.errors.UndefinedObject:
@@ -270,7 +270,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
             server.prove_current(connection)
         return True
 
-    def _roll_back(self, connection: Connection, name: str, what: str) -> None:  # noqa: ARG002
+    def _roll_back(self, connection: Connection, name: str, what: str, table: object) -> None:  # noqa: ARG002
         with contextlib.suppress(psycopg.errors.UndefinedObject):
             connection.tpc_rollback(name)
 
