@@ -15,9 +15,9 @@ from twopc.stores.errors import DISK_AWAY, TEMPORARY
 PASSING = TEMPORARY | DISK_AWAY - {errno.ENOENT}
 """The errnos of outages. A file that is not there is none: nothing shows that it was there before."""
 
-_CHANGING = re.compile(r"\(\S+ executor \S+\)|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\w*\d\w*|\s+")
+_CHANGING = re.compile(r"\([^\s()]+ executor [^\s()]+\)|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\b\w*\d\w*|\s+")
 """In lower case: where Spark ran a task, unique ids, words with digits, such as names of files, and blanks. They may
-differ from one failure to the next."""
+differ from one failure to the next. Each is looked for once per word: an error may quote a long text without blanks."""
 
 _OF_A_STACK = ("at ", "File ", "... ")
 

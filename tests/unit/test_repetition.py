@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import time
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tests.support.memory_log import MemoryLog
 from tests.unit.test_coordinator import World, raises, run, sink
 from twopc import Coordinator
 from twopc.errors import OperatorRequired, Refused, RepeatedFailure, Retriable, RoundAborted
+from twopc.failures import identity
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry, parse, serialise
 
@@ -114,6 +116,13 @@ def test_another_host_or_another_object_is_the_same_failure(query: Query) -> Non
     assert query.kinds(*failures)[-1] is RepeatedFailure
 
 
+@pytest.mark.parametrize("part", ["x", "(", "x("])
+def test_a_failure_that_quotes_a_long_text_is_recognized_at_once(part: str) -> None:
+    began_s = time.process_time()
+    assert identity(ValueError(part * 100_000))
+    assert time.process_time() - began_s < 5  # by the square of its length, more
+
+
 def test_java_may_come_to_the_same_failure_in_another_way(query: Query) -> None:
     failures = [ValueError(f"no plan\n\tat org.x.A{way}.run(A.java:1)\n\t... {way} more") for way in ("a", "b", "c")]
     assert query.kinds(*failures)[-1] is RepeatedFailure
@@ -181,7 +190,7 @@ def test_failures_of_one_start_count_once_a_minute(query: Query, monkeypatch: py
     assert [fails() for _ in range(5)] == [RoundAborted] * 5
     at_s += 59
     assert fails() is RoundAborted
-    at_s += 1
+    at_s -= 3600  # the clock is set back
     assert fails() is RepeatedFailure
 
 

@@ -112,7 +112,7 @@ def repeated(before: Repetition | None, batch_id: int | None, failure: str, star
     at_s = int(time.time())
     if before is None or (before.batch_id, before.failure) != (batch_id, failure):
         return Repetition(1, _now(), batch_id, failure, start, at_s)
-    if before.start == start and at_s < before.at_s + A_START_S:
+    if before.start == start and abs(at_s - before.at_s) < A_START_S:  # a clock may be set back
         return before
     return replace(before, count=before.count + 1, start=start, at_s=at_s)
 
