@@ -51,8 +51,8 @@ class Source(Protocol):
     """Where a loop reads. Only one thread calls it."""
 
     def begin(self, position: JsonValue) -> None:
-        """Continue at a ``Read.position``, or at the source's own beginning if it is None. Called once, before
-        ``read``.
+        """Continue at a ``Read.position``, or at the source's own beginning if it is None. Called once by each
+        ``run``, before ``read``.
 
         Raises:
             TwoPhaseCommitError: the source no longer has what comes after the position.

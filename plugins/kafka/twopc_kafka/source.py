@@ -143,7 +143,7 @@ class KafkaSource:
         raise connection_options.unusable_here(_OWNER, reason)  # outside, as the error quotes values
 
     def begin(self, position: JsonValue) -> None:
-        """Continue at a position of the log, or at ``starts_at``.
+        """Continue at a position of the log, or at ``starts_at``. What was read before and not decided is read again.
 
         Raises:
             OperatorRequired: a topic is gone, or is another one of the same name; or it no longer has the next record.
@@ -151,6 +151,7 @@ class KafkaSource:
         """
         known: Any = position or {}
         is_new = position is None
+        self._ids, self._left, self._next, self._skipped, self._looked_s = {}, {}, {}, {}, 0.0
         self._only_begins = is_new and self._starts_at == "latest"
         for topic, told in known.items():
             if topic not in self._topics:

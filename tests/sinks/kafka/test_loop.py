@@ -177,6 +177,15 @@ def test_a_topic_that_is_created_again_while_it_is_read_is_refused_and_no_record
             next_read(source)
 
 
+def test_a_source_that_begins_again_reads_again_what_the_log_has_not(make_topic: Any) -> None:
+    topic = make_topic()
+    produce(topic, ["a", "b"])
+    with source_of(topic) as source:
+        for _ in range(2):
+            source.begin(None)
+            assert next_read(source).records["value"].to_pylist() == [b"a", b"b"]
+
+
 def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(make_topic: Any, wait: Any) -> None:
     topic = make_topic()
     with source_of(topic) as source:
@@ -191,8 +200,8 @@ def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(make_topic: An
             return False
 
         wait.until("the topic is gone", is_gone)
-    with source_of(topic) as source, pytest.raises(OperatorRequired, match="can't be read"):
-        source.begin(None)
+        with pytest.raises(OperatorRequired, match="can't be read"):
+            source.begin(None)
 
 
 def test_a_topic_that_is_left_out_is_not_read_and_read_on_when_it_comes_back(make_topic: Any) -> None:
