@@ -188,9 +188,10 @@ def test_a_source_that_begins_again_reads_again_what_the_log_has_not(make_topic:
 
 def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(make_topic: Any, wait: Any) -> None:
     topic = make_topic()
+    admin = AdminClient({"bootstrap.servers": topic.servers})
     with source_of(topic) as source:
         source.begin(None)
-        AdminClient({"bootstrap.servers": topic.servers}).delete_topics([topic.name])[topic.name].result(30)
+        admin.delete_topics([topic.name])[topic.name].result(30)
 
         def is_gone() -> bool:
             try:
