@@ -35,6 +35,14 @@ def memory_bytes(batch: pa.RecordBatch) -> int:
     return int(batch.nbytes + COLUMN_BYTES * batch.num_columns)
 
 
+def _copied(records: pa.RecordBatch) -> pa.RecordBatch:
+    """Return records with memory of their own. A column that Spark has sent keeps all other columns of its record batch
+    in memory: the batch is one buffer."""
+    import pyarrow as pa
+
+    return pa.concat_batches([records])
+
+
 class OpenFile(Protocol):
     """A file that is being written.
 
@@ -152,7 +160,7 @@ class OpenFiles(Generic[PlaceT, FileT]):
     def _wait(self, place: PlaceT, records: pa.RecordBatch) -> None:
         """Hold ``records``, as no further file may be open. If too many records wait, finish a file, and give its room
         to the place with the most waiting records."""
-        self._waiting.setdefault(place, []).append(records)
+        self._waiting.setdefault(place, []).append(_copied(records))
         self._waiting_bytes[place] += memory_bytes(records)
         if sum(self._waiting_bytes.values()) > HELD_BYTES:
             self._finish(next(iter(self._open)))
@@ -220,7 +228,7 @@ class RowGroups:
 
     def write(self, records: pa.RecordBatch) -> None:
         """Hold records until their row group is full."""
-        self._held.append(records)
+        self._held.append(_copied(records))
         self.held_bytes += memory_bytes(records)
         if self.held_bytes >= self._most_bytes:
             self.flush()

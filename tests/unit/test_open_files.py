@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import random
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -114,3 +117,35 @@ def test_nulls_are_one_value_and_so_is_nan() -> None:
     columns = [pa.array(["a", "b", None, "a", None]), pa.array([1.0, float("nan"), float("nan"), 1.0, float("nan")])]
     found = [(at, part["n"].to_pylist()) for at, part in split_by(pa.record_batch({"n": range(5)}), columns)]
     assert found == [(0, [0, 3]), (1, [1]), (2, [2, 4])]
+
+
+class Socket:
+    """A file that returns new memory for each read, as those by which Spark sends record batches to a task."""
+
+    closed = False
+
+    def __init__(self, sent: bytes) -> None:
+        self._sent, self.lent = io.BytesIO(sent), list[weakref.ref[Any]]()
+
+    def read(self, count: int) -> Any:
+        lent = np.frombuffer(self._sent.read(count), np.uint8).copy()
+        self.lent.append(weakref.ref(lent))
+        return lent
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_records_that_wait_or_are_held_keep_no_other_columns_in_memory(waits: bool) -> None:
+    sent = io.BytesIO()
+    batch = pa.record_batch({"n": range(1000), "wide": ["x" * 100] * 1000})
+    with pa.ipc.new_stream(sent, batch.schema) as stream:
+        for _ in range(3):
+            stream.write_batch(batch)
+    task, socket = Task(), Socket(sent.getvalue())
+    if waits:
+        task.write([*range(1, 33)])
+    for each in pa.ipc.open_stream(socket):
+        task.open.write([(0, each.select(["n"]))])
+    del each
+    assert not any(lent.nbytes > 10_000 for lent in (each() for each in socket.lent) if lent is not None)
+    task.finish()
+    assert task.files[-1].numbers == [*range(1000)] * 3
