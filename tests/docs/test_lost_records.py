@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 
 import twopc
 from tests.support.pages import DOCS, write_files
-from twopc.checkpoint.offsets import text_of
+from twopc.checkpoint.offsets import Reads, text_of
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import JsonValue
 
@@ -41,7 +41,7 @@ def read_by(folder: Path, *ends: JsonValue) -> tuple[str, str]:
     (checkpoint / "offsets").mkdir(parents=True)
     with twopc.Coordinator({"sink": MemorySink(MemoryTarget())}, log, owner="query") as coordinator:
         for batch_id, end in enumerate(ends):
-            reads = {"sources": [end], "metadata": {}, "version": "v1"}
+            reads: Reads = {"sources": [end], "metadata": {}, "version": "v1"}
             coordinator.run(batch_id, lambda _: [], reads=reads)
             (checkpoint / "offsets" / str(batch_id)).write_text(text_of(reads), encoding="utf-8")
     return log, str(checkpoint)
