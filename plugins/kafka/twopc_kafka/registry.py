@@ -1,33 +1,46 @@
-"""Values in the format of a schema registry, for Spark: a magic byte, the schema's id, and the record.
+"""Values in the format of a schema registry: a magic byte, the schema's id, and the value as Avro or JSON.
 
-The registry is asked on the driver, where a DataFrame is made. Spark's own functions encode and decode, so no record
-passes through Python. Avro needs Spark's package ``spark-avro``, of Spark's version: without it, Spark refuses the
-expression. Protobuf is not supported.
+The driver asks the registry when a column is built. Spark's own functions encode and decode, so no record passes
+through Python. Avro needs Spark's package ``spark-avro``, in Spark's version. Protobuf is not supported.
 
-    client = SchemaRegistryClient({"url": "http://registry:8081"})
+    client = SchemaRegistryClient({"url": "http://registry:8081", "timeout": 10})
     value = registry.to_avro(orders, F.struct("id", "amount"), subject="orders-value", registry=client)
     orders.select("key", value.alias("value"))
+
+Without ``timeout`` (seconds), the client waits forever for a registry that hangs. Use one client for all batches: it
+remembers schemas, so a call sends one or two requests.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+from avro.compatibility import ReaderWriterCompatibilityChecker
+from avro.errors import AvroException
+from avro.schema import parse
+from confluent_kafka.schema_registry import Schema
+from confluent_kafka.schema_registry.error import SchemaRegistryError
+from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+from pyspark.sql import functions as F  # noqa: N812  # its usual name
+from pyspark.sql import types as T  # noqa: N812  # its usual name
+from pyspark.sql.avro import functions as avro
 
 from twopc.errors import ConfigurationError, Retriable
 
 if TYPE_CHECKING:
-    from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+    from confluent_kafka.schema_registry import SchemaRegistryClient
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
 
 _MAGIC, _HEADER_BYTES = b"\0", 5
 _REST = 2**31 - 1  # Spark's longest substring
+_REBASING = "spark.sql.avro.datetimeRebaseModeInWrite"
 
 
 def to_avro(
@@ -38,11 +51,10 @@ def to_avro(
     registry: SchemaRegistryClient,
     schema: str | Schema | None = None,
     register: bool = True,
-    normalize: bool = False,
 ) -> Column:
     """Return a column of ``frame`` as Avro, after the id of its schema. Null stays null.
 
-    A value that the schema can't hold fails the batch before its decision, by the name of its field.
+    A value that the schema can't hold fails the batch before its decision. The error names the field.
 
     Args:
         frame: has the column, and with it the column's type.
@@ -52,22 +64,20 @@ def to_avro(
         schema: the Avro schema. None for the newest of the subject; if the subject has none, for a schema of the
             column's type, whose nullable fields are null by default. Confluent's ``Schema`` can have references.
         register: whether to register ``schema``. If False, the subject must have it.
-        normalize: whether the registry compares schemas in their normal form.
 
     Raises:
         ConfigurationError: the registry refuses the schema, such as an incompatible one, or does not have it; or the
-            column does not fit it. Nothing was written.
+            column does not fit it. No record was written.
         Retriable: the registry did not answer.
     """
-    from pyspark.sql.avro import functions as avro
-
+    if frame.sparkSession.conf.get(_REBASING) == "LEGACY":
+        raise ConfigurationError(f"{_REBASING} = LEGACY writes dates before 1582 as others: set it to CORRECTED")
     kind = frame.select(column).schema[0].dataType
-    with _asking(subject):
-        name = re.sub(r"[^A-Za-z0-9_]", "_", subject)
-        found, known_id = _chosen(registry, subject, "AVRO", schema, lambda: json.dumps(_avro_of(kind, name)))
-        tree = _tree(registry, found, subject)
-        tests = [*_faults(kind, _shape_of_avro(tree, subject), False, subject)]
-        schema_id = known_id or _registered(registry, subject, found, register, normalize)
+    name = re.sub(r"^(?=\d)|[^A-Za-z0-9_]", "_", subject)
+    found, known_id = _chosen(registry, subject, schema, "AVRO", lambda: json.dumps(_avro_of(kind, name)))
+    tree = _tree(registry, found, subject, _WRITING)
+    tests = [*_faults(kind, tree, _shape_of_avro, subject)]
+    schema_id = _registered(registry, subject, found, register) if known_id is None else known_id
     return _framed(column, schema_id, tests, lambda value: avro.to_avro(value, _text(tree)))
 
 
@@ -81,8 +91,8 @@ def from_avro(
     """Return Avro as Spark's types, each record decoded by the schema of its own id. Null stays null.
 
     The ids are those that the subject has when this is called, deleted ones included. A record with another id, or one
-    that can't be decoded, fails the batch. For schemas that are registered while a query runs, call this for each
-    batch, in the function for ``foreachBatch``.
+    that can't be read exactly as ``reader``, fails the batch. For schemas that are registered while a query runs, call
+    this for each batch, in the function for ``foreachBatch``.
 
     Args:
         column: the binary column, such as ``value`` of Spark's Kafka source.
@@ -91,21 +101,20 @@ def from_avro(
         reader: the Avro schema that all records are resolved to. None for the newest of the (first) subject.
 
     Raises:
-        ConfigurationError: the registry does not have the subject, or a schema there can't be resolved to ``reader``.
+        ConfigurationError: the registry does not have the subject or refuses the request, or no schema of the subject
+            can be read as ``reader``.
         Retriable: the registry did not answer.
     """
-    from pyspark.sql.avro import functions as avro
-
-    first, *_ = subjects = _names(subject)
-    writers = _writers(registry, subjects)
-    with _asking(first):
-        found, _ = _chosen(registry, first, "AVRO", reader, None)
-        expected = _without_null(_tree(registry, found, first))
-    for schema_id, tree in writers.items():
-        _refuse_unresolvable(_without_null(tree), expected, schema_id)
-    # Spark's decoder takes no record that may be null: the null is found before it.
+    first = subject if isinstance(subject, str) else subject[0]
+    found, _ = _chosen(registry, first, reader, "AVRO", None)
+    expected = _without_null(_tree(registry, found, first, _READING))
     options = {"mode": "FAILFAST", "avroSchema": _text(expected), "datetimeRebaseMode": "CORRECTED"}
-    return _by_id(column, subjects, writers, lambda body, tree: avro.from_avro(body, _text(tree), options))
+
+    def decoded(body: Column, tree: Any) -> Column:
+        _refuse_unresolvable(_without_null(tree), expected)
+        return avro.from_avro(body, _text(tree), options)
+
+    return _by_id(column, subject, registry, decoded)
 
 
 def connect_json(column: str | Column, *, subject: str | Sequence[str], registry: SchemaRegistryClient) -> Column:
@@ -114,20 +123,16 @@ def connect_json(column: str | Column, *, subject: str | Sequence[str], registry
     Use it for the keys and for the values. Each record has the fields of its own schema. The arguments and errors are
     those of ``from_avro``.
     """
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-    from pyspark.sql.avro import functions as avro
-
-    subjects = _names(subject)
 
     def wrapped(body: Column, tree: Any) -> Column:
+        schema = json.dumps(_connect_schema(tree, "the record"))
         # Without logical types, dates are numbers and decimals are bytes, as in Connect's JSON.
-        encoded = _mapped(tree, _plain)
-        options = {"mode": "FAILFAST", "avroSchema": _text(_without_null(encoded))}
-        payload = F.to_json(avro.from_avro(body, _text(encoded), options), {"ignoreNullFields": "false"})
-        schema = json.dumps(_connect_schema(tree, subjects[0]))
+        options = {"mode": "FAILFAST", "avroSchema": _text(_without_null(tree), logical_types=False)}
+        decoded = avro.from_avro(body, _text(tree, logical_types=False), options)
+        payload = F.to_json(decoded, {"ignoreNullFields": "false"})
         return F.encode(F.concat(F.lit(f'{{"schema":{schema},"payload":'), payload, F.lit("}")), "UTF-8")
 
-    return _by_id(column, subjects, _writers(registry, subjects), wrapped)
+    return _by_id(column, subject, registry, wrapped)
 
 
 def to_json_schema(
@@ -138,7 +143,6 @@ def to_json_schema(
     registry: SchemaRegistryClient,
     schema: str | Schema | None = None,
     register: bool = True,
-    normalize: bool = False,
 ) -> Column:
     """Return a column of ``frame`` as JSON, after the id of its schema. Null stays null.
 
@@ -146,13 +150,10 @@ def to_json_schema(
     ``items``, ``additionalProperties`` and alternatives to null. Other rules, such as ``pattern``, are refused: Spark
     does not check them. Times are written with microseconds, in UTC; bytes in base64.
     """
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-
     kind = frame.select(column).schema[0].dataType
-    with _asking(subject):
-        found, known_id = _chosen(registry, subject, "JSON", schema, None)
-        tests = [*_faults(kind, _shape_of_json(_parsed(found, subject), subject), False, subject)]
-        schema_id = known_id or _registered(registry, subject, found, register, normalize)
+    found, known_id = _chosen(registry, subject, schema, "JSON", None)
+    tests = [*_faults(kind, _parsed(found, "JSON", subject, _WRITING), _shape_of_json, subject)]
+    schema_id = _registered(registry, subject, found, register) if known_id is None else known_id
     options = {
         "ignoreNullFields": "false",
         "timeZone": "UTC",
@@ -162,132 +163,130 @@ def to_json_schema(
     return _framed(column, schema_id, tests, lambda value: F.encode(F.to_json(value, options), "UTF-8"))
 
 
-# Frames. --------------------------------------------------------------------------------------------------------------
+# Records. -------------------------------------------------------------------------------------------------------------
 
 
-_LATER = "A schema that was registered since is known when the function for this column is called again"
-
-
-def _header(schema_id: int) -> bytearray:
-    return bytearray(_MAGIC + schema_id.to_bytes(_HEADER_BYTES - 1, "big"))
+def _header(schema_id: int) -> Column:
+    return F.lit(bytearray(_MAGIC + schema_id.to_bytes(_HEADER_BYTES - 1, "big")))
 
 
 def _framed(
     column: str | Column, schema_id: int, tests: Sequence[tuple[_Test, str]], encoded: Callable[[Column], Column]
 ) -> Column:
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-
     value = F.col(column) if isinstance(column, str) else column
     framed = F.when(value.isNull(), F.lit(None))
-    for is_fault, told in tests:
-        framed = framed.when(is_fault(value), F.raise_error(F.lit(told)))
-    return framed.otherwise(F.concat(F.lit(_header(schema_id)), encoded(value)))
+    for is_fault, message in tests:
+        framed = framed.when(is_fault(value), F.raise_error(F.lit(message)))
+    return framed.otherwise(F.concat(_header(schema_id), encoded(value)))
 
 
 def _by_id(
     column: str | Column,
-    subjects: Sequence[str],
-    schemas: Mapping[int, Any],
+    subject: str | Sequence[str],
+    registry: SchemaRegistryClient,
     decoded: Callable[[Column, Any], Column],
 ) -> Column:
-    """Return each record's own branch of an expression, by the id in its header."""
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-
+    """Return an expression with a branch for each schema of the subjects, chosen by the id in a record's header."""
+    subjects = [subject] if isinstance(subject, str) else [*subject]
+    schemas: dict[int, tuple[str, Schema]] = {}
+    for name in subjects:
+        for version in _ask(name, partial(registry.get_versions, name, deleted=True)):
+            known = _ask(name, partial(registry.get_version, name, version, deleted=True))
+            first, same = schemas.setdefault(known.schema_id, (name, known.schema))
+            if same.schema_str != known.schema.schema_str:
+                raise ConfigurationError(f"the id {known.schema_id} is of two schemas, in {first!r} and in {name!r}")
     value = F.col(column) if isinstance(column, str) else column
     header, body = F.substring(value, 1, _HEADER_BYTES), F.substring(value, _HEADER_BYTES + 1, _REST)
-    found = F.when(value.isNull(), F.lit(None))
-    for known_id, tree in schemas.items():
-        is_own = header == F.lit(_header(known_id))
-        if isinstance(tree, list) and "null" in tree:
-            branch = bytearray([2 * tree.index("null")])  # a zigzag varint
-            found = found.when(is_own & (F.substring(body, 1, 1) == F.lit(branch)), F.lit(None))
-        found = found.when(is_own, decoded(body, tree))
+    found, unreadable = F.when(value.isNull(), F.lit(None)), []
+    for schema_id, (name, schema) in schemas.items():
+        is_own = header == _header(schema_id)
+        try:
+            tree = _tree(registry, schema, name, _READING)
+            branch = decoded(body, tree)
+        except ConfigurationError as error:  # It may be an old version, of which there is no record.
+            unreadable.append(f"records with the schema id {schema_id} can't be read: {error}")
+            tree, branch = None, F.raise_error(F.lit(unreadable[-1]))
+        if _nullable(tree):
+            # Spark's decoder takes no record that may be null. The branch of a union is a zigzag varint.
+            null = F.lit(bytearray([2 * tree.index("null")]))
+            found = found.when(is_own & (F.substring(body, 1, 1) == null), F.lit(None))
+        found = found.when(is_own, branch)
+    if schemas and len(unreadable) == len(schemas):
+        raise ConfigurationError(unreadable[-1])
     has_id = (F.length(header) == _HEADER_BYTES) & (F.substring(value, 1, 1) == F.lit(bytearray(_MAGIC)))
-    known = f", which subject {', '.join(subjects)} does not have: it has {', '.join(map(str, sorted(schemas)))}"
-    schema_id = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
-    unknown = F.concat(F.lit("a record has the schema id "), schema_id, F.lit(f"{known}. {_LATER}"))
+    ids = f"which subject {', '.join(subjects)} did not have when the column was built: {[*sorted(schemas)]}"
+    record_id = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
+    unknown = F.concat(F.lit("a record has the schema id "), record_id, F.lit(f", {ids}. Build it for each batch"))
     unframed = F.concat(F.lit("a record has no schema id: it begins with the bytes 0x"), F.hex(header))
     return found.otherwise(F.raise_error(F.when(has_id, unknown).otherwise(unframed)))
 
 
 # The registry. --------------------------------------------------------------------------------------------------------
 
-_NOT_FOUND, _TOO_MANY, _SERVER_ERROR = 404, 429, 500
+_NOT_FOUND = 404
+_TEMPORARY = {408, 429, 500, 502, 503, 504}
 _WHY = {
-    409: "the schema is not compatible with those that the subject has",
-    422: "the schema is not valid",
+    401: "the credentials are missing or wrong",
+    403: "the credentials do not permit it",
     _NOT_FOUND: "it does not have the subject, or not this schema",
+    409: "the schema is not compatible with those that the subject has",
+    422: "the schema is not valid, or the subject is read-only",
 }
+_MOST_TEXT = 300  # characters of an error page
+
+_RULE_LISTS = ("domain_rules", "migration_rules", "encoding_rules")
+_WRITING = {"WRITE", "WRITEREAD"}
+_READING = {"READ", "WRITEREAD", "UPGRADE", "DOWNGRADE", "UPDOWN"}
 
 
-@contextlib.contextmanager
-def _asking(subject: str) -> Iterator[None]:
-    """Raise the registry's refusal as an error of this project, with the registry's words."""
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
+def _ask(subject: str, request: Callable[[], Any], absent: Any = None) -> Any:
+    """Return the registry's answer, or ``absent`` for a 404. A refusal is raised as this project's error.
 
+    An error's text is the registry's: the errors of its client's HTTP library show URLs, which may have credentials.
+    """
+    answer: Any = None
     try:
-        yield
+        answer = request()
+        problem = "not a schema" if answer is None or getattr(answer, "schema_id", 0) is None else ""
     except SchemaRegistryError as error:
-        status, text = int(error.http_status_code), str(error.error_message)
-        if status >= _SERVER_ERROR or status == _TOO_MANY:
+        status, text = int(error.http_status_code), str(error.error_message)[:_MOST_TEXT]
+        if status == _NOT_FOUND and absent is not None:
+            return absent
+        if status in _TEMPORARY:
             raise Retriable(f"the schema registry answered {status} for subject {subject!r}: {text}") from None
-        why = _WHY.get(status, "it refused the request")
-        raise ConfigurationError(f"the schema registry refused subject {subject!r}: {why} ({status}: {text})") from None
-    except Exception as error:
-        # The client's errors show URLs, which may have credentials. Its HTTP library has two names.
-        if "TransportError" not in {each.__name__ for each in type(error).__mro__}:
-            raise
-        raise Retriable(f"the schema registry did not answer: {type(error).__name__}") from None
-
-
-def _names(subject: str | Sequence[str]) -> list[str]:
-    return [subject] if isinstance(subject, str) else [*subject]
+        problem = f"{_WHY.get(status, 'it refused the request')} ({status}: {text})"
+    except Exception as error:  # noqa: BLE001  # shown by its type alone
+        if "TransportError" in {each.__name__ for each in type(error).__mro__}:  # of httpx or httpx2
+            kind = type(error).__name__
+            raise Retriable(f"the schema registry did not answer for subject {subject!r}: {kind}") from None
+        problem = f"its answer can't be read, or the client's URL or login is wrong ({type(error).__name__})"
+    if problem:
+        raise ConfigurationError(f"the schema registry refused subject {subject!r}: {problem}")
+    return answer
 
 
 def _chosen(
-    client: SchemaRegistryClient, subject: str, kind: str, given: str | Schema | None, made: Callable[[], str] | None
+    client: SchemaRegistryClient, subject: str, given: str | Schema | None, kind: str, made: Callable[[], str] | None
 ) -> tuple[Schema, int | None]:
     """Return the schema that was given, else the subject's newest with its id, else the one that is ``made``."""
-    from confluent_kafka.schema_registry import Schema
-    from confluent_kafka.schema_registry.error import SchemaRegistryError
-
-    if given is None:
-        try:
-            newest: Any = client.get_latest_version(subject)
-        except SchemaRegistryError as error:
-            if int(error.http_status_code) != _NOT_FOUND or made is None:
-                raise
-            given = made()
-        else:
-            if newest.schema.schema_type != kind:
-                raise ConfigurationError(f"subject {subject!r} has schemas of type {newest.schema.schema_type}")
-            return newest.schema, int(newest.schema_id)
-    return Schema(given, kind) if isinstance(given, str) else given, None
+    if given is not None:
+        return Schema(given, kind) if isinstance(given, str) else given, None
+    # get_latest_version would repeat its first answer.
+    found = _ask(subject, partial(client.get_version, subject, "latest"), absent=made)
+    return (Schema(made(), kind), None) if made and found is made else (found.schema, int(found.schema_id))
 
 
-def _registered(client: SchemaRegistryClient, subject: str, schema: Schema, register: bool, normalize: bool) -> int:
-    ask: Any = client.register_schema_full_response if register else client.lookup_schema
-    return int(ask(subject, schema, normalize_schemas=normalize).schema_id)
+def _registered(client: SchemaRegistryClient, subject: str, schema: Schema, register: bool) -> int:
+    request = client.register_schema_full_response if register else client.lookup_schema
+    return int(_ask(subject, partial(request, subject, schema)).schema_id)
 
 
-def _versions(client: SchemaRegistryClient, subjects: Sequence[str]) -> list[tuple[int, Schema]]:
-    """Return the id and the schema of each version, deleted ones included."""
-    with _asking(", ".join(subjects)):
-        found: list[Any] = [
-            client.get_version(subject, version, deleted=True)
-            for subject in subjects
-            for version in client.get_versions(subject, deleted=True)
-        ]
-    return [(int(each.schema_id), each.schema) for each in found]
-
-
-def _writers(client: SchemaRegistryClient, subjects: Sequence[str]) -> dict[int, Any]:
-    versions = _versions(client, subjects)
-    with _asking(subjects[0]):
-        return {schema_id: _tree(client, schema, subjects[0]) for schema_id, schema in versions}
-
-
-def _parsed(schema: Schema, subject: str) -> Any:
+def _parsed(schema: Schema, kind: str, subject: str, modes: set[str]) -> Any:
+    if schema.schema_type != kind:
+        raise ConfigurationError(f"the schema of subject {subject!r} has the type {schema.schema_type}, not {kind}")
+    for rule in itertools.chain(*(getattr(schema.rule_set, each, None) or () for each in _RULE_LISTS)):
+        if not rule.disabled and str(rule.mode) in modes:
+            raise ConfigurationError(f"subject {subject!r} has the rule {rule.name!r}, which Spark does not apply")
     try:
         return json.loads(str(schema.schema_str))
     except ValueError as error:
@@ -297,69 +296,70 @@ def _parsed(schema: Schema, subject: str) -> Any:
 # Avro. ----------------------------------------------------------------------------------------------------------------
 
 
-def _tree(client: SchemaRegistryClient, schema: Schema, subject: str, named: dict[str, Any] | None = None) -> Any:
+def _tree(
+    client: SchemaRegistryClient, schema: Schema, subject: str, modes: set[str], named: dict[str, Any] | None = None
+) -> Any:
     """Return an Avro schema in which each name is replaced by its definition, those in other subjects too."""
-    from fastavro.schema import SchemaParseException, UnknownType, parse_schema
-
     named = {} if named is None else named
     references: Any = schema.references or ()
-    for other in references:
-        _tree(client, client.get_version(other.subject, other.version, deleted=True).schema, other.subject, named)
+    for each in references:
+        other = _ask(each.subject, partial(client.get_version, each.subject, each.version, deleted=True))
+        _tree(client, other.schema, each.subject, modes, named)
     try:
-        return parse_schema(_parsed(schema, subject), named_schemas=named, expand=True)
+        return parse_schema(_parsed(schema, "AVRO", subject, modes), named_schemas=named, expand=True)
     except (SchemaParseException, UnknownType, ValueError, TypeError, KeyError) as error:
         raise ConfigurationError(f"the schema of subject {subject!r} is no Avro schema: {error!r}") from None
 
 
-def _text(tree: Any) -> str:
-    """Return a schema for Spark's parser, which takes a definition once."""
-    return json.dumps(_mapped(tree, _once(set())))
+def _text(tree: Any, *, logical_types: bool = True) -> str:
+    """Return a schema for Java's parser, which takes a definition once and completes names without a namespace."""
+    seen: set[str] = set()
 
-
-def _mapped(node: Any, changed: Callable[[Any], Any]) -> Any:
-    """Return a schema with each type changed, from the outside in."""
-    if isinstance(node, list):
-        return [_mapped(each, changed) for each in node]
-    if not isinstance(node := changed(node), dict):
-        return node
-    parts = {key: _mapped(node[key], changed) for key in ("items", "values") if key in node}
-    if "fields" in node:
-        parts["fields"] = [each | {"type": _mapped(each["type"], changed)} for each in node["fields"]]
-    return node | parts
-
-
-def _once(seen: set[str]) -> Callable[[Any], Any]:
-    def named(node: Any) -> Any:
+    def of(node: Any) -> Any:
+        if isinstance(node, list):
+            return [of(each) for each in node]
         if not isinstance(node, dict):
             return node
-        if (name := node.get("name")) in seen:
-            return name
-        if name:
+        kept = {key: node[key] for key in node if key[:2] != "__" and (logical_types or key != "logicalType")}
+        if name := node.get("name"):
+            if name in seen:
+                return name
             seen.add(name)
-        return {key: value for key, value in node.items() if not key.startswith("__")}  # fastavro's own
+            kept |= {} if "." in name else {"namespace": ""}
+        if "fields" in node:
+            kept["fields"] = [each | {"type": of(each["type"])} for each in node["fields"]]
+        return kept | {key: of(node[key]) for key in ("items", "values") if key in node}
 
-    return named
+    return json.dumps(of(tree))
 
 
-def _plain(node: Any) -> Any:
-    """Return a type without its logical type."""
-    return {key: value for key, value in node.items() if key != "logicalType"} if isinstance(node, dict) else node
+def _types(tree: Any) -> list[dict[str, Any]]:
+    """Return the types of a union, or the one type, without null."""
+    each = tree if isinstance(tree, list) else [tree]
+    return [node if isinstance(node, dict) else {"type": node} for node in each if node != "null"]
 
 
 def _without_null(tree: Any) -> Any:
-    if not isinstance(tree, list):
-        return tree
-    others = [each for each in tree if each != "null"]
-    return others[0] if len(others) == 1 else tree
+    types = _types(tree)
+    return types[0] if len(types) == 1 else types
+
+
+def _single(tree: Any, path: str) -> tuple[dict[str, Any], bool]:
+    """Return a type and whether it may be null."""
+    types = _types(tree)
+    if len(types) != 1:
+        raise ConfigurationError(f"{path}: a union of several types is not supported")
+    return types[0], _nullable(tree)
+
+
+def _nullable(tree: Any) -> bool:
+    return isinstance(tree, list) and "null" in tree
 
 
 _IN_AVRO: Mapping[str, tuple[str, ...]] = {
-    "boolean": ("boolean",),
+    **{same: (same,) for same in ("boolean", "long", "float", "double", "string", "array", "map")},
+    "record": ("struct",),
     "int": ("byte", "short", "integer"),
-    "long": ("long",),
-    "float": ("float",),
-    "double": ("double",),
-    "string": ("string",),
     "enum": ("string",),
     "bytes": ("binary",),
     "fixed": ("binary",),
@@ -374,42 +374,28 @@ _IN_AVRO: Mapping[str, tuple[str, ...]] = {
 
 
 def _shape_of_avro(tree: Any, path: str) -> _Shape:
-    node = _without_null(tree)
-    if isinstance(node, list):
-        raise ConfigurationError(f"{path}: a union of several types is not supported")
-    node = node if isinstance(node, dict) else {"type": node}
+    node, nullable = _single(tree, path)
     kind, logical, shown = node["type"], node.get("logicalType"), _shown(node)
-    nullable = isinstance(tree, list)
-    if kind == "record":
-        fields = {
-            each["name"]: (_shape_of_avro(each["type"], f"{path}.{each['name']}"), "null" not in each["type"])
-            for each in node["fields"]
-        }
-        return _Shape(shown, ("struct",), nullable, fields)
-    if kind == "array":
-        return _Shape(shown, ("array",), nullable, of=_shape_of_avro(node["items"], f"{path}[]"))
-    if kind == "map":
-        return _Shape(shown, ("map",), nullable, of=_shape_of_avro(node["values"], f"{path}{{}}"))
-    if logical == "decimal":
-        return _Shape(shown, (f"decimal({node['precision']},{node.get('scale', 0)})",), nullable)
-    fitting = _IN_AVRO.get(f"{kind}:{logical}" if logical else kind)
-    if fitting is None:
+    fields = {each["name"]: (each["type"], not _nullable(each["type"])) for each in node.get("fields", ())}
+    kinds = _IN_AVRO.get(f"{kind}:{logical}" if logical else kind, (shown,) if logical == "decimal" else None)
+    if kinds is None:
         raise ConfigurationError(f"{path}: Avro's {shown} is not supported")
-    return _Shape(shown, fitting, nullable, test=_is_no_millisecond if str(logical).endswith("-millis") else None)
+    return _Shape(shown, kinds, nullable, fields, node.get("items", node.get("values")), _TESTS.get(str(logical)))
 
 
 def _shown(node: Mapping[str, Any]) -> str:
     if node.get("logicalType") == "decimal":
-        return f"decimal({node['precision']},{node.get('scale', 0)})"
+        return f"decimal({node.get('precision')},{node.get('scale', 0)})"
     return str(node.get("logicalType", node["type"]))
 
 
-def _avro_of(kind: DataType, name: str) -> Any:
+def _avro_of(kind: T.DataType, name: str) -> Any:
     """Return an Avro schema for a Spark type. Null is the default of a nullable field, which makes it compatible."""
-    from pyspark.sql import types as T  # noqa: N812  # its usual name
 
-    def of(inner: DataType, nullable: bool, part: str) -> Any:
-        found = _avro_of(inner, f"{name}_{part}")
+    def of(inner: T.DataType, nullable: bool, part: str) -> Any:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", part):
+            raise ConfigurationError(f"{name}: Avro does not allow the name {part!r}: rename the column")
+        found = _avro_of(inner, f"{name}.{part}")  # A namespace for each struct: no two have one name.
         return ["null", found] if nullable else found
 
     match kind:
@@ -433,57 +419,52 @@ def _avro_of(kind: DataType, name: str) -> Any:
     return {"type": primitive, "logicalType": logical} if logical else primitive
 
 
-def _refuse_unresolvable(writer: Any, reader: Any, schema_id: int) -> None:
-    """Avro resolves by the encodings alone, so that milliseconds would be read as microseconds."""
-    from avro.compatibility import ReaderWriterCompatibilityChecker
-    from avro.schema import parse
-
+def _refuse_unresolvable(writer: Any, reader: Any) -> None:
+    if writer == reader:
+        return
     checker: Any = ReaderWriterCompatibilityChecker  # it has no types
-    encodings = (parse(_text(_mapped(each, _plain))) for each in (reader, writer))
-    result = checker().get_compatibility(*encodings)
+    try:
+        result = checker().get_compatibility(*(parse(_text(each, logical_types=False)) for each in (reader, writer)))
+    except AvroException as error:
+        raise ConfigurationError(f"it is no Avro schema: {error}") from None
     why = sorted(f"{each.value} ({', '.join(sorted(result.messages))})" for each in result.incompatibilities)
-    written, read = _logical_types(writer, ""), _logical_types(reader, "")
-    why += [
-        f"field {path[1:]}: {', '.join(sorted(kinds))} is read as {', '.join(sorted(read[path]))}"
-        for path, kinds in written.items()
-        if path in read and not kinds <= read[path]
-    ]
-    if why:
-        raise ConfigurationError(f"records with the schema id {schema_id} can't be read: {'; '.join(why)}")
+    if why := why or [*_changes(writer, reader, "the record")]:
+        raise ConfigurationError("; ".join(why))
 
 
-def _logical_types(tree: Any, path: str) -> dict[str, set[str]]:
-    """Return what values mean beyond their encoding, by path. A field that was renamed has the paths of its aliases."""
-    found: dict[str, set[str]] = {}
+_INEXACT = {("int", "float"), ("long", "float"), ("long", "double")}
 
-    def add(inner: Any, paths: Sequence[str]) -> None:
-        for each in paths:
-            for where, kinds in _logical_types(inner, each).items():
-                found.setdefault(where, set()).update(kinds)
 
-    for node in tree if isinstance(tree, list) else [tree]:
-        if not isinstance(node, dict):
-            if node != "null":
-                found.setdefault(path, set()).add("a plain value")
-            continue
-        for part in node.get("fields", ()):
-            add(part["type"], [f"{path}.{name}" for name in (part["name"], *part.get("aliases", ()))])
-        for key, mark in (("items", "[]"), ("values", "{}")):
-            if key in node:
-                add(node[key], [path + mark])
-        found.setdefault(path, set()).add(_shown(node) if "logicalType" in node else "a plain value")
-    return found
+def _changes(writer: Any, reader: Any, path: str) -> Iterator[str]:
+    """Yield where Avro would read a value as another. It resolves by encodings: milliseconds, read as microseconds."""
+    for written in _types(writer):
+        same = [each for each in _types(reader) if each["type"] == written["type"]]
+        for read in [each for each in same if each.get("name") == written.get("name")] or same or _types(reader):
+            if not _means_the_same(written, read):
+                yield f"{path}: {_shown(written)} would be read as {_shown(read)}"
+            for key, mark in (("items", "[]"), ("values", "{}")):
+                if key in written and key in read:
+                    yield from _changes(written[key], read[key], path + mark)
+            fields = {each["name"]: each["type"] for each in written.get("fields", ())}
+            for each in read.get("fields", ()):
+                name = next((name for name in (each["name"], *each.get("aliases", ())) if name in fields), None)
+                if name is not None:
+                    yield from _changes(fields[name], each["type"], f"{path}.{name}")
+
+
+def _means_the_same(written: Mapping[str, Any], read: Mapping[str, Any]) -> bool:
+    first, second = (None if each.get("logicalType") == "uuid" else each.get("logicalType") for each in (written, read))
+    if first == second == "decimal":
+        is_wider = read.get("precision", 0) >= written.get("precision", 0)
+        return bool(is_wider and read.get("scale", 0) == written.get("scale", 0))
+    return first == second and (written["type"], read["type"]) not in _INEXACT
 
 
 def _connect_schema(tree: Any, path: str) -> dict[str, Any]:
     """Return the schema of Kafka Connect for a schema of its Avro converter."""
-    node = _without_null(tree)
-    if isinstance(node, list):
-        raise ConfigurationError(f"{path}: a union of several types is not supported")
-    node = node if isinstance(node, dict) else {"type": node}
+    node, optional = _single(tree, path)
     kind = str(node["type"])
-    found: dict[str, Any] = {"type": node.get("connect.type", _IN_CONNECT.get(kind, kind))}
-    found["optional"] = isinstance(tree, list)
+    found: dict[str, Any] = {"type": node.get("connect.type", _IN_CONNECT.get(kind, kind)), "optional": optional}
     for key in ("name", "version", "parameters", "default"):
         if f"connect.{key}" in node:
             found[key] = node[f"connect.{key}"]
@@ -493,12 +474,12 @@ def _connect_schema(tree: Any, path: str) -> dict[str, Any]:
         found["fields"] = [
             _connect_schema(each["type"], f"{path}.{each['name']}") | {"field": each["name"]} for each in node["fields"]
         ]
-    elif kind == "array":
+    elif kind == "array" and found["type"] == "array":  # else a map whose keys are not strings
         found["items"] = _connect_schema(node["items"], f"{path}[]")
     elif kind == "map":
         found |= {"keys": {"type": "string"}, "values": _connect_schema(node["values"], f"{path}{{}}")}
     elif kind not in _IN_CONNECT:
-        raise ConfigurationError(f"{path}: Avro's {kind} is not supported")
+        raise ConfigurationError(f"{path}: Avro's {kind} is not supported as Connect's {found['type']}")
     return found
 
 
@@ -523,41 +504,38 @@ _IN_JSON: Mapping[str, tuple[str, ...]] = {
     "string:date": ("date",),
     "string:date-time": ("timestamp",),
     "array": ("array",),
+    "object": ("struct",),
 }
-_RULES = {"type", "format", "properties", "required", "additionalProperties", "items", "oneOf", "anyOf"}
+_RULES = {"type", "format", "properties", "required", "additionalProperties", "items"}
 _ANNOTATIONS = {"$schema", "$id", "$comment", "title", "description", "default", "examples", "deprecated"}
 
 
 def _shape_of_json(node: Any, path: str) -> _Shape:
     node = node if isinstance(node, dict) else {}
-    for key in ("oneOf", "anyOf"):
-        others = [each for each in node.get(key, ()) if each != {"type": "null"}]
-        if len(others) == 1 and len(others) < len(node[key]):
-            rest = {name: value for name, value in node.items() if name != key} | others[0]
-            return replace(_shape_of_json(rest, path), nullable=True)
+    rules = [each for each in node if each not in _ANNOTATIONS and not each.startswith("connect.")]
+    if rules in (["oneOf"], ["anyOf"]):
+        [rule] = rules
+        others = [each for each in node[rule] if each != {"type": "null"}]
+        if len(others) == len(node[rule]) - 1 == 1:
+            shape = _shape_of_json(others[0], path)
+            return replace(shape, nullable=rule == "anyOf" or not shape.nullable)  # oneOf: not both
     types = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
     others = [each for each in types if each != "null"]
-    rules = [each for each in node if each not in _RULES | _ANNOTATIONS and not each.startswith("connect.")]
-    if rules or len(others) != 1 or "oneOf" in node or "anyOf" in node:
-        what = f"the rule {rules[0]!r}" if rules else "a schema without exactly one type"
+    unknown = [each for each in rules if each not in _RULES]
+    if unknown or len(others) != 1:
+        what = f"the rule {unknown[0]!r}" if unknown else "a schema without exactly one type"
         raise ConfigurationError(f"{path}: {what} is not supported, as Spark does not check it")
-    kind, nullable, more = others[0], len(others) < len(types), node.get("additionalProperties", True)
-    if kind == "object" and "properties" not in node and isinstance(more, dict) and not node.get("required"):
-        return _Shape("object", ("map",), nullable, of=_shape_of_json(more, f"{path}{{}}"))
-    if kind == "object":
-        if isinstance(more, dict):
-            raise ConfigurationError(f"{path}: 'properties' with a schema for others is not supported")
-        fields = {
-            name: (_shape_of_json(each, f"{path}.{name}"), name in node.get("required", ()))
-            for name, each in node.get("properties", {}).items()
-        }
-        return _Shape("object", ("struct",), nullable, fields)
-    if kind == "array":
-        return _Shape("array", ("array",), nullable, of=_shape_of_json(node.get("items"), f"{path}[]"))
-    fitting = _IN_JSON.get(f"{kind}:{node['format']}" if "format" in node else kind)
-    if fitting is None:
+    kind, nullable, more = str(others[0]), len(others) < len(types), node.get("additionalProperties", True)
+    properties, required = node.get("properties", {}), node.get("required", ())
+    if kind == "object" and isinstance(more, dict) and not properties and not required:
+        return _Shape("object", ("map",), nullable, of=more)
+    if kind == "object" and (isinstance(more, dict) or not {*required} <= {*properties}):
+        raise ConfigurationError(f"{path}: only fields in 'properties' are supported, in 'required' too")
+    kinds = _IN_JSON.get(f"{kind}:{node['format']}" if "format" in node else kind)
+    if kinds is None:
         raise ConfigurationError(f"{path}: JSON's {kind} {node.get('format', '')} is not supported")
-    return _Shape(str(kind), fitting, nullable, test=_is_no_number if kind == "number" else None)
+    fields = {name: (each, name in required) for name, each in properties.items()}
+    return _Shape(kind, kinds, nullable, fields, node.get("items"), _is_no_number if kind == "number" else None)
 
 
 # Columns and schemas. -------------------------------------------------------------------------------------------------
@@ -565,83 +543,89 @@ def _shape_of_json(node: Any, path: str) -> _Shape:
 _Test: TypeAlias = "Callable[[Column], Column]"
 """A function from a value to whether the schema can't hold it."""
 
+_Within: TypeAlias = "Callable[[_Test], _Test]"
+
 
 @dataclass(frozen=True)
 class _Shape:
     """What a schema can hold at one place: Spark's ``kinds``, with a ``test`` of each value.
 
-    ``fields`` has a struct's fields, with their own shape and whether a column must be there; ``of`` is for elements.
+    ``fields`` has the schema of each field, with whether a column must be there; ``of`` is the schema of elements.
     """
 
     shown: str
     kinds: tuple[str, ...]
-    nullable: bool = False
-    fields: Mapping[str, tuple[_Shape, bool]] = field(default_factory=dict)
-    of: _Shape | None = None
-    test: Callable[[DataType], _Test | None] | None = None
+    nullable: bool
+    fields: Mapping[str, tuple[Any, bool]] = field(default_factory=dict)
+    of: Any = None
+    test: _Test | None = None
 
 
-def _is_no_millisecond(_: DataType) -> _Test:
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-
-    return lambda value: F.date_trunc("MILLISECOND", value) != value
+def _is_no_millisecond(value: Column) -> Column:
+    return F.date_trunc("MILLISECOND", value) != value
 
 
-def _is_no_number(kind: DataType) -> _Test | None:
-    """JSON has no NaN and no infinity."""
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-
-    if kind.typeName() not in ("float", "double"):
-        return None
-    return lambda value: F.isnan(value) | (F.abs(value) == F.lit(float("inf")))
+def _is_no_uuid(value: Column) -> Column:
+    return ~value.rlike("^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
-def _faults(kind: DataType, shape: _Shape, may_be_null: bool, path: str) -> Iterator[tuple[_Test, str]]:
+def _is_no_number(value: Column) -> Column:
+    """JSON has no NaN and no infinity. Spark's NaN is greater than infinity."""
+    return F.abs(value.cast("double")) >= F.lit(float("inf"))
+
+
+def _is_no_text(value: Column) -> Column:
+    """``CAST(value AS STRING)`` takes any bytes, which other readers refuse or replace."""
+    return ~F.is_valid_utf8(value)
+
+
+_TESTS = {"timestamp-millis": _is_no_millisecond, "local-timestamp-millis": _is_no_millisecond, "uuid": _is_no_uuid}
+
+
+def _faults(
+    kind: T.DataType, schema: Any, shape_of: Callable[[Any, str], _Shape], path: str, may_be_null: bool = False
+) -> Iterator[tuple[_Test, str]]:
     """Compare a Spark type with a schema by the names of the fields, and yield the tests that values still need.
 
     Raises:
         ConfigurationError: they do not fit. The error names the field, the column's type and the schema's.
     """
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-    from pyspark.sql import types as T  # noqa: N812  # its usual name
-
+    shape = shape_of(schema, path)
     is_other_key = isinstance(kind, T.MapType) and not isinstance(kind.keyType, T.StringType)
     if is_other_key or not {kind.typeName(), kind.simpleString()} & {*shape.kinds}:
         raise ConfigurationError(f"{path}: Spark's {kind.simpleString()} does not fit the schema's {shape.shown}")
     if may_be_null and not shape.nullable:
         yield lambda value: value.isNull(), f"{path} is null, which the schema does not allow"
-    if shape.test and (test := shape.test(kind)):
-        yield test, f"{path} has a value that the schema's {shape.shown} can't hold exactly"
+    if isinstance(kind, T.StringType):
+        yield _is_no_text, f"{path} has a value that is not UTF-8"
+    if shape.test:
+        yield shape.test, f"{path} has a value that the schema's {shape.shown} can't hold exactly"
+    for part, inner, inner_schema, is_nullable, within in _parts(kind, shape, path):
+        for test, message in _faults(inner, inner_schema, shape_of, path + part, is_nullable):
+            yield within(test), message
+
+
+def _parts(kind: T.DataType, shape: _Shape, path: str) -> Iterator[tuple[str, T.DataType, Any, bool, _Within]]:
+    """Yield each part of a type: its path, type and schema, whether it may be null, and how to test it in its whole."""
     match kind:
         case T.StructType():
-            _refuse_other_fields(kind, shape, path)
+            if others := [each for each in kind.names if each not in shape.fields or kind.names.count(each) > 1]:
+                raise ConfigurationError(f"{path}: the schema has no field for the columns {others}, or one for two")
+            if absent := [name for name, (_, needed) in shape.fields.items() if needed and name not in kind.names]:
+                raise ConfigurationError(f"{path}: there are no columns for {absent}, which can't be left out")
             for each in kind:
-                inner = _faults(each.dataType, shape.fields[each.name][0], each.nullable, f"{path}.{each.name}")
-                yield from ((_in_field(each.name, test), told) for test, told in inner)
-        case T.ArrayType() if shape.of:
-            inner = _faults(kind.elementType, shape.of, kind.containsNull, f"{path}[]")
-            yield from ((_in_any(test, lambda array: array), told) for test, told in inner)
-        case T.MapType() if shape.of:
-            inner = _faults(kind.valueType, shape.of, kind.valueContainsNull, f"{path}{{}}")
-            yield from ((_in_any(test, F.map_values), told) for test, told in inner)
-
-
-def _refuse_other_fields(kind: StructType, shape: _Shape, path: str) -> None:
-    for name in kind.names:
-        if name not in shape.fields:
-            raise ConfigurationError(f"{path}: the schema has no field for the column {name!r}")
-        if kind.names.count(name) > 1:
-            raise ConfigurationError(f"{path}: two columns have the name {name!r}")
-    for name, (_, is_required) in shape.fields.items():
-        if is_required and name not in kind.names:
-            raise ConfigurationError(f"{path}: there is no column for the field {name!r}, which can't be left out")
+                schema, _ = shape.fields[each.name]
+                yield f".{each.name}", each.dataType, schema, each.nullable, partial(_in_field, each.name)
+        case T.ArrayType():
+            yield "[]", kind.elementType, shape.of, kind.containsNull, partial(_in_any, lambda array: array)
+        case T.MapType():
+            yield "{key}", kind.keyType, {"type": "string"}, False, partial(_in_any, F.map_keys)
+            yield "{}", kind.valueType, shape.of, kind.valueContainsNull, partial(_in_any, F.map_values)
 
 
 def _in_field(name: str, test: _Test) -> _Test:
     return lambda value: value.isNotNull() & test(value.getField(name))
 
 
-def _in_any(test: _Test, elements: _Test) -> _Test:
-    from pyspark.sql import functions as F  # noqa: N812  # its usual name
-
+def _in_any(elements: _Test, test: _Test) -> _Test:
     return lambda value: F.exists(elements(value), test)
