@@ -131,8 +131,8 @@ OPTIONS = (
     Option(
         "commit.margin.ms",
         _ms(0),
-        "how much of `transaction.timeout.ms` is kept for commit and restart: a batch that leaves less is rolled back and"
-        " run again, and a driver that dies after a decision must be back within this time",
+        "how much of `transaction.timeout.ms` is kept for commit and restart: a batch that leaves less is rolled back"
+        " and run again, and a driver that dies after a decision must be back within this time",
         default_text="a third of `transaction.timeout.ms`",
     ),
     Option(
