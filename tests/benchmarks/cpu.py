@@ -19,7 +19,9 @@ class Processes:
         of_broker = descent(broker_pid)
         others = [each for each in descent(pid) if each not in of_broker]
         self._parts = [(BROKER, each) for each in of_broker]
-        self._parts += [(JVM if "java" in each.name() else PYTHON, each) for each in others]
+        for each in others:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                self._parts.append((JVM if "java" in each.name() else PYTHON, each))
 
     def used_s(self) -> Counter[str]:
         """Return the CPU seconds used so far, by part. A process that has ended counts in its parent."""

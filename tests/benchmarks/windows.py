@@ -83,7 +83,8 @@ class Contestant:
         before, samples = self._committed(), list[Sample]()
         process = self._resumed()
         deadline_s = time.monotonic() + LONGEST_WINDOW_S
-        processes: Processes | None = None
+        start = Sample(time.perf_counter(), 0, Processes(broker_pid, process.pid).used_s())
+        processes: Processes | None = None  # as they are from the first sample on, since Spark starts Python again
         while not samples or samples[-1].records < records:
             time.sleep(POLL_S)
             if process.poll() is not None or time.monotonic() > deadline_s:
@@ -94,10 +95,10 @@ class Contestant:
                 samples.append(Sample(now_s, found, processes.used_s()))
         time.sleep(SETTLE_S)
         self._signal(signal.SIGSTOP)
-        begin, end = samples[0], [each for each in samples if each.at_s <= samples[-1].at_s - self._cut_s][-1]
+        whole = [each for each in samples if each.at_s <= samples[-1].at_s - self._cut_s] or samples[-1:]
+        # A contestant that commits nearly all at once has no other window than from the start.
+        begin, end = samples[0] if len(whole) > 1 else start, whole[-1]
         copied = end.records - begin.records
-        if not copied:
-            raise SystemExit(f"{self._log.stem} committed {records} records at once, which leaves no window")
         cpu_us = {part: (s - begin.used_s[part]) / copied * 1e6 for part, s in end.used_s.items()}
         return Turn(copied / (end.at_s - begin.at_s), cpu_us)
 

@@ -140,4 +140,4 @@ def scram_user(broker: KafkaBroker, name: str, password: str) -> None:
     admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     mechanism = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
     user = UserScramCredentialUpsertion(name, mechanism, password.encode())
-    admin.alter_user_scram_credentials([user])[name].result(timeout=10)
+    admin.alter_user_scram_credentials([user])[name].result(timeout=60)

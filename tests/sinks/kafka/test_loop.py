@@ -179,9 +179,10 @@ def test_a_topic_that_is_created_again_while_it_is_read_is_refused_and_no_record
 
 def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(make_topic: Any, wait: Any) -> None:
     topic = make_topic()
+    admin = AdminClient({"bootstrap.servers": topic.servers})
     with source_of(topic) as source:
         source.begin(None)
-        AdminClient({"bootstrap.servers": topic.servers}).delete_topics([topic.name])[topic.name].result(30)
+        admin.delete_topics([topic.name])[topic.name].result(30)
 
         def is_gone() -> bool:
             try:

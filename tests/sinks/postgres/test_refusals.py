@@ -12,6 +12,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from tests.sinks.prepared_contract import checked, warned
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborted, SchemaMismatch
@@ -57,10 +58,8 @@ def test_a_trigger_that_writes_records_to_another_table_is_named_with_what_works
     add_trigger(place, f"INSERT INTO {place.table}_old VALUES (NEW.*); RETURN NULL;")  # noqa: S608
     with pytest.raises(RecordRefused, match=r"\(watch\) leaves out 1 of 1 .*partition the table with PARTITION BY"):
         place.pre_commit(["a"])
-    sink = place.unbound()
-    sink.bind("orders", "doctor")
-    [warned] = [each for each in sink.check() if each.result is CheckStatus.WARNING]
-    assert "a trigger of the table (watch) leaves out" in warned.detail
+    [warning] = warned(checked(place))
+    assert "a trigger of the table (watch) leaves out" in warning.detail
 
 
 @pytest.mark.parametrize("when", ["BEFORE INSERT", "AFTER INSERT"])
@@ -91,11 +90,9 @@ def test_a_trigger_that_does_what_can_not_be_prepared_is_refused_by_doctor_and_b
 def test_a_row_trigger_that_no_made_up_row_reaches_is_named_by_doctor(place: Place) -> None:
     place.create("value text CHECK (value = 'a')")
     add_trigger(place, "")
-    sink = place.unbound()
-    sink.bind("orders", "doctor")
-    [warned] = [each for each in sink.check() if each.result is CheckStatus.WARNING]
-    assert "row triggers watch" in warned.check
-    assert "let no trigger use NOTIFY" in warned.advice
+    [warning] = warned(checked(place))
+    assert "row triggers watch" in warning.check
+    assert "let no trigger use NOTIFY" in warning.advice
 
 
 @pytest.mark.parametrize(("upsert_by", "event"), [("", "INSERT"), ("value", "INSERT"), ("value", "UPDATE")])
