@@ -1,4 +1,4 @@
-"""The README and the first query of the page on Spark run as they stand. The README's figures and picture are true."""
+"""The README and the first programs of other pages run as they stand. The README's figures and picture are true."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
+from pyiceberg.catalog import load_catalog
 
 from tests.support.pages import DOCS, ROOT, blocks, site_script
 from tests.support.topic_reader import records_of
@@ -52,11 +54,7 @@ def test_the_first_query_of_the_page_on_spark_writes_each_record_to_both_systems
 ) -> None:
     code, *_ = blocks(DOCS / "spark.md", "python")
     with KafkaBroker() as broker:
-        broker.create_topic("events")
-        broker.create_topic("orders")
-        with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
-            for key in (b"a", b"b"):
-                producer.send("events", key=key, value=key.upper())
+        send_events(broker)
         processed = code.replace("\n...\n", "\nquery.processAllAvailable()\n").replace(
             '.option("subscribe"', '.option("startingOffsets", "earliest").option("subscribe"'
         )
@@ -65,6 +63,45 @@ def test_the_first_query_of_the_page_on_spark_writes_each_record_to_both_systems
     assert sorted(records) == [(b"a", b"A"), (b"b", b"B")]
     archived = spark.read.parquet(f"{tmp_path}/archive").collect()
     assert sorted((row.id, row.text) for row in archived) == [("a", "A"), ("b", "B")]
+
+
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.kafka
+@pytest.mark.usefixtures("spark")
+def test_the_program_of_the_checklist_writes_each_record_to_a_topic_and_to_a_table(tmp_path: Path) -> None:
+    code, *_ = blocks(DOCS / "production.md", "python")
+    uri, warehouse = f"sqlite:///{tmp_path}/catalog.db", f"file://{tmp_path}/warehouse"
+    tables = load_catalog("default", type="sql", uri=uri, warehouse=warehouse)
+    tables.create_namespace("sales")
+    tables.create_table("sales.orders", pa.schema([("id", pa.string()), ("text", pa.string())]))
+    with KafkaBroker() as broker:
+        send_events(broker)
+        for place, here in {
+            "broker:9092": broker.bootstrap_servers,
+            "s3a://bucket": str(tmp_path),
+            "s3://bucket": str(tmp_path),
+            '"rest", "catalog.uri": "https://catalog.example"': (
+                f'"sql", "catalog.uri": "{uri}", "catalog.warehouse": "{warehouse}"'
+            ),
+            '.option("subscribe"': '.option("startingOffsets", "earliest").option("subscribe"',
+            ".writeStream": ".writeStream.trigger(availableNow=True)",
+        }.items():
+            assert code.count(place) == 1
+            code = code.replace(place, here)
+        exec(code, {"__name__": "__main__"})  # noqa: S102  # ours
+        records = [(record.key, record.value) for record in records_of(broker.bootstrap_servers, "orders")]
+    assert sorted(records) == [(b"a", b"A"), (b"b", b"B")]
+    rows = tables.load_table("sales.orders").scan().to_arrow().to_pylist()
+    assert sorted((row["id"], row["text"]) for row in rows) == [("a", "A"), ("b", "B")]
+
+
+def send_events(broker: KafkaBroker) -> None:
+    broker.create_topic("events")
+    broker.create_topic("orders")
+    with KafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
+        for key in (b"a", b"b"):
+            producer.send("events", key=key, value=key.upper())
 
 
 def test_its_figures_are_those_of_the_pages_that_name_the_runs() -> None:

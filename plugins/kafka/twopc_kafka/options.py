@@ -131,8 +131,8 @@ OPTIONS = (
     Option(
         "commit.margin.ms",
         _ms(0),
-        "how much of `transaction.timeout.ms` must be left when a batch is decided; with less, the batch is rolled back"
-        " and run again. A driver that dies after the decision must be restarted within this time",
+        "how much of `transaction.timeout.ms` is kept for commit and restart: a batch that leaves less is rolled back"
+        " and run again, and a driver that dies after a decision must be back within this time",
         default_text="a third of `transaction.timeout.ms`",
     ),
     Option(
