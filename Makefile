@@ -70,7 +70,7 @@ wheels: $(UV)/done ## build a wheel of each distribution into build/wheels
 	@$(PYTHON) -c 'import pathlib; print("export PIP_FIND_LINKS=" + pathlib.Path("$(WHEELS)").resolve().as_uri())'
 
 # A group of tests that shares a server stays on one worker. The suite mostly waits, so three keep two cores busy.
-PYTEST = $(WITH_JAVA) $(BIN)/pytest --numprocesses 3 --dist loadgroup --no-loadscope-reorder
+PYTEST = $(WITH_JAVA) $(BIN)/pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: unit
 unit: $(TEST) ## run the tests that need no server
