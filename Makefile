@@ -69,7 +69,7 @@ wheels: $(UV)/done ## build a wheel of each distribution into build/wheels
 	@echo "For pip to find them, run:"
 	@$(PYTHON) -c 'import pathlib; print("export PIP_FIND_LINKS=" + pathlib.Path("$(WHEELS)").resolve().as_uri())'
 
-# A group of tests that shares a server stays on one worker. The suite mostly waits, so three keep two cores busy.
+# A group of tests that shares a server stays on one worker. The suite mostly waits, so four workers keep two cores busy.
 PYTEST = $(WITH_JAVA) $(BIN)/pytest --numprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .PHONY: unit
