@@ -36,7 +36,7 @@ def test_a_log_without_its_older_entries_serves_the_query(tmp_path: Path) -> Non
 
 def test_no_page_calls_a_restart_safe_after_a_driver_was_fenced() -> None:
     assert [name for name, text in TEXTS.items() if re.search(r"[Ss]tarting again is safe", text)] == []
-    assert "After `Fenced`, a restart would fence the newer driver." in TEXTS["docs/operating.md"]
+    assert "After `Fenced`, a restart fences the newer driver;" in TEXTS["docs/operating.md"]
 
 
 def test_the_state_of_the_file_sink_names_the_stores_that_need_repair_by_hand() -> None:

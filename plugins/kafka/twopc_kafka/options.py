@@ -110,8 +110,8 @@ OPTIONS = (
     Option(
         "upsert_by",
         choice("key", "topic,key"),
-        "for a compacted topic, in which a record replaces the one of its key: a batch's last record of each key is"
-        " written, and a delete is a tombstone. `topic,key` if the records have a column `topic`",
+        "for a compacted topic: of each key, the batch's last record is written, and a delete as a tombstone."
+        " `topic,key` if the records have a column `topic`",
         default_text="records are only added",
     ),
     Option(
@@ -124,21 +124,21 @@ OPTIONS = (
     Option(
         "transaction.timeout.ms",
         _ms(1000),
-        "how long a decided batch may wait for its commit before Kafka aborts it. A longer timeout loses"
-        f" less. {DEFAULTS['transaction.timeout.ms']}, the brokers' default, if this principal can't read the maximum",
+        "Kafka aborts a transaction this long after its begin, also a decided one."
+        f" {DEFAULTS['transaction.timeout.ms']}, the brokers' default, if this principal can't read the maximum",
         default_text="the brokers' maximum",
     ),
     Option(
         "commit.margin.ms",
         _ms(0),
-        "how much of `transaction.timeout.ms` is kept for commit and restart: a batch that leaves less is rolled back"
-        " and run again, and a driver that dies after a decision must be back within this time",
+        "the part of `transaction.timeout.ms` that is kept for the commit: a batch that leaves less is rolled back and"
+        " repeated, and a driver that dies after a decision must be back within it",
         default_text="a third of `transaction.timeout.ms`",
     ),
     Option(
         "message.timeout.ms",
         _ms(1, why=": without a limit, a task would wait forever for a lost broker"),
-        "how long a task waits for a lost broker",
+        "how long a task waits for a broker that does not answer",
         default_text=f"{DEFAULTS['message.timeout.ms']}, or `transaction.timeout.ms` if shorter",
     ),
     Option(
