@@ -63,9 +63,13 @@ def sentence(error: TwoPhaseCommitError) -> str:
     return f"{error.message.removesuffix('.')}."
 
 
+class NotComputedAgain(Retriable):
+    """What is lost of a decided batch could not be computed again. The cause tells whether that passes."""
+
+
 def cause_of(error: BaseException) -> BaseException:
-    """Return what has failed a round, for the error that its rollback raises; else the error itself."""
-    return error.__cause__ if isinstance(error, RoundAborted) and error.__cause__ is not None else error
+    """Return what has failed a round, for the error that its end raises; else the error itself."""
+    return (isinstance(error, RoundAborted | NotComputedAgain) and error.__cause__) or error
 
 
 def is_outage(error: BaseException) -> bool:

@@ -197,6 +197,20 @@ def test_tasks_whose_process_is_lost_for_an_hour_are_told(
     assert [kind for _, kind in failed(rounds)[-2:]] == ["RoundAborted", "RepeatedFailure"]
 
 
+def test_records_that_end_early_are_no_failure_of_the_sink(rounds: Rounds, task: Any) -> None:
+    def interrupted() -> Iterator[pa.RecordBatch]:
+        yield RECORDS
+        raise EOFError
+
+    for _ in range(4):
+        with pytest.raises(EOFError):
+            rounds.open(SCHEMA).write(0, interrupted())
+    newest = read_tail(open_store(rounds.log))
+    assert newest is not None
+    assert newest[1].repetition is None
+    assert archived(rounds) == 0
+
+
 def test_a_log_that_a_task_does_not_reach_does_not_hide_its_failure(
     rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -571,14 +571,13 @@ def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_
 ) -> None:
     run(by_files, 0, [(1, "a", "mon"), (2, "b", "mon")])
     voted = vote(by_files, [(1, "A", "wed")], round=Round(1, 1))
-    if is_sealed:
-        voted = sealed(by_files, voted)
+    batch = sealed(by_files, voted) if is_sealed else []
     changes(by_files)
     with pytest.raises(OperatorRequired if is_sealed else Refused, match=advice) as found:
-        upserts(by_files).commit_batch(1, voted) if is_sealed else sealed(by_files, voted)
+        upserts(by_files).commit_batch(1, batch or sealed(by_files, voted))
     assert "Restore" not in str(found.value)
     follow(by_files)
-    upserts(by_files).commit_batch(1, voted if is_sealed else sealed(by_files, voted))
+    upserts(by_files).commit_batch(1, batch or sealed(by_files, voted))
     assert names(by_files) == ["A", "b"]
 
 

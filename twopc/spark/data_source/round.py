@@ -141,19 +141,24 @@ class PhaseOne:
                 pass
             return TaskVote(self.incarnation, {}, reads)
         round = Round(self.incarnation.number, batch_id)
-        try:
-            sinks, serial = self.sinks.load(), context.taskAttemptId()
-            with Participant(sinks, round, partition=context.partitionId(), serial=serial) as participant:
-                for batch in batches:
+        sinks = self.sinks.load()
+        with Participant(sinks, round, partition=context.partitionId(), serial=context.taskAttemptId()) as participant:
+            for batch in batches:  # what ends these early, such as a stop, is no failure of the sink
+                with self._failures_counted():
                     participant.write(SINK, batch)
+            with self._failures_counted():
                 vote = participant.pre_commit()
-        except Exception as error:
-            meant = _counted(self.log, error, batch_id, self.tail)
-            if meant is error:
-                raise
-            raise meant from error
         spare_garbage_collection()
         return TaskVote(self.incarnation, vote, reads)
+
+    @contextlib.contextmanager
+    def _failures_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if (meant := _counted(self.log, error, self.batch_id, self.tail)) is error:
+                raise
+            raise meant from error
 
 
 @dataclass(frozen=True)
