@@ -24,7 +24,7 @@ from twopc.coordinator import Coordinator
 from twopc.effects import FailedCommit, Life, LogView, Steps
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc.log import steps
-from twopc.log.entries import Decision, Entry
+from twopc.log.entries import Decision, Entry, Repetition
 from twopc.pending import PendingTransactions
 from twopc.phases import Phase
 from twopc.stores.disk import sync_folder
@@ -108,8 +108,9 @@ def _never_counted(_: Any, __: Entry, error: Exception, *___: Any) -> Steps[Exce
     return error
 
 
-def _any_error(_: Any, error: Exception) -> str:
-    return type(error.__cause__ or error).__name__
+def _newest_alone(real: Any, before: Repetition | None, *now: Any, **passes: Any) -> Repetition:
+    newest: Repetition = real(before and replace(before, others=(), starts=0), *now, **passes)
+    return newest
 
 
 def _two_votes_sealed(real: Any, life: Life, round: Round, votes: Sequence[Any]) -> Any:
@@ -688,8 +689,13 @@ MUTANTS = (
     ),
     Mutant(
         "an outage is counted as a failure",
-        (Seam(f"{PROTOCOL}:identity", _any_error),),
+        (Seam(f"{PROTOCOL}:passes", returning(False)), Seam(f"{PROTOCOL}:is_outage", returning(False))),
         FAILING[1:2],
+    ),
+    Mutant(
+        "a failure is forgotten when another one comes",
+        (Seam(f"{PROTOCOL}:repeated", _newest_alone),),
+        FAILING[-1:],
     ),
     Mutant(
         "an opening forgets the failures before",

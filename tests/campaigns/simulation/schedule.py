@@ -24,7 +24,7 @@ from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
 from tests.campaigns.simulation.promises import Broken, Promise, Violation
 from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share, sum_of_hashes
-from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
+from tests.campaigns.simulation.spark_model import FAILS, Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
@@ -307,7 +307,7 @@ def _scenario_of(seed: int, rng: random.Random) -> Scenario:
     if seed % 11 == 7:
         scenario = replace(scenario, sinks="p" + scenario.sinks)
     if seed % 17 == 5:
-        scenario = replace(scenario, fails=("for ever", "for a while")[seed // 17 % 2])
+        scenario = replace(scenario, fails=FAILS[seed // 17 % len(FAILS)])
     return scenario
 
 

@@ -47,9 +47,10 @@ from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_iceberg import positions
 from twopc_iceberg.manifests import ManifestWriter, data_file, entries
+from twopc_iceberg.prepared import of_committable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.sinks.iceberg.conftest import Place
 
@@ -529,33 +530,75 @@ def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the
         sink.seal([by_files.vote(row, Round(1, 1), sink=sink)], 0.0)
 
 
-def test_a_file_whose_rows_can_not_be_found_is_not_called_damaged(by_files: Place) -> None:
-    by_files.table().add_files([_imported(by_files, "mon", 1)])
-    with by_files.table().transaction() as transaction:
+def imported(place: Place) -> None:
+    """A file of another program, which a table without a mapping of names can't read by ids."""
+    place.table().add_files([_imported(place, "mon", 1)])
+    with place.table().transaction() as transaction:
         transaction.remove_properties("schema.name-mapping.default")
-    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
-    with pytest.raises(
-        OperatorRequired, match=r"1\.parquet has no ids of columns, .*: set it, or run rewrite"
-    ) as found:
-        upserts(by_files).commit_batch(1, batch)
-    assert "Restore" not in str(found.value)
-    with by_files.table().transaction() as transaction:
+
+
+def mapped(place: Place) -> None:
+    with place.table().transaction() as transaction:
         transaction.set_properties(
-            {"schema.name-mapping.default": by_files.table().schema().name_mapping.model_dump_json()}
+            {"schema.name-mapping.default": place.table().schema().name_mapping.model_dump_json()}
         )
-    upserts(by_files).commit_batch(1, batch)
-    assert names(by_files) == ["A"]
 
 
-def test_deletes_of_others_in_another_format_are_not_called_damaged(by_files: Place) -> None:
+def deleted_in_avro(place: Place) -> None:
+    Path(shared_deletes(place, 1, of_format=FileFormat.AVRO)[7:]).write_bytes(b"Obj\x01")
+
+
+def rewritten(place: Place) -> None:
+    rows = place.vote(records([(1, "a", "mon"), (2, "b", "mon")]), Round(1, 9), sink=place.sink("others"))
+    commit_manifests(place, [each.manifest_file(0) for each in of_committable(rows)], keeps=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice", "follow"),
+    [
+        (imported, r"1\.parquet has no ids of columns, .*: set it, or run rewrite", mapped),
+        (deleted_in_avro, r"has position deletes in AVRO: .* run rewrite_position_delete_files", rewritten),
+    ],
+    ids=["no ids", "avro"],
+)
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["before the seal", "after it"])
+def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_before_the_decision(
+    by_files: Place,
+    changes: Callable[[Place], None],
+    advice: str,
+    follow: Callable[[Place], None],
+    is_sealed: bool,
+) -> None:
     run(by_files, 0, [(1, "a", "mon"), (2, "b", "mon")])
-    location = shared_deletes(by_files, 1, of_format=FileFormat.AVRO)
-    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
-    Path(location[7:]).write_bytes(b"Obj\x01")
-    advice = r"has position deletes in AVRO: .* run rewrite_position_delete_files"
-    with pytest.raises(OperatorRequired, match=advice) as found:
-        upserts(by_files).commit_batch(1, batch)
+    voted = vote(by_files, [(1, "A", "wed")], round=Round(1, 1))
+    batch = sealed(by_files, voted) if is_sealed else []
+    changes(by_files)
+    with pytest.raises(OperatorRequired if is_sealed else Refused, match=advice) as found:
+        upserts(by_files).commit_batch(1, batch or sealed(by_files, voted))
     assert "Restore" not in str(found.value)
+    follow(by_files)
+    upserts(by_files).commit_batch(1, batch or sealed(by_files, voted))
+    assert names(by_files) == ["A", "b"]
+
+
+def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_otherwise(by_files: Place) -> None:
+    sink, opened = upserts(by_files), list[str]()
+    real = positions._Search.require_columns
+
+    def counted(search: Any, file: Any) -> None:
+        opened.append(file.path)
+        real(search, file)
+
+    def batch(number: int) -> int:
+        opened.clear()
+        found = sink.seal([by_files.vote(records([(1, "a", "mon")]), Round(1, number), sink=sink)], 0.0)
+        sink.commit_batch(number, found)
+        return len(opened)
+
+    with patch.object(positions._Search, "require_columns", counted):
+        assert [batch(number) for number in range(3)] == [0, 1, 1]
+        mapped(by_files)
+        assert batch(3) == 3
 
 
 def test_the_option_needs_a_key(place: Place) -> None:
