@@ -35,7 +35,7 @@ is the other."""
 
 _COLUMNS = """
     SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, datetime_precision,
-           is_nullable = 'YES', column_default, extra, collation_name
+           is_nullable = 'YES', column_default, extra, collation_name, character_set_name
     FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
 """
 
