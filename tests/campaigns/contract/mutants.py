@@ -108,8 +108,7 @@ SQLITE = (
         ),
     ),
     _sqlite(
-        "a write publishes",
-        ('"INSERT INTO staged VALUES (?, ?)"', "\"INSERT INTO records SELECT ?2 WHERE ?1 <> ''\""),
+        "a write publishes", ('"INSERT INTO staged VALUES (?, ?)"', "\"INSERT INTO records SELECT ?2 WHERE ?1 <> ''\"")
     ),
     _sqlite(
         "null becomes an empty text",
@@ -128,10 +127,7 @@ SQLITE = (
     ),
     _sqlite(
         "validate accepts a column that write refuses",
-        (
-            _METHODS,
-            "    def validate(self, schema: pa.Schema) -> None:\n        pass\n\n" + _METHODS,
-        ),
+        (_METHODS, "    def validate(self, schema: pa.Schema) -> None:\n        pass\n\n" + _METHODS),
         (
             "            rows = (",
             (
@@ -256,10 +252,7 @@ SQLITE = (
         ('connection.execute("BEGIN IMMEDIATE")', "pass"),
         equivalent="if two commits read 'prepared', the second finds nothing staged and records the same state",
     ),
-    _sqlite(
-        "the commit of a batch that complete was called for fails",
-        ("AND batch_id < ?", "AND batch_id <= ?"),
-    ),
+    _sqlite("the commit of a batch that complete was called for fails", ("AND batch_id < ?", "AND batch_id <= ?")),
     _sqlite(
         "complete forgets the commits of other queries",
         (" AND substr(name, 1, ?) = ?", ""),
@@ -311,15 +304,9 @@ SQLITE = (
             "            connection.execute(forget, (name,))",
         ),
     ),
-    _sqlite(
-        "recover misses what is not prepared",
-        ("WHERE state <> 'committed'\")]", "WHERE state = 'prepared'\")]"),
-    ),
+    _sqlite("recover misses what is not prepared", ("WHERE state <> 'committed'\")]", "WHERE state = 'prepared'\")]")),
     _sqlite("recover lists what is committed", (" WHERE state <> 'committed'\")]", '")]')),
-    _sqlite(
-        "recover lists the transactions of every query",
-        (" if self.transactional_ids.owns_exact(name)]", "]"),
-    ),
+    _sqlite("recover lists the transactions of every query", (" if self.transactional_ids.owns_exact(name)]", "]")),
     _sqlite(
         "recover lists what belongs to a sink whose name begins with its own",
         ("self.transactional_ids.owns_exact(name)]", "name.startswith(self.transactional_ids.scope[:-1])]"),
@@ -465,8 +452,7 @@ SQLITE = (
     _sqlite("a text is cut after 255 characters", ("json.dumps(record)", _cut("v[:255]"))),
     _sqlite("a text is cut after 4000 characters", ("json.dumps(record)", _cut("v[:4000]"))),
     _sqlite(
-        "a text is cut after 65535 bytes",
-        ("json.dumps(record)", _cut("v.encode()[:65535].decode(errors='ignore')")),
+        "a text is cut after 65535 bytes", ("json.dumps(record)", _cut("v.encode()[:65535].decode(errors='ignore')"))
     ),
     _sqlite(
         "records that begin alike are taken for one",
@@ -498,18 +484,9 @@ SQLITE = (
     ),
     # No answer.
     _sqlite("no answer is taken for a loss", ("raise Retriable(f", "raise TransactionLost(f")),
-    _sqlite(
-        "a commit without an answer is a success",
-        *_taken_for("commit", "return"),
-    ),
-    _sqlite(
-        "an abort without an answer is a success",
-        *_taken_for("abort", "return"),
-    ),
-    _sqlite(
-        "recover finds nothing open where nobody answers",
-        *_taken_for("recover", "return []"),
-    ),
+    _sqlite("a commit without an answer is a success", *_taken_for("commit", "return")),
+    _sqlite("an abort without an answer is a success", *_taken_for("abort", "return")),
+    _sqlite("recover finds nothing open where nobody answers", *_taken_for("recover", "return []")),
 )
 
 MEMORY = (
@@ -596,10 +573,7 @@ MEMORY = (
             ),
         ),
     ),
-    _memory(
-        "recover lists the transactions of every query",
-        (" if self.transactional_ids.owns_exact(name)]", "]"),
-    ),
+    _memory("recover lists the transactions of every query", (" if self.transactional_ids.owns_exact(name)]", "]")),
     _memory(
         "recover takes away what it lists",
         (
@@ -612,10 +586,7 @@ MEMORY = (
     ),
     _memory(
         "recover misses what has no record yet",
-        (
-            "for name in self.target.open if self",
-            "for name, records in self.target.open.items() if records and self",
-        ),
+        ("for name in self.target.open if self", "for name, records in self.target.open.items() if records and self"),
         equivalent="neither a reader nor a later transaction can notice a transaction without records",
     ),
 )
