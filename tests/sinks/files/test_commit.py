@@ -351,15 +351,6 @@ def test_a_pending_file_that_is_cut_off_is_vetoed(folder: Path, pre_commit: PreC
         make_sink().seal([committable], age_s=0)
 
 
-def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    target_path(folder, committable).touch()
-    with pytest.raises(Refused, match="never overwrites"):
-        make_sink().seal([committable], age_s=0)
-
-
 def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> None:
     sink = make_sink()
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
@@ -367,11 +358,6 @@ def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> 
     transaction.create(f"city={'x' * 255}").close()
     with pytest.raises(Refused, match="File name too long"):
         sink.seal([sink.pre_commit(transaction)], age_s=0)
-
-
-def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreCommit, make_sink: MakeSink) -> None:
-    committables = [pre_commit(partition=partition) for partition in (2, 0, 1)]
-    assert make_sink().seal(committables, age_s=0) == committables
 
 
 # Hostile input. ---------------------------------------------------------------------------------------------

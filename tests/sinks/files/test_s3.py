@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import fsspec
@@ -18,10 +17,10 @@ from botocore.exceptions import CredentialRetrievalError
 from s3fs import S3FileSystem
 
 from tests.sinks.files.conftest import Place
-from tests.sinks.files.uploads import ID, MIB, TARGET, UploadContract, one_batch, run_one_batch, the_file, upload
+from tests.sinks.files.uploads import ID, MIB, TARGET, Secrets, UploadContract, run_one_batch, the_file, upload
 from tests.support.http_proxy import Answer, HttpProxy, Lost, s3_error
 from tests.support.s3_server import S3Server, without_credentials
-from twopc import Committable, Coordinator, Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -75,12 +74,21 @@ def absent(s3: Place) -> Place:
     return Place("s3://no-such-bucket/orders", s3.storage_options)
 
 
+@pytest.fixture
+def secrets(s3: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Secrets:
+    monkeypatch.setattr(S3FileSystem, "retries", 1)
+    credentials = {"key": "AKIAVERYSECRETKEY", "secret": "very/secret+secret", "token": "verysecrettoken"}
+    return [Place(s3.url, {"endpoint_url": proxy.url, **credentials})], [*credentials.values()]
+
+
 class TestUploadsOfS3(UploadContract):
     publication = ("POST", "uploadId")
     part = ("PUT", "partNumber")
     creation = ("POST", "uploads")
     busy = s3_error(503, "SlowDown")
     denied = s3_error(403, "AccessDenied", "not for you")
+    unauthenticated = s3_error(403, "SignatureDoesNotMatch", "who are you")
+    parts_of_nothing = (0,)
     absent_is = "NoSuchBucket"
     replies = (
         (Lost.REQUEST, Retriable),
@@ -108,31 +116,6 @@ def s3_of(place: Place) -> S3:
 
 
 # Parts. -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize(
-    ("size_bytes", "parts"),
-    [
-        (8 * MIB + 1, [8 * MIB, 1]),
-        (0, [0]),
-        (10, [10]),
-        (5 * MIB - 1, [5 * MIB - 1]),
-        (8 * MIB, [8 * MIB]),
-        pytest.param(60 * MIB, [8 * MIB] * 7 + [4 * MIB], marks=pytest.mark.long),
-    ],
-)
-def test_a_file_of_any_size_goes_up_in_parts_and_comes_out_as_it_was(
-    size_bytes: int, parts: list[int], proxied: Place, proxy: HttpProxy
-) -> None:
-    contents = os.urandom(1024) * (size_bytes // 1024 + 1)
-    handle = upload(proxied, contents[:size_bytes])
-    assert handle.size_bytes == size_bytes
-    assert [len(request.body) for request in proxy.sent("PUT", "partNumber")] == parts
-    store = s3_of(proxied)
-    assert proxied.targets() == []
-    store.publish(handle, store.look(handle))
-    assert proxied.fs.cat_file(proxied.path(TARGET)) == contents[:size_bytes]
 
 
 def test_a_file_that_is_forgotten_is_not_made_durable(s3: Place) -> None:
@@ -180,22 +163,6 @@ def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch)
 # What a repeated commit finds. ------------------------------------------------------------------------------
 
 
-def test_an_upload_that_is_gone_with_its_object_in_place_is_committed(proxied: Place, proxy: HttpProxy) -> None:
-    committable = proxied.pre_commit()
-    proxied.sink().commit(committable)
-    completions = len(proxy.sent("POST", "uploadId"))
-    proxied.sink().commit(committable)
-    assert len(proxy.sent("POST", "uploadId")) == completions == 1
-    assert proxied.values() == ["a", "b"]
-
-
-def test_an_upload_that_is_gone_without_an_object_is_lost(s3: Place) -> None:
-    committable = s3.pre_commit()
-    s3.store.discard(the_file(committable))
-    with pytest.raises(TransactionLost, match="2 records"):
-        s3.sink().commit(committable)
-
-
 def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(s3: Place) -> None:
     committable = s3.pre_commit()
     file = the_file(committable)
@@ -203,25 +170,6 @@ def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(
     s3.fs.pipe_file(s3.path(file.target), b"x" * (file.size_bytes or 0))
     with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
         s3.sink().commit(committable)
-
-
-def test_an_upload_that_another_process_completes_during_a_look_is_not_taken_for_lost(
-    s3: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable = s3.pre_commit()
-    call, asked = S3.call, list[str]()
-
-    def other_process_is_quicker(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
-        try:
-            return call(store, method, **arguments)
-        finally:
-            asked.append(method)
-            if len(asked) == 1:
-                s3.sink().commit(committable)
-
-    monkeypatch.setattr(S3, "call", other_process_is_quicker)
-    s3.sink().commit(committable)
-    assert s3.values() == ["a", "b"]
 
 
 def test_an_object_of_another_length_with_the_transactions_mark_is_in_doubt(s3: Place) -> None:
@@ -698,42 +646,3 @@ def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, s3:
     [found] = sink.recover()
     sink.abort(found)
     assert (open_uploads(s3), s3.files()) == ({}, [])
-
-
-# Whole batches. ---------------------------------------------------------------------------------------------
-
-
-# Credentials. -----------------------------------------------------------------------------------------------
-
-
-SECRETS = ("AKIAVERYSECRETKEY", "very/secret+secret", "verysecrettoken")
-
-
-@pytest.mark.long
-def test_credentials_are_in_no_log_entry_error_or_repr(
-    s3: Place, proxy: HttpProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(S3FileSystem, "retries", 1)
-    caplog.set_level("DEBUG", logger="twopc")
-    credentials = dict(zip(("key", "secret", "token"), SECRETS, strict=True))
-    place = Place(s3.url, {"endpoint_url": proxy.url, **credentials})
-    told: list[object] = [place.sink(), place.store, vars(place.sink())]
-    sink = place.sink().unbound()
-    with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
-        coordinator.run(0, partial(one_batch, sink))
-    committable = place.pre_commit(batch_id=1)
-    proxy.disturb_all("GET", s3_error(403, "SignatureDoesNotMatch"))
-    proxy.disturb_all("POST", s3_error(403, "InvalidAccessKeyId"))
-    for ask in (
-        place.sink().open,
-        lambda: place.sink().seal([committable], age_s=0),
-        lambda: place.sink().commit(committable),
-        lambda: place.pre_commit(batch_id=2),
-    ):
-        with pytest.raises((Refused, OperatorRequired)) as refused:
-            ask()
-        told += [refused.value, str(refused.value), refused.value.__cause__, refused.getrepr(style="native")]
-    entries = "".join(path.read_text() for path in (tmp_path / "log").iterdir())
-    text = "\n".join([*map(repr, told), *map(str, told), entries, caplog.text, json.dumps(committable.to_json())])
-    assert "SignatureDoesNotMatch" in text
-    assert [secret for secret in SECRETS if secret in text] == []

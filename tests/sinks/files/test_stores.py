@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.sinks.files.conftest import ON_AZURE, ON_GCS
 from tests.sinks.files.uploads import the_file
 from twopc import Committable, Round
-from twopc.errors import CorruptLog, OperatorRequired, Refused, TransactionLost
+from twopc.errors import CorruptLog, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_files.file_names import decidable_files
 
 if TYPE_CHECKING:
@@ -57,6 +59,53 @@ def test_a_transaction_that_is_half_published_is_recovered_as_the_decided_one_an
     place.sink().commit(committable)
     assert sorted(place.values()) == ["0", "1", "2", "3"]
     assert list(place.sink().recover()) == []
+
+
+@pytest.mark.parametrize("store", [ON_AZURE, ON_GCS, "memory"])
+def test_a_commit_that_died_before_it_removed_what_was_pending_is_completed_by_the_next(
+    store: str, request: pytest.FixtureRequest
+) -> None:
+    place: Place = request.getfixturevalue(store)
+    committable = place.pre_commit()
+    file = the_file(committable)
+    place.store.publish(file, place.store.look(file))
+    assert len(place.files()) == 2
+    place.sink().commit(committable)
+    assert place.files() == [file.target]
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("number", range(1, 5))
+@pytest.mark.parametrize(
+    ("store", "call"),
+    [
+        ("s3", "call"),
+        ("memory", "info"),
+        ("renaming", "info"),
+        pytest.param("azure", "call", marks=ON_AZURE.marks),
+        pytest.param("gcs", "_object", marks=ON_GCS.marks),
+    ],
+)
+def test_a_file_that_another_process_publishes_amid_a_commit_is_not_taken_for_lost(
+    store: str, call: str, number: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any request but the first."""
+    place: Place = request.getfixturevalue(store)
+    committable = place.pre_commit()
+    owner: Any = type(place.fs if call == "info" else place.store)
+    real, asked = getattr(owner, call), list[str]()
+
+    def other_process_is_quicker(self: Any, name: str, *given: Any, **more: Any) -> Any:
+        asked.append(name)
+        if len(asked) == number + 1:
+            place.sink().commit(committable)
+        return real(self, name, *given, **more)
+
+    monkeypatch.setattr(owner, call, other_process_is_quicker)
+    with suppress(Retriable):  # as where the upload is gone when it is to be completed
+        place.sink().commit(committable)
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
 
 
 def test_what_is_found_of_a_round_that_is_not_decided_is_removed_with_all_its_files(place: Place) -> None:
