@@ -37,11 +37,9 @@ from tests.sinks.iceberg.test_upserts import (
     compact,
     names,
     read,
-    run,
-    upserts,
 )
 from tests.support.between import Between, lost, once
-from tests.support.keyed_table import records, sealed, vote
+from tests.support.keyed_table import records, run, sealed, upserts, vote
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TransactionLost

@@ -32,16 +32,15 @@ from pyiceberg.types import (
 
 from tests.sinks.iceberg.conftest import few
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
-from tests.support.between import Between, lost, once
+from tests.support.between import Between, lost, nothing, once
 from tests.support.duckdb_extension import load
-from tests.support.keyed_table import Rows, records, sealed, vote
+from tests.support.keyed_table import KeyedTableContract, commit, records, run, sealed, upserts, vote
 from tests.support.typed_records import typed, unchecked_text
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
-    RecordRefused,
     RoundAborted,
     SchemaMismatch,
     TransactionLost,
@@ -54,7 +53,7 @@ from twopc_iceberg.prepared import of_committable
 from twopc_iceberg.snapshot import Attempt, moved, new_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyiceberg.manifest import ManifestFile
 
@@ -110,21 +109,6 @@ def names(place: Place) -> list[str]:
     return sorted(row["name"] for row in read(place))
 
 
-def upserts(place: Place) -> IcebergSink:
-    return place.sink(upsert_by="id")
-
-
-def commit(place: Place, batch_id: int, *votes: Committable) -> list[Committable]:
-    batch, sink = sealed(place, *votes), upserts(place)
-    sink.commit_batch(batch_id, batch)
-    sink.complete(batch_id, batch)
-    return batch
-
-
-def run(place: Place, batch_id: int, rows: Rows, *deleted: int) -> list[Committable]:
-    return commit(place, batch_id, vote(place, rows, deleted, Round(1, batch_id)))
-
-
 def append(place: Place, *rows: tuple[int, str, str]) -> None:
     """What another program appends."""
     if place.version == "2":
@@ -154,66 +138,25 @@ def commit_manifests(place: Place, manifests: list[ManifestFile], keeps: bool = 
     connected(sink._options).commit_table(table, (), moved(table.metadata, snapshot, "main"))
 
 
-# What readers see. --------------------------------------------------------------------------------------------------
+class TestKeyedTable(KeyedTableContract):
+    def readings(self, table: Place) -> list[list[dict[str, Any]]]:
+        return [read(table)]
 
+    def append(self, table: Place, *rows: tuple[int, str, str]) -> None:
+        append(table, *rows)
 
-def test_a_record_replaces_the_one_of_its_key_and_a_delete_removes_it(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "tue"), (3, "c", "mon")])
-    assert names(table) == ["a", "b", "c"]
-    run(table, 1, [(1, "A", "tue"), (4, "d", "tue")], 3, 99)
-    assert names(table) == ["A", "b", "d"]
-    run(table, 2, [], 2)
-    assert names(table) == ["A", "d"]
-    run(table, 3, [(2, "again", "wed")])
-    assert names(table) == ["A", "again", "d"]
+    def compact(self, table: Place) -> None:
+        compact(table)
 
-
-def test_the_records_of_several_tasks_and_files_of_a_batch_replace_older_ones_alone(table: Place) -> None:
-    run(table, 0, [(number, f"old {number}", "mon") for number in range(6)])
-    votes = [
-        vote(table, [(n, f"new {n}", f"{n}"), (n + 10, "new", "mon")], [n + 3], Round(1, 1), partition=n)
-        for n in range(3)
-    ]
-    commit(table, 1, *votes)
-    assert names(table) == ["new", "new", "new", "new 0", "new 1", "new 2"]
-
-
-def test_records_that_others_appended_before_the_commit_are_replaced_and_later_ones_stay(table: Place) -> None:
-    batch, sink = sealed(table, vote(table, [(1, "a", "mon")])), upserts(table)
-    between = Between(before=once(lambda: append(table, (1, "foreign", "tue"), (2, "foreign", "mon")))).stand(sink)
-    sink.commit_batch(0, batch)
-    assert len(between.requests) >= 2
-    assert names(table) == ["a", "foreign"]
-    append(table, (1, "later", "mon"))
-    assert names(table) == ["a", "foreign", "later"]
-    run(table, 1, [(1, "last", "mon")])
-    assert names(table) == ["foreign", "last"]
-
-
-def test_a_batch_whose_answer_was_lost_is_applied_once_and_never_after_a_later_one(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
-    batch, sink = sealed(table, vote(table, [(1, "A", "tue")], [2], Round(1, 1))), upserts(table)
-    between = Between(after=once(lost)).stand(sink)
-    sink.commit_batch(1, batch)
-    assert names(table) == ["A"]
-    run(table, 2, [(1, "AA", "tue"), (2, "B", "mon")])
-    for request in between.requests:
-        with pytest.raises(Exception, match=r"."):  # the catalog refuses a late request
-            request()
-    for again in (sink, upserts(table)):
-        again.commit_batch(1, batch)
-    assert names(table) == ["AA", "B"]
-
-
-def test_a_rewrite_by_others_neither_brings_a_deleted_record_back_nor_loses_one(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "tue")])
-    batch, sink = sealed(table, vote(table, [(3, "c", "mon")], [1], Round(1, 1))), upserts(table)
-    Between(before=once(lambda: compact(table))).stand(sink)
-    sink.commit_batch(1, batch)
-    assert names(table) == ["b", "c"]
-    compact(table)
-    sink.commit_batch(1, batch)
-    assert names(table) == ["b", "c"]
+    def between(
+        self,
+        sink: IcebergSink,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        before: Callable[[], object] | None = None,
+        is_answer_lost: bool = False,
+    ) -> list[Callable[[], object]]:
+        return Between(once(before or nothing), once(lost if is_answer_lost else nothing)).stand(sink).requests
 
 
 @pytest.mark.long
@@ -226,26 +169,6 @@ def test_manifests_of_deletes_are_merged_and_deletes_keep_their_place_in_the_ord
     assert snapshot is not None
     found = [each.content for each in snapshot.manifests(place.table().io)]
     assert max(found.count(content) for content in ManifestContent) < 8
-
-
-def test_a_null_is_a_value_that_replaces_another(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", None)])
-    run(table, 1, [(1, "a", None), (2, "b", "tue")])
-    assert sorted((row["id"], row["day"]) for row in read(table)) == [(1, None), (2, "tue")]
-
-
-def test_a_key_may_have_several_columns(place: Place) -> None:
-    place.create(COLUMNS, BY_DAY)
-    for batch_id, name in enumerate("ab"):
-        sink = place.sink(upsert_by="day,id")
-        rows = records([(1, f"{name}1", "mon"), (1, f"{name}2", "tue"), (2, f"{name}3", "mon")])
-        with Participant({"orders": sink}, Round(1, batch_id), partition=0) as participant:
-            participant.write("orders", rows if name == "a" else rows.slice(1, 1))
-            if name == "b":
-                participant.delete("orders", rows.slice(2))
-            batch = sink.seal([participant.pre_commit()["orders"]], 0.0)
-        sink.commit_batch(batch_id, batch)
-    assert names(place) == ["a1", "b2"]
 
 
 # What the sink writes, as the specification has it. -------------------------------------------------------------
@@ -389,14 +312,6 @@ def test_a_column_that_the_records_lack_is_refused_as_its_stored_value_would_be_
     with pytest.raises(SchemaMismatch, match=r"the records lack column 'spot\.y'"):
         sink.validate(pa.schema({"id": pa.int64(), "note": whole, "spot": part}))
     place.sink().validate(pa.schema({"id": pa.int64(), "spot": part}))
-
-
-def test_a_record_or_a_delete_without_its_key_is_refused(table: Place) -> None:
-    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value") as refused:
-        vote(table, [(1, "a", "mon"), (None, "b", "mon")])
-    assert (refused.value.column, refused.value.record) == ("id", 1)
-    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value"):
-        vote(table, [], [1, None])
 
 
 def test_deletes_without_a_key_may_go_to_bad_records(table: Place) -> None:
