@@ -13,10 +13,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Client
 from pathlib import Path
+from typing import NoReturn
 
 import twopc
 from tests.campaigns.jepsen.defects import planted
@@ -157,7 +158,8 @@ class Driver:
         return answer
 
 
-def main() -> None:
+def as_driver(run: Callable[[Settings], None]) -> NoReturn:
+    """Run a query in this process, under observers that end and note, and end the process."""
     settings = Settings(**json.loads(sys.argv[1]))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
@@ -167,7 +169,7 @@ def main() -> None:
     code = 1
     try:
         with planted(settings.defect):
-            Driver(settings).run()
+            run(settings)
         code = 0
     except BaseException:  # noqa: BLE001  # whatever it is, the orchestrator starts another driver
         traceback.print_exc()
@@ -176,4 +178,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    as_driver(lambda settings: Driver(settings).run())

@@ -91,9 +91,6 @@ def test_rows_behind_a_checkpoint_are_found(table: Place, is_cleaned: bool) -> N
     assert sorted(by_duckdb(table)["name"].to_pylist()) == ["3", "one"]
 
 
-# What the sink writes, as Delta's protocol has it. ------------------------------------------------------------------
-
-
 def actions(place: Place, kind: str) -> list[dict[str, Any]]:
     """Those of the newest entry."""
     found = [json.loads(line) for line in place.entry(place.table().version()).splitlines()]
@@ -171,9 +168,6 @@ def test_a_vector_is_read_back_from_a_file_with_several(tmp_path: Path) -> None:
     path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
     with pytest.raises(ValueError, match="is damaged"):
         vectors.read(storage, descriptors["b"])
-
-
-# What is not taken. -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -284,9 +278,6 @@ def test_a_file_is_removed_however_its_path_is_spelled(tmp_path: Path) -> None:
     table.table().delete("id = 1")
     live = live_files(LogFiles(Storage.at(table.path, {})), 2)
     assert [each.path for each in live] == [unquote(each["path"]) for each in actions(table, "add")]
-
-
-# The contract of every sink. ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

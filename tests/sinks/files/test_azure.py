@@ -130,9 +130,6 @@ def put(place: Place, contents: bytes, **metadata: str) -> None:
     azure_of(place).call(TARGET, "upload_blob", contents, metadata=metadata, overwrite=True)
 
 
-# Blocks. ----------------------------------------------------------------------------------------------------
-
-
 def test_a_folder_may_be_the_top_of_a_container(azure: Place) -> None:
     top = Place(azure.url.removesuffix("/data/orders"), azure.storage_options)
     committable = top.pre_commit()
@@ -178,9 +175,6 @@ def test_the_list_of_blocks_is_put_only_where_there_is_no_blob(proxied: Place, p
     assert request.headers["If-None-Match"] == "*"
 
 
-# What a repeated commit finds. ------------------------------------------------------------------------------
-
-
 def test_a_marker_whose_blocks_azure_has_removed_is_lost(azure: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = azure.pre_commit()
     monkeypatch.setattr(Azure, "_blocks", lambda *_: [])
@@ -220,9 +214,6 @@ def test_a_blob_of_another_length_with_the_transactions_mark_is_in_doubt(azure: 
         azure.sink().commit(committable)
 
 
-# At the start. ----------------------------------------------------------------------------------------------
-
-
 def test_credentials_that_azure_refuses_are_refused_before_anything_is_written(
     azure: Place, azurite: AzuriteServer, tmp_path: Path
 ) -> None:
@@ -244,9 +235,6 @@ def test_no_credentials_at_all_are_refused_before_anything_is_written(
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
     with pytest.raises(ConfigurationError, match=r"client can't be made.*'storage_options'"):
         run_one_batch(Place(azure.url, {}), tmp_path / "log")
-
-
-# The sweep. -------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_removes_its_own_markers_and_never_another_one(azure: Place) -> None:
@@ -277,9 +265,6 @@ def test_a_task_that_goes_on_after_its_file_was_swept_is_vetoed(azure: Place) ->
     with pytest.raises(Refused, match="does not find the pending file"):
         azure.sink().seal([vote["orders"]], age_s=0)
     assert azure.files() == []
-
-
-# Whole batches. ---------------------------------------------------------------------------------------------
 
 
 def test_a_batch_is_listed_in_its_logs_when_it_is_complete(azure: Place) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +15,7 @@ from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from twopc_files.sink import FileSink
-
-MakeSink: TypeAlias = "Callable[..., FileSink]"
-PreCommit: TypeAlias = "Callable[..., Committable]"
+    from tests.sinks.files.conftest import MakeSink, PreCommit
 
 
 def the_file(committable: Committable) -> dict[str, Any]:
@@ -55,9 +50,6 @@ def syscalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "rename", record_rename)
     return calls
-
-
-# Durability. ------------------------------------------------------------------------------------------------
 
 
 def test_pre_commit_syncs_the_file_and_then_its_folder_before_it_votes_yes(
@@ -129,9 +121,6 @@ def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
     assert target_path(folder, committable).is_file()
 
 
-# Names. -----------------------------------------------------------------------------------------------------
-
-
 def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreCommit) -> None:
     targets = [str(the_file(pre_commit(batch_id=b, partition=p))["target"]) for b in (2, 10, 9) for p in (11, 2)]
     assert targets[0].startswith("part-00000000000000000002-00011-")
@@ -148,9 +137,6 @@ def test_two_attempts_at_one_partition_get_two_files(make_sink: MakeSink) -> Non
             participant.write("orders", pa.record_batch({"value": ["a"]}))
             targets.add(the_file(participant.pre_commit()["orders"])["target"])
     assert len(targets) == 4
-
-
-# What is there is not what should be. -----------------------------------------------------------------------
 
 
 def test_a_file_that_has_the_targets_name_is_never_overwritten(
@@ -273,9 +259,6 @@ def test_a_rename_that_finds_the_file_gone_is_repeated_and_finds_it_committed(
     assert pq.read_table(target_path(folder, committable)).num_rows == 2
 
 
-# The file system fails. -------------------------------------------------------------------------------------
-
-
 def failing(number: int) -> Any:
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(number, os.strerror(number))
@@ -332,9 +315,6 @@ def test_a_file_that_cant_be_looked_at_is_not_taken_for_gone(
     assert not isinstance(error.value, TransactionLost)
 
 
-# The veto before the decision. ------------------------------------------------------------------------------
-
-
 def test_what_participants_wrote_on_another_disk_is_vetoed(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
@@ -358,9 +338,6 @@ def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> 
     transaction.create(f"city={'x' * 255}").close()
     with pytest.raises(Refused, match="File name too long"):
         sink.seal([sink.pre_commit(transaction)], age_s=0)
-
-
-# Hostile input. ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

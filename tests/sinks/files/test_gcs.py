@@ -72,9 +72,6 @@ def shown(error: BaseException) -> str:
     return "".join(traceback.format_exception(error)) + repr(error)
 
 
-# Writing. ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size_bytes", [0, 10, 5 * MIB, 5 * MIB + 1, 23 * MIB])
 def test_a_file_of_any_size_comes_out_as_it_was(size_bytes: int, gcs: Place) -> None:
     contents = (os.urandom(1024) * (size_bytes // 1024 + 1))[:size_bytes]
@@ -150,9 +147,6 @@ def test_a_forgotten_file_is_not_uploaded(proxied: Place, proxy: HttpProxy, monk
     del file
     gc.collect()
     assert uploaded == proxy.requests == []
-
-
-# Commits. ---------------------------------------------------------------------------------------------------
 
 
 def test_a_commit_takes_five_requests_per_file(proxied: Place, proxy: HttpProxy) -> None:
@@ -254,9 +248,6 @@ def test_pending_files_are_listed_page_by_page(
     monkeypatch.setattr(Gcs, "_page", lambda store, prefix, **given: page(store, prefix, **{"maxResults": 2, **given}))
     assert len(list(proxied.sink().recover())) == 5
     assert len(proxy.sent("GET", "pageToken")) == 2
-
-
-# Errors. ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

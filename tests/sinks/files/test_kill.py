@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,12 +10,10 @@ import pytest
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from twopc_files.sink import FileSink
+    from tests.sinks.files.conftest import MakeSink
 
-MakeSink: TypeAlias = "Callable[..., FileSink]"
 
 pytestmark = pytest.mark.crash
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import fsspec
 import pyarrow as pa
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
     from twopc_files.sink import FileSink
     from twopc_files.stores.store import Sight
-
-MakeFile: TypeAlias = Any
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +113,6 @@ def s3_of(place: Place) -> S3:
     return store
 
 
-# Parts. -----------------------------------------------------------------------------------------------------
-
-
 def test_a_file_that_is_forgotten_is_not_made_durable(s3: Place) -> None:
     file = s3_of(s3).create(ID, 0, TARGET)
     file.write(b"x")
@@ -160,9 +155,6 @@ def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch)
     assert len(s3_of(s3).look(handle).parts) == 7
 
 
-# What a repeated commit finds. ------------------------------------------------------------------------------
-
-
 def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(s3: Place) -> None:
     committable = s3.pre_commit()
     file = the_file(committable)
@@ -193,9 +185,6 @@ def test_parts_that_were_replaced_are_vetoed_and_after_a_decision_in_doubt(s3: P
     with pytest.raises(OutcomeUnknown, match="not those that were pre-committed"):
         s3.sink().commit(committable)
     assert s3.targets() == []
-
-
-# What the server says, and what is there. -------------------------------------------------------------------
 
 
 COMPLETED = Answer(
@@ -435,9 +424,6 @@ def test_an_object_in_place_counts_though_its_upload_is_still_listed(proxied: Pl
     assert proxy.is_done
 
 
-# Replies that are lost or bad. ------------------------------------------------------------------------------
-
-
 def test_an_endpoint_for_credentials_that_fails_is_asked_again(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = s3.pre_commit()
 
@@ -499,9 +485,6 @@ def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommit
     assert proxied.values() == ["a", "b"]
 
 
-# At the start. ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize(
     ("status", "code"),
@@ -529,9 +512,6 @@ def test_a_name_that_is_too_long_for_s3_is_refused(proxied: Place, proxy: HttpPr
     proxy.disturb_next("POST", s3_error(400, "KeyTooLongError"), "uploads")
     with pytest.raises(ConfigurationError, match="KeyTooLongError"):
         proxied.pre_commit()
-
-
-# The sweep. -------------------------------------------------------------------------------------------------
 
 
 def open_uploads(place: Place) -> dict[str, str]:
@@ -591,9 +571,6 @@ def test_a_task_that_goes_on_after_its_upload_was_swept_can_not_vote_yes(s3: Pla
     with pytest.raises(OSError, match="could not be written"):
         zombie.pre_commit()
     assert (open_uploads(s3), s3.targets()) == ({}, [])
-
-
-# A writer is killed. ----------------------------------------------------------------------------------------
 
 
 WRITER = """

@@ -30,9 +30,6 @@ def pending_in_folders(sink: FileSink, batch_id: int = 0, folders: tuple[str, ..
     return sink.pre_commit(transaction)
 
 
-# Several files. ---------------------------------------------------------------------------------------------
-
-
 def test_all_files_of_a_transaction_appear_in_their_folders_and_none_before_the_commit(place: Place) -> None:
     committable = pending_in_folders(place.sink())
     place.sink().seal([committable], age_s=0)
@@ -140,9 +137,6 @@ def test_an_aborted_participant_leaves_no_file(place: Place) -> None:
     assert (list(place.sink().recover()), place.files()) == ([], [])
 
 
-# What is there is not what should be. -----------------------------------------------------------------------
-
-
 def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) -> None:
     committable = place.pre_commit()
     target = place.path(the_file(committable).target)
@@ -223,9 +217,6 @@ def test_a_handle_that_no_file_sink_writes_is_refused_on_every_store(change: dic
     with pytest.raises(CorruptLog, match="No file was touched"):
         place.sink().commit(Committable(committable.transaction_id, {"files": files}, 2))
     assert place.files() == before
-
-
-# What is not ours. ------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_finds_nothing_of_another_log_sink_or_program(place: Place) -> None:

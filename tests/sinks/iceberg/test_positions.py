@@ -96,9 +96,6 @@ def positions_of(place: Place, entry: ManifestEntry) -> dict[str, list[int]]:
     return dict.fromkeys(set(found["file_path"]), found["pos"])
 
 
-# What is written. -----------------------------------------------------------------------------------------------------
-
-
 def test_deletes_are_written_as_the_specification_has_them(table: Place) -> None:
     run(table, 0, [(number, f"{number}", "mon") for number in range(5)])
     [data] = live(table, DataFileContent.DATA)
@@ -246,9 +243,6 @@ def test_rows_of_version_3_get_ids_that_no_other_row_has(table: Place) -> None:
         each for each in table.table().snapshots() if each.summary and each.summary.operation is Operation.REPLACE
     ]
     assert merged
-
-
-# Whatever others do, a decided batch is committed. ------------------------------------------------------------------
 
 
 def test_a_compaction_that_removes_the_files_between_search_and_commit_neither_loses_nor_doubles(table: Place) -> None:
@@ -421,9 +415,6 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
     assert names(table) == ["A", "b"]
 
 
-# The search. ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize("spec", [UNPARTITIONED_PARTITION_SPEC, BY_BUCKET], ids=["bounds", "partitions"])
 def test_files_whose_bounds_or_partition_have_no_key_are_not_read(spec: PartitionSpec, by_files: Place) -> None:
@@ -514,9 +505,6 @@ def _imported(place: Place, day: str, number: int) -> str:
     return location
 
 
-# What is refused. -----------------------------------------------------------------------------------------------------
-
-
 def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the_decision(by_files: Place) -> None:
     schema = Schema(*COLUMNS.fields, NestedField(4, "weight", DoubleType()))
     by_files.create(schema, PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "weight")))
@@ -560,9 +548,6 @@ def test_the_option_needs_a_key(place: Place) -> None:
     with pytest.raises(ConfigurationError, match="takes 'deletes' only with 'upsert_by'") as refused:
         place.unbound(deletes="position")
     assert refused.value.option == "deletes"
-
-
-# Other readers, and the contract. ---------------------------------------------------------------------------------
 
 
 @pytest.mark.variants

@@ -170,8 +170,6 @@ def test_a_column_that_was_dropped_and_one_that_was_renamed_meanwhile(place: Pla
     assert place.records() == [{"name": "a"}]
 
 
-# What changes after the decision. -------------------------------------------------------------------------------
-
 NUMBERED = Schema(NestedField(1, "value", StringType()), NestedField(2, "number", IntegerType()))
 
 
@@ -309,9 +307,6 @@ def test_a_table_that_the_sink_can_not_write_any_more_takes_nothing(
     place.point_to(before)
     place.sink().commit_batch(0, batch)
     assert place.values() == ["a"]
-
-
-# doctor. --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

@@ -171,9 +171,6 @@ def test_manifests_of_deletes_are_merged_and_deletes_keep_their_place_in_the_ord
     assert max(found.count(content) for content in ManifestContent) < 8
 
 
-# What the sink writes, as the specification has it. -------------------------------------------------------------
-
-
 @pytest.mark.parametrize("version", ["2", "3"])
 def test_deletes_are_written_as_the_specification_has_them(version: str, place: Place) -> None:
     table = replace(place, version=version)
@@ -284,9 +281,6 @@ def test_a_transaction_without_a_key_has_the_handle_of_older_logs(place: Place) 
     assert "equality_ids" not in committable.handle
 
 
-# What is not taken. -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize("kind", [FloatType(), DoubleType(), UUIDType(), TimeType(), StructType()])
 def test_a_key_of_which_readers_take_different_values_for_equal_is_refused(kind: Any, place: Place) -> None:
@@ -322,9 +316,6 @@ def test_deletes_without_a_key_may_go_to_bad_records(table: Place) -> None:
         commit(table, 1, participant.pre_commit()["orders"])
     assert refused.record == 1
     assert read(table) == []
-
-
-# What is lost, left or changed. ---------------------------------------------------------------------------------
 
 
 def paths(place: Place, content: DataFileContent, batch: Sequence[Committable]) -> list[Path]:
@@ -377,9 +368,6 @@ def test_a_key_whose_column_was_dropped_is_a_veto_and_after_the_decision_calls_a
         sink.commit_batch(0, batch)
 
 
-# What doctor reports. -----------------------------------------------------------------------------------------------
-
-
 def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them(
     table: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -394,9 +382,6 @@ def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them
     monkeypatch.setattr(checks, "MANY_DELETE_FILES", 2)
     assert (found().result is CheckStatus.WARNING) is (table.deletes == "equality")
     assert found().result is CheckStatus.PASSED or "rewrite_data_files" in found().advice
-
-
-# The contract of every sink. ----------------------------------------------------------------------------------------
 
 
 def left_over(place: Place) -> list[str]:
