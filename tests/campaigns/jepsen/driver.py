@@ -13,11 +13,10 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Client
 from pathlib import Path
-from typing import NoReturn
 
 import twopc
 from tests.campaigns.jepsen.defects import planted
@@ -158,8 +157,7 @@ class Driver:
         return answer
 
 
-def as_driver(run: Callable[[Settings], None]) -> NoReturn:
-    """Run a query in this process, under observers that end and note, and end the process."""
+def main() -> None:
     settings = Settings(**json.loads(sys.argv[1]))
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
@@ -169,7 +167,7 @@ def as_driver(run: Callable[[Settings], None]) -> NoReturn:
     code = 1
     try:
         with planted(settings.defect):
-            run(settings)
+            Driver(settings).run()
         code = 0
     except BaseException:  # noqa: BLE001  # whatever it is, the orchestrator starts another driver
         traceback.print_exc()
@@ -178,4 +176,4 @@ def as_driver(run: Callable[[Settings], None]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    as_driver(lambda settings: Driver(settings).run())
+    main()

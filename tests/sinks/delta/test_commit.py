@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import from_log
@@ -842,13 +842,6 @@ def test_an_attempt_that_was_killed_while_it_wrote_leaves_nothing_after_the_swee
     assert (place.data_files(), place.notes()) == ([], [])
     with pytest.raises((RoundAborted, OSError)):
         sink.pre_commit(transaction)
-
-
-def test_reading_with_another_engine_shows_the_same(place: Place) -> None:
-    place.sink().commit_batch(0, [place.pre_commit(["a", "b"])])
-    found = QueryBuilder().register("t", place.table()).execute("SELECT count(*) AS n FROM t").read_all()
-    assert pa.table(found).to_pylist() == [{"n": 2}]
-    assert isinstance(place.unbound(), DeltaSink)
 
 
 def test_what_killed_writers_left_beside_the_notes_is_removed_once_it_is_old(place: Place) -> None:

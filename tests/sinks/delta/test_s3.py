@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -53,32 +52,6 @@ def test_batches_are_in_the_table_once(bucket: Bucket) -> None:
             bucket.sink().commit_batch(batch_id, [committable])
     assert bucket.values() == ["a", "b"]
     assert list(bucket.sink().recover()) == []
-
-
-@pytest.mark.long
-def test_an_undecided_transaction_is_recovered_and_leaves_no_object(bucket: Bucket) -> None:
-    bound = bucket.sink()
-    transaction = bound.begin(bound.transactional_ids.allocate(Round(1, 0), 0))
-    bound.write(transaction, pa.record_batch({"value": ["a"]}))
-    assert transaction.files is not None
-    transaction.files.finish()
-    [found] = bucket.sink().recover()
-    bucket.sink().abort(found)
-    assert list(bucket.sink().recover()) == []
-    assert bucket.objects() == []
-
-
-@pytest.mark.long
-def test_coordinators_that_commit_at_once_put_the_batch_once(bucket: Bucket) -> None:
-    committable = bucket.pre_commit(["a"])
-    threads = [
-        threading.Thread(target=lambda: bucket.sink().commit_batch(0, [committable]), daemon=True) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert bucket.values() == ["a"]
 
 
 @pytest.mark.long
