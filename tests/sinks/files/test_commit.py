@@ -156,21 +156,6 @@ def test_a_file_that_has_the_targets_name_is_never_overwritten(
     assert pq.read_table(target).num_rows == 2
 
 
-@pytest.mark.advice("a foreign file has the target's name")
-def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    foreign = b"x" * len(pending_path(folder, committable).read_bytes())
-    target_path(folder, committable).write_bytes(foreign)
-    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
-        make_sink().commit(committable)
-    assert target_path(folder, committable).read_bytes() == foreign
-    target_path(folder, committable).rename(folder / "moved away")
-    make_sink().commit(committable)
-    assert target_path(folder, committable).read_bytes() not in (b"", foreign)
-
-
 def test_a_dangling_link_with_the_targets_name_is_never_overwritten(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
@@ -394,17 +379,6 @@ def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, ma
     for refuse in (make_sink().commit, make_sink().abort):
         with pytest.raises(CorruptLog):
             refuse(committable)
-
-
-def test_a_pending_file_of_another_query_is_refused_and_stays(folder: Path, make_sink: MakeSink) -> None:
-    with Participant({"orders": (theirs := make_sink("other"))}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        committable = participant.pre_commit()["orders"]
-    for refuse in (make_sink().commit, make_sink().abort):
-        with pytest.raises(CorruptLog, match=r"'transaction_id' of transaction 'twopc\.other\..*No file was touched"):
-            refuse(committable)
-    assert pending_path(folder, committable).exists()
-    theirs.commit(committable)
 
 
 def test_a_transaction_id_with_a_path_in_it_is_refused(

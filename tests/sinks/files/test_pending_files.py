@@ -144,18 +144,6 @@ def test_an_abort_never_removes_a_target(folder: Path, make_sink: MakeSink, pre_
     assert target.read_text() == "somebody else's"
 
 
-def test_a_participant_whose_other_sink_fails_takes_back_what_it_pre_committed(
-    folder: Path, make_sink: MakeSink
-) -> None:
-    sink = make_sink()
-    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
-    sink.write(transaction, ROWS)
-    sink.pre_commit(transaction)
-    for _ in range(2):
-        sink.discard(transaction)
-    assert list((folder / "_twopc").iterdir()) == []
-
-
 def test_an_aborted_writer_is_quiet_when_it_is_collected(make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch) -> None:
     noise: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", noise.append)

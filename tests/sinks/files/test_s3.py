@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -571,55 +567,3 @@ def test_a_task_that_goes_on_after_its_upload_was_swept_can_not_vote_yes(s3: Pla
     with pytest.raises(OSError, match="could not be written"):
         zombie.pre_commit()
     assert (open_uploads(s3), s3.targets()) == ({}, [])
-
-
-WRITER = """
-import json, os, signal, sys
-import pyarrow as pa
-from twopc import Participant, Round
-from twopc_files.sink import FileSink
-
-sink = FileSink(json.loads(os.environ["SINK"]))
-sink.bind("orders", "log")
-participant = Participant({"orders": sink}, Round(1, 7), partition=3)
-participant.write("orders", pa.record_batch({"value": ["a", "b"]}))
-if sys.argv[1] == "after pre-commit":
-    print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def killed_writer(place: Place, when: str) -> str:
-    options = json.dumps({"path": place.url, "storage_options": place.storage_options, "format": "json"})
-    writer = subprocess.run(
-        [sys.executable, "-c", WRITER, when],
-        env={**os.environ, "SINK": options},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert writer.returncode == -9, writer.stderr
-    return writer.stdout
-
-
-@pytest.mark.long
-@pytest.mark.crash
-def test_what_a_killed_writer_pre_committed_is_committed_by_another_process(s3: Place) -> None:
-    committable = Committable.from_json(json.loads(killed_writer(s3, "after pre-commit")))
-    assert s3.targets() == []
-    sink = s3.sink()
-    sink.seal([committable], age_s=0)
-    sink.commit(committable)
-    assert s3.values() == ["a", "b"]
-
-
-@pytest.mark.long
-@pytest.mark.crash
-@pytest.mark.parametrize("when", ["before pre-commit", "after pre-commit"])
-def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, s3: Place) -> None:
-    killed_writer(s3, when)
-    sink = s3.sink()
-    [found] = sink.recover()
-    sink.abort(found)
-    assert (open_uploads(s3), s3.files()) == ({}, [])

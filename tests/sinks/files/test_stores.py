@@ -149,6 +149,7 @@ def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) ->
     assert place.fs.cat_file(target) == b"somebody else's"
 
 
+@pytest.mark.advice("a foreign file has the target's name")
 @pytest.mark.parametrize("store", ["local", "s3", "memory", "renaming"])
 def test_a_file_is_committed_when_the_foreign_one_of_its_name_is_gone(
     store: str, request: pytest.FixtureRequest

@@ -253,8 +253,7 @@ def test_a_request_that_a_proxy_sends_twice_is_applied_once(place: Place) -> Non
 def test_a_late_request_to_a_table_that_was_rolled_back_is_refused(place: Place) -> None:
     """The branch has the snapshot again that the request requires. Its sequence number is taken."""
     append(place)
-    before = place.table().metadata.current_snapshot_id
-    assert before is not None
+    before = place.snapshot().snapshot_id
     batch, _, between = unanswered(place)
     place.sink().commit_batch(0, batch)
     roll_back(place, before)
@@ -279,8 +278,7 @@ def test_late_requests_to_a_table_that_was_replaced_add_no_record(passes: int, p
 
 def test_a_batch_that_was_rolled_back_by_hand_is_not_added_again(place: Place) -> None:
     append(place)
-    before = place.table().metadata.current_snapshot_id
-    assert before is not None
+    before = place.snapshot().snapshot_id
     batch = place.decided(["a"])
     place.sink().commit_batch(0, batch)
     roll_back(place, before)
@@ -511,8 +509,7 @@ def test_the_file_of_an_attempt_that_may_still_land_is_kept(place: Place) -> Non
 
 def test_an_attempt_is_dead_when_its_sequence_number_is_taken_by_another(place: Place) -> None:
     append(place)
-    metadata, current = place.table().metadata, place.table().current_snapshot()
-    assert current is not None
+    metadata, current = place.table().metadata, place.snapshot()
     attempt = Attempt(5, sequence_number=1, manifest_list="", parent_snapshot_id=4, first_row_id=None, batch=None)
     assert attempt.is_dead(metadata)
     assert not replace(attempt, sequence_number=2).is_dead(metadata)
@@ -539,8 +536,7 @@ def test_times_in_the_table_never_go_back_with_the_clock(place: Place, monkeypat
     hour_ago = time.time() - 3600
     monkeypatch.setattr("time.time", lambda: hour_ago)
     place.sink().commit_batch(0, place.decided(["a"]))
-    current = place.table().current_snapshot()
-    assert current is not None
+    current = place.snapshot()
     assert current.timestamp_ms >= newest
 
 

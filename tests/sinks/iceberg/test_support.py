@@ -80,16 +80,14 @@ def test_files_do_not_claim_a_sort_order_that_the_table_got_meanwhile(place: Pla
 def test_a_branch_that_is_missing_or_a_tag_is_refused(place: Place) -> None:
     assert "branch 'audit', of catalog 'default' does not exist" in refusal(place, branch="audit")
     place.table().append(pa.table({"value": ["a"]}))
-    current = place.table().metadata.current_snapshot_id
-    assert current is not None
+    current = place.snapshot().snapshot_id
     place.table().manage_snapshots().create_tag(current, "release").commit()
     assert "'release' is a tag" in refusal(place, branch="release")
 
 
 def test_a_removed_branch_calls_an_operator_after_the_decision_and_refuses_the_batch_before(place: Place) -> None:
     place.table().append(pa.table({"value": ["a"]}))
-    current = place.table().metadata.current_snapshot_id
-    assert current is not None
+    current = place.snapshot().snapshot_id
     place.table().manage_snapshots().create_branch(current, "audit").commit()
     sink = place.sink(branch="audit")
     batch = place.decided(["b"], sink=sink)

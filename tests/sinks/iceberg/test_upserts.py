@@ -165,8 +165,7 @@ def test_manifests_of_deletes_are_merged_and_deletes_keep_their_place_in_the_ord
     for batch_id in range(8):
         run(place, batch_id, [(batch_id % 2, f"{batch_id}", f"{batch_id}"), (batch_id + 10, "stays", "mon")])
         assert names(place) == sorted([*map(str, {max(batch_id - 1, 0), batch_id}), *["stays"] * (batch_id + 1)])
-    snapshot = place.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = place.snapshot()
     found = [each.content for each in snapshot.manifests(place.table().io)]
     assert max(found.count(content) for content in ManifestContent) < 8
 
@@ -222,8 +221,7 @@ def _fields(schema: Any) -> list[Any]:
 def test_a_batch_of_deletes_alone_is_a_snapshot_that_deletes(table: Place) -> None:
     run(table, 0, [(1, "a", "mon")])
     run(table, 1, [], 1)
-    snapshot = table.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = table.snapshot()
     assert snapshot.summary is not None
     assert snapshot.summary.operation is Operation.DELETE
     assert read(table) == []
