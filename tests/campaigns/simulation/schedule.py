@@ -163,11 +163,7 @@ _OS = OperatingSystem()
 
 
 def _until_answered(
-    _what: str,
-    call: Callable[..., ResultT],
-    *arguments: object,
-    patience_s: float | None = None,
-    **_of_logging: object,
+    _what: str, call: Callable[..., ResultT], *arguments: object, patience_s: float | None = None, **_of_logging: object
 ) -> ResultT:
     """Replaces ``until_answered``, which waits by the real clock. A call with limited patience is made twice."""
     if patience_s is not None:

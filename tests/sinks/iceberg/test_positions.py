@@ -37,11 +37,9 @@ from tests.sinks.iceberg.test_upserts import (
     compact,
     names,
     read,
-    run,
-    upserts,
 )
 from tests.support.between import Between, lost, once
-from tests.support.keyed_table import records, sealed, vote
+from tests.support.keyed_table import records, run, sealed, upserts, vote
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TransactionLost
@@ -78,8 +76,7 @@ def by_files(place: Place) -> Place:
 
 def live(place: Place, content: DataFileContent) -> list[ManifestEntry]:
     """The files of the table's newest snapshot, with the fields of version 3."""
-    snapshot, io = place.table().current_snapshot(), upserts(place)._lake.io()
-    assert snapshot is not None
+    snapshot, io = place.snapshot(), upserts(place)._lake.io()
     found = [entry for each in upserts(place)._lists.read(io, snapshot) for entry in entries(io, each)]
     return [entry for entry in found if entry.data_file.content is content]
 
@@ -99,16 +96,12 @@ def positions_of(place: Place, entry: ManifestEntry) -> dict[str, list[int]]:
     return dict.fromkeys(set(found["file_path"]), found["pos"])
 
 
-# What is written. -----------------------------------------------------------------------------------------------------
-
-
 def test_deletes_are_written_as_the_specification_has_them(table: Place) -> None:
     run(table, 0, [(number, f"{number}", "mon") for number in range(5)])
     [data] = live(table, DataFileContent.DATA)
     run(table, 1, [(1, "b", "tue"), (9, "c", "mon")], 3, 77)
     [delete] = live(table, DataFileContent.POSITION_DELETES)
-    snapshot = table.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = table.snapshot()
     assert snapshot.summary is not None
     assert snapshot.summary.operation is Operation.OVERWRITE
     kind = "added-dvs" if table.version == "3" else "added-position-delete-files"
@@ -142,8 +135,7 @@ def test_a_data_file_has_one_delete_file_which_grows_and_the_one_before_is_remov
     run(table, 2, [], 3, 1)
     [second] = live(table, DataFileContent.POSITION_DELETES)
     assert [*positions_of(table, second).values()] == [[1, 3]]
-    snapshot, io = table.table().current_snapshot(), table.table().io
-    assert snapshot is not None
+    snapshot, io = table.snapshot(), table.table().io
     assert snapshot.summary is not None
     assert snapshot.summary["removed-delete-files"] == snapshot.summary["total-delete-files"] == "1"
     [manifest] = [each for each in snapshot.manifests(io) if each.content is ManifestContent.DELETES]
@@ -170,8 +162,7 @@ def test_files_of_positions_go_into_the_vector_after_an_upgrade_to_version_3(by_
     assert names(upgraded) == ["0", "4", "8"]
     ids = [each.data_file[16] for each in live(upgraded, DataFileContent.DATA)]
     assert sorted(ids) == [0, 1]  # also rows of version 2 get ids with the first snapshot of version 3
-    snapshot = upgraded.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = upgraded.snapshot()
     assert (snapshot.first_row_id, snapshot.added_rows) == (0, 6)
 
 
@@ -249,9 +240,6 @@ def test_rows_of_version_3_get_ids_that_no_other_row_has(table: Place) -> None:
         each for each in table.table().snapshots() if each.summary and each.summary.operation is Operation.REPLACE
     ]
     assert merged
-
-
-# Whatever others do, a decided batch is committed. ------------------------------------------------------------------
 
 
 def test_a_compaction_that_removes_the_files_between_search_and_commit_neither_loses_nor_doubles(table: Place) -> None:
@@ -332,8 +320,7 @@ def test_the_deletes_of_a_commit_whose_answer_was_lost_stay_though_its_snapshot_
     batch, sink = sealed(table, vote(table, [(1, "A", "wed")], round=Round(1, 1))), upserts(table)
 
     def others_go_on() -> None:
-        committed = table.table().metadata.current_snapshot_id
-        assert committed is not None
+        committed = table.snapshot().snapshot_id
         append(table, (7, "c", "mon"))
         table.table().maintenance.expire_snapshots().by_ids([committed]).commit()
         lost()
@@ -389,8 +376,7 @@ def test_a_batch_is_committed_as_it_was_written_whatever_the_option_is_now(by_fi
 def test_a_late_request_of_version_3_is_refused_after_a_roll_back(table: Place) -> None:
     """The branch has the snapshot again that the request requires. Its sequence number is taken."""
     run(table, 0, [(1, "a", "mon")])
-    before = table.table().metadata.current_snapshot_id
-    assert before is not None
+    before = table.snapshot().snapshot_id
     batch, sink = sealed(table, vote(table, [], [1], Round(1, 1))), upserts(table)
     between = Between(passes=0).stand(sink)
     with pytest.raises(Retriable):
@@ -422,9 +408,6 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
         assert not path.exists()
     upserts(table).commit_batch(1, batch)
     assert names(table) == ["A", "b"]
-
-
-# The search. ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.variants
@@ -517,9 +500,6 @@ def _imported(place: Place, day: str, number: int) -> str:
     return location
 
 
-# What is refused. -----------------------------------------------------------------------------------------------------
-
-
 def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the_decision(by_files: Place) -> None:
     schema = Schema(*COLUMNS.fields, NestedField(4, "weight", DoubleType()))
     by_files.create(schema, PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "weight")))
@@ -605,9 +585,6 @@ def test_the_option_needs_a_key(place: Place) -> None:
     with pytest.raises(ConfigurationError, match="takes 'deletes' only with 'upsert_by'") as refused:
         place.unbound(deletes="position")
     assert refused.value.option == "deletes"
-
-
-# Other readers, and the contract. ---------------------------------------------------------------------------------
 
 
 @pytest.mark.variants
