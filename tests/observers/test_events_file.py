@@ -36,7 +36,7 @@ from twopc.events import (
 )
 from twopc.observers import _rotating_file, json_lines
 from twopc.observers._rotating_file import OpenFile
-from twopc.observers.json_lines import EventReader, JsonLinesObserver, read_lines
+from twopc.observers.json_lines import EventReader, JsonLinesObserver
 from twopc.phases import Phase
 
 AT = datetime(2026, 11, 27, 12, 0, 0, 5000, tzinfo=timezone.utc)
@@ -592,11 +592,6 @@ def test_what_was_read_before_is_read_again_in_bounded_memory(path: Path, monkey
     assert numbers(reader) == [0, 1]
     assert max(len(line) for file in reader._files for line in file.lines_before()) <= 2000
     assert [each.event for each in reader.read_before()] == [batch(0), batch(1)]
-
-
-def test_a_report_without_a_file_is_an_error(path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        list(read_lines(path))
 
 
 @pytest.mark.parametrize("rotations", [0, 1, 2])

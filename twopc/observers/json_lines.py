@@ -11,7 +11,6 @@ while they write.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import hashlib
 import logging
@@ -29,7 +28,7 @@ from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decode, enco
 from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
-__all__ = ["EventReader", "JsonLinesObserver", "Position", "Recorded", "read_lines"]
+__all__ = ["EventReader", "JsonLinesObserver", "Position", "Recorded"]
 
 MAX_BYTES = 16 << 20
 """About six thousand batches, at 2.5 kB each. One older file is kept, so there are twice as many at most."""
@@ -233,18 +232,3 @@ class EventReader:
 def _position(file: OpenFile, offset: int) -> Position:
     beginning = file.beginning(min(offset, _BEGINNING_BYTES))
     return Position(hashlib.sha256(beginning).hexdigest(), offset)
-
-
-def read_lines(path: Path) -> Iterator[Recorded | None]:
-    """Yield the events that the file has now, oldest first, and None for a line that can't be read, such as a truncated
-    one.
-
-    Raises:
-        OSError: the file can't be read.
-    """
-    with contextlib.closing(EventReader(path)) as reader:
-        for line in filter(None, reader.lines()):
-            found = decode(line)
-            yield from [None] if found is None else found
-        if reader.position is None:
-            path.stat()  # raises if there is no file
