@@ -385,7 +385,7 @@ def test_a_reader_that_was_away_for_two_rotations_goes_on_with_what_there_is(pat
     assert found[-1] == 49
 
 
-def test_a_report_reads_the_older_file_first(path: Path) -> None:
+def test_the_older_file_is_read_first(path: Path) -> None:
     write(path, *map(batch, range(6)), max_bytes=1000)
     assert path.with_name("events.jsonl.1").exists()
     found = numbers(EventReader(path))
@@ -506,8 +506,6 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
     write(path, BatchFailed(7, LogMismatch("other offsets"), {}, "orders"))
     failed = path.read_bytes().splitlines(keepends=True)[-1]
     foreign: list[dict[str, Any]] = [
-        {"batch_id": -1},
-        {"batch_id": 2**70},
         {"batch_id": True},
         {"parts": 3},
         {"parts": [{}]},

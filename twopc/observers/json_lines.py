@@ -169,7 +169,7 @@ class EventReader:
         self._find()
         for file in self._files:
             for line in file.lines_before():
-                yield from decode(line) or ()
+                yield from decode(line)
 
     def read(self) -> Iterator[Recorded]:
         """Yield the events that were written since the last call, oldest first.
@@ -178,7 +178,7 @@ class EventReader:
             OSError: the file can't be read.
         """
         for line in self.lines():
-            yield from decode(line) or ()
+            yield from decode(line)
 
     def close(self) -> None:
         """Close the files."""
