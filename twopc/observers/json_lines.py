@@ -70,7 +70,7 @@ class JsonLinesObserver:
         self._groups: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
         self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
         self._is_failing = False
-        self._outbox = Outbox[bytes](self._append, CAPACITY, lambda _: False)
+        self._outbox = Outbox[bytes](self._append, CAPACITY)
         atexit.register(self.close)
 
     @hookimpl
