@@ -14,8 +14,8 @@ import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
 /**
- * Copies a topic with Flink's KafkaSink, exactly once, with a checkpoint every so many milliseconds, until it is killed.
- * Further arguments are options of its source, each before its value.
+ * Copies a topic with Flink's KafkaSink, exactly once, with a checkpoint every so many milliseconds and so many parallel
+ * tasks, until it is killed. Further arguments are options of its source, each before its value.
  */
 public class FlinkCopy {
     /** A class rather than a lambda, because Flink needs the type, which a lambda does not carry. */
@@ -31,7 +31,7 @@ public class FlinkCopy {
         Configuration settings = Configuration.fromMap(Map.of(
                 "execution.checkpointing.interval", arguments[3] + " ms",
                 "heartbeat.timeout", "1 h")); // the process is stopped while others run
-        StreamExecutionEnvironment flink = StreamExecutionEnvironment.createLocalEnvironment(2, settings);
+        StreamExecutionEnvironment flink = StreamExecutionEnvironment.createLocalEnvironment(Integer.parseInt(arguments[4]), settings);
         flink.getConfig().enableObjectReuse();
         KafkaSourceBuilder<byte[]> from = KafkaSource.<byte[]>builder()
                 .setBootstrapServers(servers)
@@ -39,7 +39,7 @@ public class FlinkCopy {
                 .setStartingOffsets(OffsetsInitializer.earliest())
                 .setProperty("isolation.level", "read_committed")
                 .setDeserializer(KafkaRecordDeserializationSchema.valueOnly(ByteArrayDeserializer.class));
-        for (int next = 4; next < arguments.length; next += 2) {
+        for (int next = 5; next < arguments.length; next += 2) {
             from.setProperty(arguments[next], arguments[next + 1]);
         }
         Properties producer = new Properties();

@@ -48,17 +48,19 @@ class Flink:
         subprocess.run([compiler, "-cp", path, "-d", classes, program], check=True)
         return cls((str(java.executable), "-Xmx1g", "-cp", f"{path}:{classes}", program.stem))
 
-    def job(self, servers: str, source: str, target: str, interval_ms: int, reads: Mapping[str, str]) -> list[str]:
+    def job(
+        self, servers: str, source: str, target: str, interval_ms: int, parallelism: int, reads: Mapping[str, str]
+    ) -> list[str]:
         """Return the command of a job that copies until it is killed, with a checkpoint every ``interval_ms``.
 
         ``reads``: options of its source.
         """
-        return [*self.command, servers, source, target, str(interval_ms), *chain(*reads.items())]
+        return [*self.command, servers, source, target, str(interval_ms), str(parallelism), *chain(*reads.items())]
 
     @contextlib.contextmanager
     def running(self, servers: str, interval_ms: int, source: str, target: str) -> Iterator[None]:
         """Run the job while the context is open."""
-        job = self.job(servers, source, target, interval_ms, reads={})
+        job = self.job(servers, source, target, interval_ms, parallelism=2, reads={})
         with subprocess.Popen(job, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
             try:
                 yield

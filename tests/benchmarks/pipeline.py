@@ -52,12 +52,14 @@ FAST_READING = {
 SPARK, NOOP, OURS, ARROW, AT_LEAST_ONCE = "spark", "noop", "librdkafka", "arrow", "at-least-once"
 FILES, BOTH, FLINK, SLOWER = "parquet", "kafka-and-parquet", "flink", "slower"
 DEFAULT_READS = "arrow-default-reads"
+_LARGE_FETCHES = {"max.partition.fetch.bytes": str(8 * 2**20), "receive.buffer.bytes": "-1"}
 FLINKS = {
-    FLINK: dict[str, str](),
-    "flink-large-fetches": {"max.partition.fetch.bytes": str(8 * 2**20), "receive.buffer.bytes": "-1"},
+    FLINK: (2, dict[str, str]()),
+    "flink-large-fetches": (2, _LARGE_FETCHES),
+    "flink-four-tasks": (4, _LARGE_FETCHES),
 }
-"""Flink's jobs, with the options of their source. The one that is faster in the turns that warm up is compared. Larger
-polls made it slower."""
+"""Flink's jobs: the parallelism, and the options of the source. The one that is fastest in the turns that warm up is
+compared. Larger polls made it slower."""
 
 PEERS, VARIANTS = (NOOP, ARROW, *FLINKS, SPARK), (ARROW, DEFAULT_READS, OURS, AT_LEAST_ONCE, FILES, BOTH)
 
@@ -68,7 +70,7 @@ FLINKS_INTERVAL_MS = 1_000
 def run(quick: bool, names: Sequence[str] = PEERS) -> list[Row]:
     """Return the throughputs, CPU times and cores in use, and the ratios of contestants in the same turn."""
     # The marker of a transaction takes an offset, and the source's batches are of so many offsets.
-    load = Load("source", 3_000_000 - PARTITIONS, 1_000_000)
+    load = Load("source", 3_000_000 - PARTITIONS, 1_500_000)
     properties = {
         "log.segment.delete.delay.ms": 100,
         "log.segment.bytes": 2**26,
@@ -115,7 +117,7 @@ def _long_lived(name: str, servers: str, load: Load, folder: Path, topics: windo
     folder.mkdir()
     log = folder.with_suffix(".log")
     if name in FLINKS:
-        job = Flink.set_up().job(servers, load.source, name, FLINKS_INTERVAL_MS, FLINKS[name])
+        job = Flink.set_up().job(servers, load.source, name, FLINKS_INTERVAL_MS, *FLINKS[name])
         return windows.Contestant(job, log, functools.partial(topics.end, name), cut_s=FLINKS_INTERVAL_MS / 2000)
     program = [sys.executable, "-m", "tests.benchmarks.pipeline", name, servers, str(folder), str(load.a_batch)]
     if CONTESTANTS[name].topic:
@@ -199,7 +201,7 @@ def session(folder: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(f"local[{PARTITIONS}]")  # while one task waits for a fetch, another has its core
         .config("spark.jars", ",".join(str(jar) for jar in spark_kafka_jars(pyspark.__version__)))
         .config("spark.driver.memory", "2g")
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
