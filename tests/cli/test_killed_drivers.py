@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from twopc import Coordinator
+from twopc.testing import MemorySink, MemoryTarget
+
 pytestmark = pytest.mark.crash
 
 BATCH_0, BATCH_1 = ([f"{batch}-{partition}-{n}" for partition in range(2) for n in range(3)] for batch in range(2))
@@ -72,6 +75,18 @@ def test_in_doubt_since_is_when_it_was_decided_and_not_when_resolve_failed(shop:
     assert run("resolve", shop.log, "--sinks", shop.sinks, "--yes").code == 4
     [doubt] = look("status", shop.log, "--json").json["in_doubt"]
     assert doubt["since"] == json.loads(decision.read_text())["written_at"]
+
+
+def test_status_lists_the_ten_newest_batches_with_their_times(tmp_path: Path, look: Any) -> None:
+    coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, str(tmp_path), owner="query")
+    for batch_id in range(12):
+        coordinator.run(batch_id, lambda _: [])
+    coordinator.close()
+    batches = look("status", tmp_path, "--json").json["batches"]
+    assert [batch["batch_id"] for batch in batches] == [*range(2, 12)]
+    assert [batch["decided_at"] for batch in batches] == sorted(batch["decided_at"] for batch in batches)
+    table = look("status", tmp_path).out
+    assert [line.split()[0] for line in table.rpartition("records\n")[2].splitlines()] == [str(n) for n in range(2, 12)]
 
 
 def test_status_of_a_query_that_stopped_cleanly_says_so(shop: Any, look: Any) -> None:

@@ -112,8 +112,8 @@ def _draw(console: Console, document: Document) -> None:
         at = "before a batch" if again["batch_id"] is None else f"at batch {again['batch_id']}"
         parts.append(f"The query failed {at}, in the same way {again['count']} times in a row since {again['since']}.")
     if document["in_doubt"]:
-        columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
-        parts.append(table("In doubt: decided, and not known to be committed", columns, doubt))
+        open_ = ("batch", "incarnation", "sink", "transactions", "records", "since")
+        parts.append(table("In doubt: decided, and not known to be committed", open_, doubt))
         parts.append("A running query settles this by itself. If none runs, start it again, or run 'twopc resolve'.")
     else:
         parts.append("Nothing is in doubt.")
@@ -123,9 +123,9 @@ def _draw(console: Console, document: Document) -> None:
         for sink, of_sink in a["sinks"].items()
     ]
     if lost:
-        columns = ("batch", "sink", "transactions", "records", "by", "at")
-        parts.append(table("Given up: decided, and missing from the target system", columns, lost))
+        gone = ("batch", "sink", "transactions", "records", "by", "at")
+        parts.append(table("Given up: decided, and missing from the target system", gone, lost))
     if document["batches"]:
-        columns = ("batch", "incarnation", "decided at", "transactions", "records")
-        parts.append(table("Newest decided batches", columns, [batch.values() for batch in document["batches"]]))
+        shown = ("batch", "incarnation", "decided at", "transactions", "records")
+        parts.append(table("Newest decided batches", shown, [batch.values() for batch in document["batches"]]))
     console.print(Group(*parts))
