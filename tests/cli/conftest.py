@@ -23,7 +23,6 @@ from kafka import KafkaConsumer
 from kafka.structs import TopicPartition
 
 from tests.support.loop import Job
-from tests.support.terminal import Terminal
 from tests.support.topic_reader import records_of
 from twopc.cli.commands import cli
 from twopc_kafka_broker import KafkaBroker
@@ -137,19 +136,6 @@ class Shop:
 
 def files_table(target: Path) -> str:
     return f'[archive]\nbackend = "files"\npath = "{target}"\n'
-
-
-@pytest.fixture
-def terminal() -> Iterator[Callable[..., Terminal]]:
-    started: list[Terminal] = []
-
-    def start(*arguments: object) -> Terminal:
-        started.append(Terminal(*arguments))
-        return started[-1]
-
-    yield start
-    for one in started:
-        one.end()
 
 
 @pytest.fixture

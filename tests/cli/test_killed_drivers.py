@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from twopc import Coordinator
+from twopc.testing import MemorySink, MemoryTarget
+
 pytestmark = pytest.mark.crash
 
 BATCH_0, BATCH_1 = ([f"{batch}-{partition}-{n}" for partition in range(2) for n in range(3)] for batch in range(2))
@@ -46,6 +49,16 @@ def test_status_tells_what_is_in_doubt_and_since_when(shop: Any, look: Any) -> N
             }
         ],
         "abandoned": [],
+        "batches": [
+            {
+                "batch_id": batch_id,
+                "incarnation": 1,
+                "decided_at": json.loads((shop.log / f"{batch_id + 1:020}.json").read_text())["written_at"],
+                "transactions": 2,
+                "records": 6,
+            }
+            for batch_id in (0, 1)
+        ],
         "exit_code": 1,
     }
     table = look("status", shop.log)
@@ -62,6 +75,18 @@ def test_in_doubt_since_is_when_it_was_decided_and_not_when_resolve_failed(shop:
     assert run("resolve", shop.log, "--sinks", shop.sinks, "--yes").code == 4
     [doubt] = look("status", shop.log, "--json").json["in_doubt"]
     assert doubt["since"] == json.loads(decision.read_text())["written_at"]
+
+
+def test_status_lists_the_ten_newest_batches_with_their_times(tmp_path: Path, look: Any) -> None:
+    coordinator = Coordinator({"a": MemorySink(MemoryTarget())}, str(tmp_path), owner="query")
+    for batch_id in range(12):
+        coordinator.run(batch_id, lambda _: [])
+    coordinator.close()
+    batches = look("status", tmp_path, "--json").json["batches"]
+    assert [batch["batch_id"] for batch in batches] == [*range(2, 12)]
+    assert [batch["decided_at"] for batch in batches] == sorted(batch["decided_at"] for batch in batches)
+    table = look("status", tmp_path).out
+    assert [line.split()[0] for line in table.rpartition("records\n")[2].splitlines()] == [str(n) for n in range(2, 12)]
 
 
 def test_status_of_a_query_that_stopped_cleanly_says_so(shop: Any, look: Any) -> None:
@@ -84,14 +109,14 @@ def test_status_of_a_query_that_stopped_cleanly_says_so(shop: Any, look: Any) ->
         ("commit 1", ["decided", "ended"]),
     ],
 )
-def test_transactions_have_the_logs_verdict_beside_them(
+def test_a_dry_run_shows_the_logs_verdict_on_each_transaction(
     kill_at: str, verdicts: list[str], shop: Any, look: Any
 ) -> None:
     shop.drive(kill_at)
     before = shop.snapshot()
-    done = look("transactions", shop.log, "--sink", "archive", "--sinks", shop.sinks, "--json")
+    done = look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run", "--json")
     assert done.code == 1
-    rows = done.json["transactions"]
+    rows = done.json["plan"]
     assert sorted(row["verdict"] for row in rows) == verdicts
     assert {tuple(row) for row in rows} == {("sink", "transaction_id", "verdict", "open", "batch_id", "records")}
     # Before the decision of batch 1 the log does not know yet that batch 0 is committed.
@@ -100,7 +125,7 @@ def test_transactions_have_the_logs_verdict_beside_them(
         (row["batch_id"], row["records"]) == ((None, None) if row["verdict"] == "current" else decided) for row in rows
     )
     assert all(row["open"] == (row["verdict"] != "ended") for row in rows)
-    table = look("transactions", shop.log, "--sink", "archive", "--sinks", shop.sinks)
+    table = look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run")
     assert table.code == 1
     assert all(row["transaction_id"] in table.out for row in rows)
     assert shop.snapshot() == before
@@ -115,11 +140,11 @@ def test_what_an_older_incarnation_left_is_undecided_and_of_no_running_driver(sh
     older.write_bytes(zombie)  # its task was slow
     later = older.with_name(older.name.replace(".archive.1.", ".archive.9."))
     later.write_bytes(zombie)
-    rows = look("transactions", shop.log, "--sink", "archive", "--sinks", shop.sinks, "--json").json["transactions"]
+    rows = look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run", "--json").json["plan"]
     assert sorted(row["verdict"] for row in rows) == ["newer", "undecided"]
     later.unlink()
     older.rename(older.with_name(older.name.replace(".archive.1.", ".archive.2.")))  # of the one that stopped cleanly
-    [row] = look("transactions", shop.log, "--sink", "archive", "--sinks", shop.sinks, "--json").json["transactions"]
+    [row] = look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run", "--json").json["plan"]
     assert row["verdict"] == "undecided"
 
 
@@ -363,13 +388,12 @@ def test_a_topic_and_a_folder_are_resolved_together(
     shop = make_kafka_shop(kafka_broker)
     shop.drive(kill_at)
     before = shop.snapshot()
-    shown = look("transactions", shop.log, "--sink", "orders", "--sinks", shop.sinks, "--json")
-    verdicts = ["current", "ended"] if kill_at == "deciding" else ["decided"]
-    assert sorted({row["verdict"] for row in shown.json["transactions"]}) == verdicts
     dry = look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run", "--json")
+    verdicts = ["current", "ended"] if kill_at == "deciding" else ["decided"]
+    assert sorted({row["verdict"] for row in dry.json["plan"] if row["sink"] == "orders"}) == verdicts
     assert (dry.code, len(dry.json["plan"])) == (1, 8 if kill_at == "deciding" else 4)
     assert shop.snapshot() == before
-    assert look("transactions", shop.log, "--sink", "orders", "--sinks", shop.sinks, "--json").json == shown.json
+    assert look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run", "--json").json == dry.json
     assert shop.records() == BATCH_0
     done = run("resolve", shop.log, "--sinks", shop.sinks, "--yes", "--json")
     assert (done.code, done.json["opened"]) == (0, 2)
@@ -377,7 +401,7 @@ def test_a_topic_and_a_folder_are_resolved_together(
     expected = BATCH_0 if kill_at == "deciding" else BATCH_0 + BATCH_1
     assert (shop.records(), shop.files()) == (expected, expected)
     assert run("resolve", shop.log, "--sinks", shop.sinks, "--yes").code == 0
-    assert look("transactions", shop.log, "--sink", "orders", "--sinks", shop.sinks).code == 0
+    assert look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run").code == 0
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ SECRET = "hunter2-and-more"  # noqa: S105  # what must not be seen
 
 
 @pytest.fixture
-def every_command(shop: Any, look: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+def every_command(shop: Any, look: Any) -> Callable[..., list[Any]]:
     """Run each command on a log, and check that the whole folder is unchanged."""
 
     def run_all(log: object, *, sinks: Path = shop.sinks, **environment: str) -> list[Any]:
@@ -22,8 +22,6 @@ def every_command(shop: Any, look: Any, tmp_path_factory: pytest.TempPathFactory
         with_sinks = ("--sinks", sinks, "--yes")
         commands = [
             ("status", log),
-            ("report", log, "-o", tmp_path_factory.mktemp("page") / "page.html"),
-            ("transactions", log, "--sink", "archive", "--sinks", sinks),
             ("resolve", log, *with_sinks),
             ("resolve", log, "--dry-run", *with_sinks),
             ("abandon", log, "--batch", 1, "--accept-loss", *with_sinks),
@@ -136,7 +134,7 @@ def test_a_sink_whose_prefix_is_another_than_the_logs_is_refused_by_every_comman
     entry = json.loads(tail.read_text())
     assert entry["prefixes"] == {"archive": "twopc"}
     tail.write_text(json.dumps(entry | {"prefixes": {"archive": "former"}}))
-    looking, asking = every_command(left.log)[:4], every_command(left.log)[4:]
+    looking, asking = every_command(left.log)[:2], every_command(left.log)[2:]
     assert {one.code for one in looking} == {1}
     assert {one.code for one in asking} == {3}
     assert all("start with 'former' in this commit log" in one.out + one.err for one in asking)
@@ -179,9 +177,6 @@ def test_a_sinks_file_without_a_sink_that_has_work_is_refused_before_anybody_is_
         done = look("resolve", left.log, "--sinks", left.sinks, "--yes", *options)
         assert done.code == 3
         assert "sink 'archive'" in done.err
-    missing = look("transactions", left.log, "--sink", "archive", "--sinks", left.sinks)
-    assert missing.code == 3
-    assert "has no sink 'archive'; it has other" in missing.err
     assert left.snapshot() == before
 
 
@@ -232,10 +227,9 @@ def test_a_target_where_nobody_listens_is_told_by_its_address(
     )  # the rest of the wait is not for every run
     left.sinks.write_text(kafka_sinks("127.0.0.1:1"))
     before = left.snapshot()
-    for command in (("resolve", left.log, "--yes"), ("transactions", left.log, "--sink", "archive")):
-        done = look(*command, "--sinks", left.sinks, "--json", PASSWORD=SECRET)
-        assert (done.code, done.json["error"]["kind"]) == (6, "Retriable")
-        assert "no broker answered at 127.0.0.1:1" in done.json["error"]["message"]
+    done = look("resolve", left.log, "--yes", "--sinks", left.sinks, "--json", PASSWORD=SECRET)
+    assert (done.code, done.json["error"]["kind"]) == (6, "Retriable")
+    assert "no broker answered at 127.0.0.1:1" in done.json["error"]["message"]
     assert left.snapshot() == before
 
 

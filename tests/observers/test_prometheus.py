@@ -12,10 +12,8 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 
-from twopc import Committable
 from twopc.errors import LogMismatch
-from twopc.events import CallRetried, TransactionAborted
-from twopc.observers import _instruments
+from twopc.events import CallRetried
 from twopc.observers._instruments import INSTRUMENTS
 from twopc.observers.prometheus import PrometheusObserver
 from twopc.observing import notify
@@ -92,20 +90,6 @@ def test_calls_that_commit_nothing_are_no_retried_commits(scrape: Scrape) -> Non
     samples = scrape()
     assert samples['twopc_retries_total{owner="orders"}'] == 1
     assert 'twopc_commit_retries_total{owner="orders"}' not in samples
-
-
-def test_a_label_has_a_bounded_number_of_values(scrape: Scrape, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_instruments, "VALUES_PER_LABEL", 3)
-    for number in range(10):
-        notify(TransactionAborted("archive", Committable("t", {}), False, f"query-{number}"))
-    notify(TransactionAborted("archive", Committable("t", {}), False, "query-0"))
-    aborted = {name: value for name, value in scrape().items() if name.startswith("twopc_aborted_transactions_total")}
-    assert aborted == {
-        'twopc_aborted_transactions_total{owner="query-0",sink="archive"}': 2,
-        'twopc_aborted_transactions_total{owner="query-1",sink="archive"}': 1,
-        'twopc_aborted_transactions_total{owner="query-2",sink="archive"}': 1,
-        'twopc_aborted_transactions_total{owner="other",sink="archive"}': 7,
-    }
 
 
 def test_the_page_lists_every_metric_of_both_systems() -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 
-from tests.support import azurite_server, browser, gcs_server
+from tests.support import azurite_server, gcs_server
 from tests.support.mariadb_server import MariaDbServer
 from tests.support.once_per_run import Outcome
 from tests.support.postgres_server import PostgresServer
@@ -63,10 +63,6 @@ def _gcs(ended: contextlib.ExitStack, folder: Path) -> gcs_server.GcsServer:
     return ended.enter_context(gcs_server.gcs_server(folder))
 
 
-def _browser(ended: contextlib.ExitStack, folder: Path) -> tuple[str, dict[str, str | float | bool]]:
-    return browser.program()
-
-
 STARTS: Mapping[str, Start] = {
     "kafka": _kafka,
     "postgres": _postgres,
@@ -74,7 +70,6 @@ STARTS: Mapping[str, Start] = {
     "s3": _s3,
     "azurite": _azurite,
     "gcs": _gcs,
-    "browser": _browser,
 }
 
 

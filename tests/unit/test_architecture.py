@@ -50,7 +50,6 @@ COORDINATION = (
 IO = ("asyncio", "fsspec", "http", "os", "pathlib", "selectors", "socket", "subprocess", "tempfile", "urllib")
 WITHOUT_IO = (
     "twopc.checkpoint.offsets",
-    "twopc.cli.timeline",
     "twopc.cli.verdicts",
     "twopc.log.batch_identity",
     "twopc.log.entries",
@@ -115,7 +114,7 @@ def test_the_spark_bridge_and_the_expressions_of_a_schema_registry_alone_import_
 
 
 def test_the_command_alone_imports_what_its_extra_installs() -> None:
-    assert offenders(("twopc", *BACKENDS), ("click", "jinja2", "rich"), besides=("twopc.cli",)) == []
+    assert offenders(("twopc", *BACKENDS), ("click", "rich"), besides=("twopc.cli",)) == []
 
 
 def test_nothing_outside_its_package_imports_the_command() -> None:

@@ -19,13 +19,12 @@ import pytest
 from fsspec.implementations import memory
 from fsspec.registry import _registry
 
-from tests.support import fuse_disk
 from tests.support.commit_log import CommitLog
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
 from twopc.log.store import LocalStore, LogStore, open_store
-from twopc.stores.disk import make_folder, rename_to_free_name
+from twopc.stores.disk import make_folder
 from twopc.stores.errors import Unusable
 from twopc.stores.remote import ObjectFolder
 from twopc.testing import LogStoreContract
@@ -89,13 +88,11 @@ def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
-
     def replacing(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes())
 
     for link, reason in (
-        (unsupported, "its disk has neither hard links nor a rename"),
+        (unsupported, "its disk has no hard links"),
         (replacing, "overwrites a file that it was asked to create only"),
     ):
         monkeypatch.setattr(os, "link", link)
@@ -501,73 +498,14 @@ def refuse_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) -> 
     monkeypatch.setattr(os, "link", refuses)
 
 
-class TestLocalStoreThatRenames(LogStoreContract):
-    @pytest.fixture(autouse=True)
-    def folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        refuse_links(monkeypatch)
-        self.path = tmp_path / "log"
-
-    def make_store(self) -> LogStore:
-        return open_store(f"{self.path}")
-
-
 @pytest.mark.parametrize("number", WITHOUT_LINKS)
-def test_a_disk_without_hard_links_renames_whole_and_synced_entries_into_place(
+def test_a_log_on_a_disk_without_hard_links_is_refused_before_the_first_entry(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = open_store(f"{tmp_path}")
-    make_folder(tmp_path)
     refuse_links(monkeypatch, number)
-    steps: list[str] = []
-    fsync, rename = os.fsync, rename_to_free_name
-
-    def recorded_fsync(descriptor: int) -> None:
-        fsync(descriptor)
-        steps.append("fsync")
-
-    def recorded_rename(source: Path, target: Path) -> None:
-        steps.append(f"rename {source.read_bytes().decode()} to {target.name}")
-        rename(source, target)
-
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", recorded_rename)
-    store.put_if_absent(0, b"entry")
-    assert steps == ["fsync", f"rename entry to {entry_name(0)}", "fsync"]
-    assert [path.name for path in tmp_path.iterdir()] == [entry_name(0)]
-
-
-@pytest.mark.parametrize("number", WITHOUT_LINKS)
-def test_a_log_on_a_disk_with_neither_links_nor_such_a_rename_is_refused_before_the_first_entry(
-    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    refuse_links(monkeypatch, number)
-    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
-    with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*store or in PostgreSQL"):
+    with pytest.raises(ConfigurationError, match=r"no hard links.*store or in PostgreSQL"):
         CommitLog.open(open_store(f"{tmp_path}"), "owner")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("filesystem", ["cifs", "smb3", "nfs", "nfs4", None])
-def test_a_rename_that_may_replace_an_entry_of_another_machine_is_not_used(
-    filesystem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the system's mounts, or where they are not known."""
-    mounts = tmp_path / "mountinfo"
-    if filesystem is not None:
-        mounts.write_text(f"36 35 0:44 / / rw shared:1 - {filesystem} server:/export rw\n")
-    monkeypatch.setattr("twopc.stores.mounts._MOUNTS", mounts)
-    CommitLog.open(open_store(f"{tmp_path}/log"), "owner")  # by a hard link
-    refuse_links(monkeypatch)
-    for call in (
-        on_disk(tmp_path / "log").try_put_if_absent,
-        lambda: CommitLog.open(open_store(f"{tmp_path}/log"), "owner"),
-    ):
-        with pytest.raises(ConfigurationError, match=r"no hard links, and a rename may replace an existing file"):
-            call()
-    assert [path.name for path in (tmp_path / "log").iterdir()] == [entry_name(0)]
 
 
 def test_a_disk_whose_folders_can_not_be_synced_fails_the_trial(
@@ -588,58 +526,11 @@ def test_a_disk_whose_folders_can_not_be_synced_fails_the_trial(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rename_whose_outcome_is_not_known_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
+def test_a_link_whose_outcome_is_not_known_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = CommitLog.open(open_store(f"{tmp_path}"), "query")
-    refuse_links(monkeypatch)
-    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", fails)
+    refuse_links(monkeypatch, errno.EIO)
     with pytest.raises(InDoubt):
         log.decide(Decision(Round(1, 0), {}))
-
-
-@pytest.fixture
-def linkless(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A real filesystem without hard links, which renames exclusively or not, as ``request.param`` says."""
-    point = tmp_path / "mounted"
-    for folder in (tmp_path / "behind", point):
-        folder.mkdir()
-    disk = contextlib.ExitStack()
-    try:
-        disk.enter_context(fuse_disk.mounted(tmp_path / "behind", point, renames_exclusively=request.param))
-    except OSError as error:
-        pytest.skip(f"mounting a FUSE filesystem takes root and /dev/fuse: {error}")
-    with disk:
-        (point / "file").touch()
-        with pytest.raises(PermissionError):
-            (point / "link").hardlink_to(point / "file")
-        (point / "file").unlink()
-        yield point
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("linkless", [True], indirect=True)
-class TestLocalStoreOnFuse(LogStoreContract):
-    races = 5
-
-    @pytest.fixture(autouse=True)
-    def folder(self, linkless: Path) -> None:
-        self.path = linkless / "new" / "log"
-
-    def make_store(self) -> LogStore:
-        return open_store(f"{self.path}")
-
-
-@pytest.mark.parametrize("linkless", [False], indirect=True)
-def test_a_fuse_filesystem_without_the_rename_is_refused_by_the_trial_and_before_the_first_entry(
-    linkless: Path,
-) -> None:
-    store = on_disk(linkless / "log")
-    for call in (store.try_put_if_absent, lambda: CommitLog.open(store, "owner")):
-        with pytest.raises(ConfigurationError, match=r"neither hard links nor a rename.*store or in PostgreSQL"):
-            call()
-    assert store.slots() == []
 
 
 def test_a_disk_takes_no_storage_options(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which filesystems may show late what other machines write there, or replace what they create, by Linux's list."""
+"""Which filesystems may show late what other machines write there, by Linux's list."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import sys
 
 from twopc.exit_codes import ExitCode
 
-_NEEDED = ("click", "jinja2", "rich", "tomli")
+_NEEDED = ("click", "rich", "tomli")
 """The packages of the extra ``cli``."""
 
 

@@ -5,8 +5,7 @@ A scrape reads no log. It gets the newest reading of each (``twopc.cli.readings`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -15,34 +14,23 @@ from prometheus_client.registry import Collector
 
 from twopc.cli.readings import Watched
 from twopc.errors import ConfigurationError
-from twopc.events import Event
-from twopc.observers.prometheus import PrometheusObserver
 
 
-class Exporter:
-    """The metrics of one command, and where they are served."""
+def serve(host: str, port: int, watched: Sequence[Watched]) -> int:
+    """Serve the metrics of ``watched`` on daemon threads. Return the port; 0 takes a free one.
 
-    def __init__(self) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-
-    def observe(self) -> Callable[[Event, datetime], None]:
-        """Return a function that adds an event, and when it happened, to the metrics of ``PrometheusObserver``."""
-        return PrometheusObserver(self._registry).twopc_event
-
-    def serve(self, host: str, port: int, watched: Sequence[Watched]) -> int:
-        """Serve the metrics on daemon threads. Return the port; 0 takes a free one.
-
-        Raises:
-            ConfigurationError: nothing can be served there.
-        """
-        self._registry.register(ReadingsCollector(watched))
-        try:
-            server, _ = start_http_server(port, host, self._registry)
-        except OSError as error:
-            raise ConfigurationError(
-                f"metrics can't be served at {host}:{port}: {error.strerror or error}. Name another --port or --host."
-            ) from error
-        return int(server.server_port)
+    Raises:
+        ConfigurationError: nothing can be served there.
+    """
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ReadingsCollector(watched))
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigurationError(
+            f"metrics can't be served at {host}:{port}: {error.strerror or error}. Name another --port or --host."
+        ) from error
+    return int(server.server_port)
 
 
 class ReadingsCollector(Collector):

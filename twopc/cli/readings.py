@@ -1,5 +1,5 @@
-"""Logs, the open transactions of sinks, and files of events: each read again and again on a thread of its own, so that
-one that answers slowly holds up no other. Nothing is changed."""
+"""Logs and the open transactions of sinks: each read again and again on a thread of its own, so that one that answers
+slowly holds up no other. Nothing is changed."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import statistics
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from twopc.cli.output import kind_of
 from twopc.errors import ConfigurationError, CorruptLog
-from twopc.events import BatchFinished, Event
 from twopc.log.entries import Entry
 from twopc.log.history import FollowedLog, History, NoLog
-from twopc.observers.json_lines import EventReader, Recorded
 from twopc.sink import OpenTransactions, TwoPhaseCommitSink
 
 Sample: TypeAlias = "tuple[str, list[str], float]"
@@ -27,7 +24,7 @@ Sample: TypeAlias = "tuple[str, list[str], float]"
 
 
 class Watched(ABC):
-    """A log, a sink or a file that is read again and again, on a thread of its own.
+    """A log or a sink that is read again and again, on a thread of its own.
 
     Attributes:
         name: what it is, in what operators read. It holds no secret.
@@ -47,9 +44,9 @@ class Watched(ABC):
     def _found(self) -> str:
         """Return what the newest reading has found, in a few words."""
 
+    @abstractmethod
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the newest reading."""
-        yield from ()
 
     def read(self) -> None:
         """Read once. An error is kept as ``problem``, beside the reading before."""
@@ -332,46 +329,3 @@ class WatchedSink(Watched):
         ):
             if seconds is not None:
                 yield name, of_sink, seconds
-
-
-# Events. --------------------------------------------------------------------------------------------------------
-
-
-class WatchedEvents(Watched):
-    """A file of events, reported from the time when it is first read.
-
-    Of what the file has at that time, only the newest finished batch of each query is reported. Counters that began
-    with all that a file keeps would rise again by that much with each start.
-
-    Args:
-        path: the file. It need not be there yet.
-        report: is called with each event, and when it happened.
-
-    Raises:
-        ConfigurationError: the file can't be read.
-    """
-
-    def __init__(self, path: Path, report: Callable[[Event, datetime], None]) -> None:
-        self.name = f"events of {path}"
-        self._report = report
-        self._has_begun = False
-        try:
-            self._reader = EventReader(path)
-        except OSError as error:
-            raise ConfigurationError(f"the events file {path} can't be read: {error.strerror}.") from error
-
-    def _read(self) -> None:
-        recorded: Iterable[Recorded] = self._reader.read()
-        if not self._has_begun:
-            recorded = _newest_batches(recorded)
-        for each in recorded:
-            self._report(each.event, each.at)
-        self._has_begun = True
-
-    def _found(self) -> str:
-        return "read"
-
-
-def _newest_batches(recorded: Iterable[Recorded]) -> list[Recorded]:
-    finished = {each.event.owner: each for each in recorded if isinstance(each.event, BatchFinished)}
-    return list(finished.values())

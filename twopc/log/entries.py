@@ -236,8 +236,8 @@ def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
             raise LogMismatch(
                 f"the transactions of sink {name!r} start with {known!r} in this commit log, and this sink's with"
                 f" {prefix!r}: what it has open would not be found. Nothing was written. Give it its prefix back. To"
-                " change it, stop the query, see that 'twopc transactions' lists nothing, and go on with a new"
-                f" log{next_batch}."
+                " change it, stop the query, see that 'twopc resolve --dry-run' lists nothing, and go on with a"
+                f" new log{next_batch}."
             )
 
 

@@ -342,9 +342,7 @@ class ObjectStore(_FolderStore):
             ) from error
 
 
-ON_WHICH_DISK = (
-    "on a disk with hard links or with RENAME_NOREPLACE; or keep the log at an object store or in PostgreSQL"
-)
+ON_WHICH_DISK = "on a disk with hard links; or keep the log at an object store or in PostgreSQL"
 
 PUT_IF_ABSENT = "put-if-absent"
 TRIED = "tried with an entry that was removed again"

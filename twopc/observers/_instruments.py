@@ -26,13 +26,6 @@ from twopc.events import (
 BUCKETS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 """A decision takes milliseconds and a Spark job may take minutes."""
 
-VALUES_PER_LABEL = 1_000
-"""The most values that a label may have in a process. A query's id changes with its checkpoint, so a driver that starts
-queries all day has ever more of them."""
-
-OTHER = "other"
-"""The value of a label for all those that came later."""
-
 
 class Kind(Enum):
     """A kind of instrument: its values are added up, replace the last one, or form a distribution."""
@@ -156,21 +149,3 @@ def _measure_batch(batch: BatchFinished, at: datetime) -> Iterator[Measured]:
     yield Measured(BAD, batch.bad_records, (batch.owner,))
     yield Measured(BATCH_ID, batch.batch_id, (batch.owner,))
     yield Measured(FINISHED_S, at.timestamp(), (batch.owner,))
-
-
-class BoundedLabels:
-    """Keeps the number of time series bounded, whatever events say."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, set[str]] = {}
-
-    def of(self, one: Measured) -> tuple[str, ...]:
-        """Return the values of its labels, or ``OTHER`` for one that came after ``VALUES_PER_LABEL`` others."""
-        return tuple(map(self._bound, one.instrument.labels, one.labels))
-
-    def _bound(self, label: str, value: str) -> str:
-        known = self._known.setdefault(label, set())
-        if value not in known and len(known) >= VALUES_PER_LABEL:
-            return OTHER
-        known.add(value)
-        return value

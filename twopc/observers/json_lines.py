@@ -11,7 +11,6 @@ while they write.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import errno
 import hashlib
 import logging
@@ -29,7 +28,7 @@ from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decode, enco
 from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
-__all__ = ["EventReader", "JsonLinesObserver", "Position", "Recorded", "read_lines"]
+__all__ = ["EventReader", "JsonLinesObserver", "Position", "Recorded"]
 
 MAX_BYTES = 16 << 20
 """About six thousand batches, at 2.5 kB each. One older file is kept, so there are twice as many at most."""
@@ -71,7 +70,7 @@ class JsonLinesObserver:
         self._groups: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
         self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
         self._is_failing = False
-        self._outbox = Outbox[bytes](self._append, CAPACITY, lambda _: False)
+        self._outbox = Outbox[bytes](self._append, CAPACITY)
         atexit.register(self.close)
 
     @hookimpl
@@ -170,7 +169,7 @@ class EventReader:
         self._find()
         for file in self._files:
             for line in file.lines_before():
-                yield from decode(line) or ()
+                yield from decode(line)
 
     def read(self) -> Iterator[Recorded]:
         """Yield the events that were written since the last call, oldest first.
@@ -179,7 +178,7 @@ class EventReader:
             OSError: the file can't be read.
         """
         for line in self.lines():
-            yield from decode(line) or ()
+            yield from decode(line)
 
     def close(self) -> None:
         """Close the files."""
@@ -233,18 +232,3 @@ class EventReader:
 def _position(file: OpenFile, offset: int) -> Position:
     beginning = file.beginning(min(offset, _BEGINNING_BYTES))
     return Position(hashlib.sha256(beginning).hexdigest(), offset)
-
-
-def read_lines(path: Path) -> Iterator[Recorded | None]:
-    """Yield the events that the file has now, oldest first, and None for a line that can't be read, such as a truncated
-    one.
-
-    Raises:
-        OSError: the file can't be read.
-    """
-    with contextlib.closing(EventReader(path)) as reader:
-        for line in filter(None, reader.lines()):
-            found = decode(line)
-            yield from [None] if found is None else found
-        if reader.position is None:
-            path.stat()  # raises if there is no file

@@ -66,7 +66,7 @@ _Field = schema_dataset.SchemaDatasetFacetFields
 _Statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet
 
 CAPACITY = 32 * 2**20
-"""The most bytes that wait while the receiver is away. Offsets of 10,000 partitions are 180 kB, a hundredth of that."""
+"""The most bytes that wait while the client repeats a request. Offsets of 10,000 partitions are 180 kB, a hundredth."""
 
 _BESIDE_OFFSETS = CAPACITY // 1_000
 """An upper bound of the rest of a batch, in bytes. So at most a thousand batches wait: those of hours, at one per ten
@@ -76,9 +76,6 @@ CLOSE_TIMEOUT_S = 10.0
 
 _PARENT = "OPENLINEAGE_PARENT_ID"
 """The variable with which a scheduler, such as Airflow, tells a job of the run that started it."""
-
-_LATER = (408, 429)  # no request in time, too many of them
-_SERVER_ERROR = 500
 
 
 @attr.define
@@ -118,7 +115,7 @@ class OpenLineageObserver:
     """Sends the start and the end of a run for each batch, when all sinks have completed it.
 
     Sending has a thread of its own, and its failures are logged once: no batch waits for a receiver or fails by it.
-    While the receiver is away, up to ``CAPACITY`` bytes wait, of which the oldest batches are dropped.
+    While the client repeats a request, up to ``CAPACITY`` bytes wait, of which the oldest batches are dropped.
 
     Args:
         namespace: that of the jobs. None for the environment variable ``OPENLINEAGE_NAMESPACE``, else ``default``.
@@ -149,7 +146,7 @@ class OpenLineageObserver:
         logging.getLogger("urllib3.connectionpool").addFilter(_is_of_another_thread)
         self._parent = _parent_of_environment()
         self._began: dict[str, tuple[int, datetime]] = {}  # owner → the batch that it has begun, and when
-        self._outbox = Outbox[_Completed](self._send, CAPACITY, _may_pass)
+        self._outbox = Outbox[_Completed](self._send, CAPACITY)
         atexit.register(self.close)
 
     @property
@@ -267,14 +264,6 @@ def _fields(fields: Iterable[pa.Field]) -> list[_Field]:
         else _Field(field.name, str(field.type))
         for field in fields
     ]
-
-
-def _may_pass(error: Exception) -> bool:
-    """Whether the receiver may take the same event later. An error of HTTP has the response, if there was one."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is None:
-        return not isinstance(error, TypeError | ValueError)  # these are about the event, or the configuration
-    return status >= _SERVER_ERROR or status in _LATER
 
 
 def _is_of_another_thread(record: logging.LogRecord) -> bool:

@@ -16,7 +16,7 @@ from opentelemetry.util.types import Attributes, AttributeValue
 
 from twopc.events import BatchFailed, BatchFinished, Event
 from twopc.hookspecs import hookimpl
-from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, Instrument, Kind, Measured, measure
+from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, Instrument, Kind, Measured, measure
 
 _NS_IN_MS = 1_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -41,7 +41,6 @@ class OpenTelemetryObserver:
     ) -> None:
         self._tracer = trace.get_tracer("twopc", version("twopc-core"), provider)
         meter = metrics.get_meter("twopc", version("twopc-core"), meter_provider)
-        self._labels = BoundedLabels()
         self._instruments = {instrument: _instrument(meter, instrument) for instrument in INSTRUMENTS}
 
     @hookimpl
@@ -53,7 +52,7 @@ class OpenTelemetryObserver:
 
     def _record(self, one: Measured) -> None:
         names = (_ERROR if label == "error" else f"twopc.{label}" for label in one.instrument.labels)
-        attributes = dict(zip(names, self._labels.of(one), strict=True))
+        attributes = dict(zip(names, one.labels, strict=True))
         self._instruments[one.instrument](one.value, attributes)
 
     def _trace(self, batch: BatchFinished | BatchFailed, end_ns: int) -> None:

@@ -8,20 +8,19 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from twopc.events import Event
 from twopc.hookspecs import hookimpl
-from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, BoundedLabels, Instrument, Kind, measure
+from twopc.observers._instruments import BUCKETS_S, INSTRUMENTS, Instrument, Kind, measure
 
 
 class PrometheusObserver:
     """Keeps the metrics that docs/metrics.md lists in ``registry``, which takes one such observer."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
-        self._labels = BoundedLabels()
         self._metrics = {instrument: _metric(instrument, registry) for instrument in INSTRUMENTS}
 
     @hookimpl
     def twopc_event(self, event: Event, at: datetime) -> None:
         for one in measure(event, at):
-            match self._metrics[one.instrument].labels(*self._labels.of(one)):
+            match self._metrics[one.instrument].labels(*one.labels):
                 case Counter() as counter:
                     counter.inc(one.value)
                 case Gauge() as gauge:

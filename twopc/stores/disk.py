@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import os
@@ -12,7 +11,6 @@ from pathlib import Path
 
 from twopc.stores.errors import NotSynced, Unusable
 from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
-from twopc.stores.mounts import mount_of
 
 _TRIALS = 3
 """The number of attempts of a trial. Another process's trial may just have removed the folder that it had made."""
@@ -28,18 +26,12 @@ _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """Replies to the first hard link of a file where there are none: of a disk, of a kernel, of a filesystem in user space
 such as a mounted bucket, and where a file may have one name. link(2)."""
 
-_WITHOUT_RENAME = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""The reply of a file system, a kernel or a sandbox that lacks the flag or the call: renameat2(2)."""
-
-_CURRENT_FOLDER = -100  # AT_FDCWD: paths that are not absolute count from it
-_NO_REPLACE = 1  # RENAME_NOREPLACE
-
 
 class LocalFolder(Folder):
     """A folder on a disk.
 
-    Every method may raise ``Unusable``: this process lacks a right, or the disk has neither hard links nor a rename
-    that keeps an existing file, or its folders can't be synced. Any other OSError of a writing method is an unknown
+    Every method may raise ``Unusable``: this process lacks a right, or the disk has no hard links, or its folders
+    can't be synced. Any other OSError of a writing method is an unknown
     outcome.
     """
 
@@ -131,52 +123,22 @@ class LocalFolder(Folder):
 
 
 def put_in_place(aside: Path, path: Path) -> None:
-    """Give a whole and synced file its name, if the name is free, by a link or a rename. ``aside`` may be gone then.
+    """Give a whole and synced file its name by a hard link, if the name is free.
 
     Where there are no hard links, creating the name first and filling it afterwards (``O_EXCL``) is no way out: a crash
-    leaves a part of the file, and nobody could tell whether its writer is dead or slow.
-
-    The rename is not used on a network filesystem, see ``Mount.may_replace``, nor where the system lists no mounts. The
-    server of a FUSE filesystem is trusted to keep its promise.
+    leaves a part of the file, and nobody could tell whether its writer is dead or slow. Nor is renameat2(2) with
+    ``RENAME_NOREPLACE``, whose promise SMB and some servers of FUSE do not keep.
 
     Raises:
         FileExistsError: the name is taken.
-        Unusable: the disk has neither hard links nor such a rename. Nothing was changed.
+        Unusable: the disk has no hard links. Nothing was changed.
     """
     try:
         os.link(aside, path)
-        return
     except OSError as error:
         if error.errno not in _WITHOUT_LINKS:
             raise
-    mount = mount_of(path.parent)
-    if mount is None or mount.may_replace:
-        reason = f"no hard links, and a rename may replace an existing file ({mount or 'the mounts are not known'})"
-        raise Unusable(errno.ENOTSUP, reason, str(path))
-    try:
-        rename_to_free_name(aside, path)
-    except OSError as error:
-        if error.errno != errno.ENOTSUP:
-            raise
-        reason = "its disk has neither hard links nor a rename that keeps an existing file"
-        raise Unusable(errno.ENOTSUP, reason, str(path)) from error
-
-
-def rename_to_free_name(source: Path, target: Path) -> None:
-    """Rename ``source`` to ``target`` if that name is free, in one step: renameat2(2), which Python does not offer.
-
-    Raises:
-        FileExistsError: the name is taken, and nothing was changed.
-        OSError: with ENOTSUP if this system or the file system can't, and nothing was changed; else another reason.
-    """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc has it from 2.28 on
-    if renameat2 is None:
-        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(target))
-    from_here, to_here = (_CURRENT_FOLDER, os.fsencode(source)), (_CURRENT_FOLDER, os.fsencode(target))
-    if renameat2(*from_here, *to_here, _NO_REPLACE) != 0:
-        number = ctypes.get_errno()
-        number = errno.ENOTSUP if number in _WITHOUT_RENAME else number
-        raise OSError(number, os.strerror(number), str(target))
+        raise Unusable(errno.ENOTSUP, "its disk has no hard links", str(path)) from error
 
 
 def make_folder(folder: Path) -> None:

@@ -5,7 +5,7 @@ other gets FileExistsError.
 
 | place | how a file is created |
 | --- | --- |
-| ``disk.LocalFolder`` | written aside, synced, and linked or renamed into place, which fails where the name exists |
+| ``disk.LocalFolder`` | written aside, synced, and linked into place, which fails where the name exists |
 | ``remote.ObjectFolder`` | a conditional put; the store is tried first, as some servers ignore the condition |
 | ``remote.RenamingFolder`` | written aside, closed, and renamed: HDFS refuses to rename to a name that exists |
 """

@@ -35,12 +35,6 @@ class Mount:
         return self.filesystem in _SERVED or (is_fuse and self.filesystem not in _LOCAL_FUSE)
 
     @property
-    def may_replace(self) -> bool:
-        """Whether a rename with RENAME_NOREPLACE may replace what another machine has created meanwhile. The client of
-        SMB looks first, and then asks its server to replace: ``cifs_rename2`` in fs/smb/client/inode.c."""
-        return self.filesystem in _SERVED
-
-    @property
     def may_be_late(self) -> bool:
         """Whether a listing may lack what another machine has written. The caches of FUSE can't be seen."""
         return self.is_network and not (self.filesystem in _SERVED and self.options & _COHERENT)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,10 +12,8 @@ from fsspec.registry import _registry
 from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 
 from tests.campaigns.every_step.steps import Steps, on_disk
-from twopc.stores import disk, webhdfs
+from twopc.stores import webhdfs
 from twopc_files.stores.remote import RemoteFile
-
-_LINK = os.link
 
 
 class Renaming(ArrowFSWrapper):  # type: ignore[misc]  # fsspec has no types
@@ -59,23 +55,6 @@ def in_memory(steps: Steps) -> None:
         MemoryFileSystem, reads=("info", "ls", "find", "cat_file"), changes=("open", "cp_file", "rm_file", "pipe_file")
     )
     steps.patch(RemoteFile, changes=("write", "made_durable"))
-
-
-def without_links(steps: Steps) -> None:
-    """Turn the calls of a disk without hard links into steps."""
-    refuse_links()
-    on_disk(steps)
-    steps.patch(disk, changes=("rename_to_free_name",))
-
-
-def refuse_links() -> None:
-    """Have no hard links in this process."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EPERM, "no hard links")
-
-    if os.link is _LINK:
-        os.link = refuse  # type: ignore[assignment]
 
 
 def on_gcs(steps: Steps) -> None:

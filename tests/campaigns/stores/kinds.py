@@ -37,7 +37,6 @@ class Kind:
         server: returns the server of the store, given a new folder. It has ``storage_options``.
         obstacle: installs the server; returns why that is not possible here, and what to do about it.
         has_batch_logs: whether the sink can keep its logs of complete batches there.
-        prepare: changes this process before it writes.
     """
 
     data: str = DISK
@@ -47,7 +46,6 @@ class Kind:
     server: Callable[[Path], AbstractContextManager[Any]] | None = None
     obstacle: Callable[[], str | None] = lambda: None
     has_batch_logs: bool = True
-    prepare: Callable[[], None] = lambda: None
 
 
 @contextlib.contextmanager
@@ -71,7 +69,6 @@ _POSTGRES = "postgresql:///postgres/{name}"
 
 KINDS: Mapping[str, Kind] = {
     "local": Kind(calls=steps.on_disk),
-    "no-links": Kind(calls=calls.without_links, prepare=calls.refuse_links),
     "s3": Kind(*_S3, calls=steps.on_s3, server=lambda folder: S3Server(folder / "s3.log")),
     "azure": Kind(*_AZURE, calls=steps.on_azure, server=AzuriteServer, obstacle=azurite_server.install),
     "gcs": Kind(*_GCS, calls=calls.on_gcs, server=GcsServer, obstacle=gcs_server.PROGRAM.install),

@@ -96,7 +96,6 @@ class Place:
 
     @cached_property
     def log(self) -> LogStore:
-        self.kind.prepare()  # both processes of a case come here before they write
         return open_store(self._filled(self.kind.log), **self.server)
 
     def sink(self) -> FileSink:

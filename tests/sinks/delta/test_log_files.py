@@ -147,11 +147,7 @@ def test_a_log_that_takes_no_entries_is_refused_before_anything_is_decided(
             raise OSError(number, os.strerror(number))
         link(source, target)
 
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-
     monkeypatch.setattr(os, "link", not_into_the_log)
-    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
     with pytest.raises(ConfigurationError, match="can't use"):
         place.sink()
     assert sorted(path.name for path in (place.folder / "_delta_log").iterdir()) == [entry(0)]

@@ -547,15 +547,12 @@ def test_a_start_removes_what_killed_processes_left_an_hour_ago(store: Store, mo
     assert not store.fs.exists(left)
 
 
-def test_a_disk_without_hard_links_that_replaces_by_every_rename_is_refused(
-    disk: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_hard_links_is_refused(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
     monkeypatch.setattr(os, "link", unsupported)
-    monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
-    with pytest.raises(ConfigurationError, match=r"can't be kept at .*neither hard links nor a rename"):
+    with pytest.raises(ConfigurationError, match=r"can't be kept at .*no hard links"):
         disk.log().open()
 
 

@@ -13,11 +13,8 @@ import click
 
 COMMANDS = {
     "status": "Show what a log has decided, and what is in doubt.",
-    "report": "Show the history of a log on a page: batches, crashes, trends, what is in doubt.",
     "serve-metrics": "Serve metrics of any number of logs to Prometheus.",
-    "backends": "List the installed backends.",
     "doctor": "Check the target systems before the first batch.",
-    "transactions": "Show every open transaction of a sink with the log's verdict on it.",
     "resolve": "Recover without the query: commit the decided transactions, abort the others.",
     "abandon": "Give up the lost transactions of a decided batch.",
     "checkpoint": "Compare a query's checkpoint with its log, and restore what it lacks.",

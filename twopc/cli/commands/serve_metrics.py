@@ -8,18 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from twopc.cli.commands.running import show
 from twopc.cli.output import Report, say
-from twopc.cli.readings import WatchedEvents, WatchedLog, WatchedSink
+from twopc.cli.readings import WatchedLog, WatchedSink
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from twopc.cli.exporter import Exporter
 
 PORT = 9465
 """The port beside 9464, at which docs/monitoring.md has a driver serve its own metrics."""
@@ -36,13 +32,6 @@ INTERVAL_S = 15.0
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="The sinks of the query of a single LOG: also serve what they have open, and for how long.",
-)
-@click.option(
-    "--events",
-    multiple=True,
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="A file of events, such as of format('twopc'): also serve what PrometheusObserver does. May be repeated.",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="The address to listen on.")
 @click.option(
@@ -61,26 +50,22 @@ INTERVAL_S = 15.0
     metavar="SECONDS",
     help="How long to wait between two readings of a log.",
 )
-def serve_metrics(
-    logs: tuple[str, ...],
-    sinks_file: Path | None,
-    events: tuple[Path, ...],
-    host: str,
-    port: int,
-    interval_s: float,
-) -> None:
+def serve_metrics(logs: tuple[str, ...], sinks_file: Path | None, host: str, port: int, interval_s: float) -> None:
     """Serve metrics of any number of logs to Prometheus. Changes nothing."""
 
     def run(_: Report, redact: Redaction) -> None:
         watched_logs = _logs(logs)
         sinks = _sinks(sinks_file, watched_logs, redact) if sinks_file else []
-        exporter = _exporter()
-        observer = exporter.observe()
-        watched_events = [WatchedEvents(path, observer) for path in dict.fromkeys(events)]
-        served_at = exporter.serve(host, port, [*watched_logs, *sinks])
+        try:
+            from twopc.cli.exporter import serve
+        except ModuleNotFoundError as error:
+            raise ConfigurationError(
+                f"serve-metrics needs {error.name}: pip install 'twopc-core[cli,prometheus]'"
+            ) from error
+        watched = [*watched_logs, *sinks]
+        served_at = serve(host, port, watched)
         signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # by default, a container's first process ignores it
         say(f"serving http://{host}:{served_at}/metrics: {len(watched_logs)} logs, read every {interval_s:g} s")
-        watched = (*watched_logs, *sinks, *watched_events)
         for number, each in enumerate(watched):  # not all at once: 200 logs in one database would take 200 connections
             each.follow(interval_s, lambda line: say(redact(line)), interval_s * number / len(watched))
         while True:
@@ -103,13 +88,3 @@ def _sinks(path: Path, logs: Sequence[WatchedLog], redact: Redaction) -> list[Wa
     if len(logs) > 1:
         raise ConfigurationError(f"--sinks has the sinks of one query, and {len(logs)} LOGs are given: give one LOG")
     return [WatchedSink(name, sink, logs[0]) for name, sink in read_sinks(path, redact).items()]
-
-
-def _exporter() -> Exporter:
-    try:
-        from twopc.cli.exporter import Exporter
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"serve-metrics needs {error.name}: pip install 'twopc-core[cli,prometheus]'"
-        ) from error
-    return Exporter()

@@ -2,52 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import click
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.text import Text
 
 from twopc.cli.commands import parameters
 from twopc.cli.commands.running import show
-from twopc.cli.output import Document, Report, batch_number, facts, kind_of, readable, standard_output, table
+from twopc.cli.output import Document, Report, batch_number, facts, table
 from twopc.cli.sinks_file import Redaction
-from twopc.errors import TwoPhaseCommitError
 from twopc.exit_codes import ExitCode
 from twopc.log.entries import Decision
-from twopc.log.history import FollowedLog, History
+from twopc.log.history import History, read_history
+from twopc.transaction import Committable
 
-WATCH_S = 1.0
-"""The pause between two reads of a log, which has at most 33 entries."""
+LISTED = 10
+"""The newest decided batches that are listed. A log keeps some thirty."""
 
 
 @click.command()
 @parameters.log
-@click.option("--watch", is_flag=True, help="Follow the log until Ctrl-C.")
 @parameters.as_json
-def status(log: str, watch: bool, as_json: bool) -> None:
+def status(log: str, as_json: bool) -> None:
     """Show what a log has decided, and what is in doubt. Reads only the log."""
-    if watch and (as_json or not sys.stdout.isatty()):
-        raise click.UsageError("--watch draws on a terminal: call status again and again instead")
 
     def run(report: Report, _: Redaction) -> None:
-        followed = FollowedLog(log)
-        add_status(followed.read(), report)
-        if watch:
-            _watch(report, lambda: add_status(followed.read(), report))
+        history = read_history(log)
+        report.document |= _status(history)
+        report.code = ExitCode.IN_DOUBT if history.tail.unresolved else ExitCode.FINE
 
     show(log, as_json, _draw, run)
-
-
-def add_status(history: History, report: Report) -> None:
-    """Put the state of the log into the document."""
-    report.document |= _status(history)
-    report.code = ExitCode.IN_DOUBT if history.tail.unresolved else ExitCode.FINE
 
 
 def _status(history: History) -> Document:
@@ -69,10 +54,7 @@ def _status(history: History) -> Document:
                 "batch_id": decision.batch_id,
                 "incarnation": decision.round.incarnation,
                 "since": history.in_doubt_since(decision.batch_id),
-                "sinks": {
-                    name: {"transactions": len(of_sink), "records": sum(c.records or 0 for c in of_sink)}
-                    for name, of_sink in decision.committables.items()
-                },
+                "sinks": {name: _counts(of_sink) for name, of_sink in decision.committables.items()},
             }
             for decision in tail.unresolved
         ],
@@ -80,22 +62,30 @@ def _status(history: History) -> Document:
             {"batch_id": a.given_up.batch_id, "by": a.by, "at": a.at, "sinks": _given_up_by_sink(a.given_up)}
             for a in tail.abandoned
         ],
+        "batches": [
+            {"batch_id": entry.decided, "incarnation": entry.incarnation, "decided_at": entry.written_at}
+            | _counts([c for of_sink in d.committables.values() for c in of_sink])
+            for entry in history.entries
+            for d in entry.unresolved
+            if entry.kind == "decide" and d.batch_id == entry.decided
+        ][-LISTED:],
     }
+
+
+def _counts(committables: Sequence[Committable]) -> Document:
+    return {"transactions": len(committables), "records": sum(c.records or 0 for c in committables)}
 
 
 def _given_up_by_sink(given_up: Decision) -> Document:
     return {
-        name: {"transactions": [c.transaction_id for c in of_sink], "records": sum(c.records or 0 for c in of_sink)}
+        name: _counts(of_sink) | {"transactions": [c.transaction_id for c in of_sink]}
         for name, of_sink in given_up.committables.items()
     }
 
 
 def _draw(console: Console, document: Document) -> None:
-    if "owner" in document:
-        console.print(_view(document))
-
-
-def _view(document: Document) -> Group:
+    if "owner" not in document:
+        return
     stop = "stopped cleanly" if document["clean_stop"] else "runs, or did not stop cleanly"
     known = facts(
         {
@@ -122,8 +112,8 @@ def _view(document: Document) -> Group:
         at = "before a batch" if again["batch_id"] is None else f"at batch {again['batch_id']}"
         parts.append(f"The query failed {at}, in the same way {again['count']} times since {again['since']}.")
     if document["in_doubt"]:
-        columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
-        parts.append(table("In doubt: decided, and not known to be committed", columns, doubt))
+        open_ = ("batch", "incarnation", "sink", "transactions", "records", "since")
+        parts.append(table("In doubt: decided, and not known to be committed", open_, doubt))
         parts.append("A running query settles this by itself. If none runs, start it again, or run 'twopc resolve'.")
     else:
         parts.append("Nothing is in doubt.")
@@ -133,24 +123,9 @@ def _view(document: Document) -> Group:
         for sink, of_sink in a["sinks"].items()
     ]
     if lost:
-        columns = ("batch", "sink", "transactions", "records", "by", "at")
-        parts.append(table("Given up: decided, and missing from the target system", columns, lost))
-    return Group(*parts)
-
-
-def _watch(report: Report, look: Callable[[], None]) -> None:
-    """Show the status in ``report`` again and again, until Ctrl-C. ``look`` renews it. An error of ``look`` is shown,
-    since a log that can't be read now may be readable soon."""
-    wrong: RenderableType = ""
-    with (
-        contextlib.suppress(KeyboardInterrupt),
-        Live(console=standard_output(), transient=True, auto_refresh=False) as live,
-    ):
-        while True:
-            live.update(Group(_view(readable(report.document)), wrong, "Ctrl-C ends this."), refresh=True)
-            time.sleep(WATCH_S)
-            try:
-                look()
-                wrong = ""
-            except (TwoPhaseCommitError, OSError) as error:
-                wrong = Text(readable(f"Not up to date: {kind_of(error)}: {error}"), style="bold")
+        gone = ("batch", "sink", "transactions", "records", "by", "at")
+        parts.append(table("Given up: decided, and missing from the target system", gone, lost))
+    if document["batches"]:
+        shown = ("batch", "incarnation", "decided at", "transactions", "records")
+        parts.append(table("Newest decided batches", shown, [batch.values() for batch in document["batches"]]))
+    console.print(Group(*parts))
