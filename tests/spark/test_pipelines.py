@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
-    pytest.mark.spark,
     pytest.mark.skipif(
         tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1), reason="Spark 4.1 added pipelines"
     ),
@@ -231,7 +230,6 @@ def values():
 
 @pytest.mark.long
 @pytest.mark.crash
-@pytest.mark.kafka
 @pytest.mark.timeout(600)  # two runs, 15 s each on a quiet machine
 def test_a_pipeline_killed_after_its_decision_is_completed_by_the_next_run(tmp_path: Path, topic: Topic) -> None:
     source, faults = tmp_path / "source", tmp_path / "faults"

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Pipeline
 
-pytestmark = pytest.mark.spark
-
 ROWS, LIMIT = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 SOME_LIMIT, SOME_BYTES, NO_LIMIT = str(64 * 1024), 64 * 1024, str(2**31 - 1)
 ROWS_A_RECORD_BATCH = 100  # by the session's limit of rows

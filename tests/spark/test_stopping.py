@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Hold, Pipeline
     from twopc import Committable
 
-pytestmark = pytest.mark.spark
-
 HELD_S = 60
 
 

@@ -38,8 +38,6 @@ from twopc_kafka.client.control import CONNECT_TIMEOUT_MS
 from twopc_kafka.client.kafka_python import OfProcess
 from twopc_kafka.options import WRITERS
 
-pytestmark = pytest.mark.kafka
-
 SCHEMA = pa.schema([("value", pa.string())])
 
 

@@ -30,7 +30,7 @@ from twopc_kafka.options import WRITERS
 from twopc_kafka.writers import librdkafka
 from twopc_kafka.writers.librdkafka import Writer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.in_turn("make_either")]
+pytestmark = pytest.mark.in_turn("make_either")
 
 CLOSED_PORT = "127.0.0.1:1"
 VALUE = pa.schema([("value", pa.string())])

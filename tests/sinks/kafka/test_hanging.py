@@ -18,8 +18,6 @@ from twopc_kafka.writers.librdkafka import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.kafka
-
 NOTICED, UNNOTICED = 0, 1  # partitions: one gets its marker, one does not
 
 

@@ -28,8 +28,6 @@ from twopc.loop import run
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka.source import KafkaSource
 
-pytestmark = pytest.mark.kafka
-
 
 def produce(topic: Any, values: list[str], partition: int = 0) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": topic.servers})

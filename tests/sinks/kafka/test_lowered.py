@@ -22,7 +22,7 @@ from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 class Cluster:

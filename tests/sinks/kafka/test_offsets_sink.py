@@ -29,8 +29,6 @@ from twopc_kafka import offsets_sink as progress
 from twopc_kafka.client import control
 from twopc_kafka.offsets_sink import KafkaProgressSink
 
-pytestmark = pytest.mark.kafka
-
 LOOP = "tests.sinks.kafka.offsets_loop"
 
 

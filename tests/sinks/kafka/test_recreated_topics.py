@@ -19,7 +19,7 @@ from twopc_kafka import KafkaSink
 from twopc_kafka.client.leaders import Leaders
 from twopc_kafka.options import WRITERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.in_turn("writer")]
+pytestmark = pytest.mark.in_turn("writer")
 
 
 def deleted(topic: Any, wait: Any, kafka_broker: Any, *, and_created_again: bool = True) -> None:

@@ -17,8 +17,6 @@ from twopc.events import Event, PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc_kafka import KafkaSink
 
-pytestmark = pytest.mark.kafka
-
 TIMEOUT_MS = 2000
 
 

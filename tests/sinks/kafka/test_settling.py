@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.kafka
-
 UNANSWERED = "-"  # the table has no such row
 
 # facts.md: state → the answers to commit by version 4, commit by 5, abort by 4, abort by 5.

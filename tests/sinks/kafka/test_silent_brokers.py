@@ -20,8 +20,6 @@ from twopc_kafka.client import kafka_python as connections
 from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.client.control import Control
 
-pytestmark = pytest.mark.kafka
-
 PATIENCE_MS = 60_000
 """How long a task, or a question of the coordinator's, may wait for brokers in these tests."""
 

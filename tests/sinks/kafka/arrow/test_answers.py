@@ -185,7 +185,6 @@ def uncommitted(topic: Any) -> list[bytes]:
     return [record.value for record in topic.records("read_uncommitted")]
 
 
-@pytest.mark.kafka
 def test_all_replicas_in_sync_must_have_the_records(
     topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +199,6 @@ def test_all_replicas_in_sync_must_have_the_records(
     assert {(request.acks, request.transactional_id) for request in seen} == {(-1, vote.transaction_id)}
 
 
-@pytest.mark.kafka
 def test_the_partitions_of_a_broker_share_a_request(
     make_topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +217,6 @@ def test_the_partitions_of_a_broker_share_a_request(
     assert seen[0] == 5  # a topic so new may not be led yet; then some are repeated
 
 
-@pytest.mark.kafka
 def test_what_is_held_for_the_broker_is_bounded(
     broker_answers: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,7 +237,6 @@ REPEATED = [code for code, each in MEANINGS.items() if each.answer is WriteAnswe
 FAILING = [(code, meaning(code)) for code in (-1, 2, 10, 17, 18, 20, 32, 45, 46, 47, 87, 90, 120, 76, 29, 53)]
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("having_done", [False, True], ids=["not done", "done"])
 def test_what_is_repeated_is_there_once_and_in_order(
     having_done: bool, broker_answers: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
@@ -253,7 +249,6 @@ def test_what_is_repeated_is_there_once_and_in_order(
     assert uncommitted(topic) == [value.encode() for value in values]
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize(("code", "told"), FAILING, ids=lambda value: getattr(value, "name", None))
 def test_what_is_not_repeated_fails_the_task_with_its_name_and_advice(
     code: int, told: Any, broker_answers: Any, topic: Any, make_sink: Any
@@ -266,7 +261,6 @@ def test_what_is_not_repeated_fails_the_task_with_its_name_and_advice(
     assert told.advice in str(refused.value) or told.answer is WriteAnswer.DENIED
 
 
-@pytest.mark.kafka
 def test_a_duplicate_is_a_success_only_behind_a_repeat(broker_answers: Any, topic: Any, make_sink: Any) -> None:
     broker_answers(ProduceRequest, 6, 46, having_done=True)
     assert written(make_sink(topic, writer="arrow"), "a", "b").records == 2
@@ -274,7 +268,6 @@ def test_a_duplicate_is_a_success_only_behind_a_repeat(broker_answers: Any, topi
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize("having_done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("kind", [InitProducerIdRequest, AddPartitionsToTxnRequest])
 def test_a_beginning_and_an_adding_are_repeated(
@@ -287,7 +280,6 @@ def test_a_beginning_and_an_adding_are_repeated(
     assert sink.seal([vote], age_s=0)
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("code", INIT_PRODUCER_ID_REPEATED)
 def test_a_used_id_is_given_up_if_its_beginning_had_an_effect_and_was_answered_otherwise(
     code: int, broker_answers: Any, topic: Any, make_sink: Any, wait: Any
@@ -305,7 +297,6 @@ def test_a_used_id_is_given_up_if_its_beginning_had_an_effect_and_was_answered_o
     assert vote.transaction_id != earlier.transaction_id
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("moved", [False, True], ids=["still there", "moved"])
 def test_an_id_that_was_begun_lately_begins_at_the_same_coordinator_unless_that_has_moved(
     moved: bool, broker_answers: Any, topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
@@ -330,7 +321,6 @@ def test_an_id_that_was_begun_lately_begins_at_the_same_coordinator_unless_that_
     assert found == [vote.transaction_id] * moved
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("kind", [InitProducerIdRequest, AddPartitionsToTxnRequest])
 @pytest.mark.parametrize(("code", "raised"), [(53, OperatorRequired), (90, RoundAborted), (-1, RoundAborted)])
 def test_a_beginning_and_an_adding_that_are_refused_fail_the_task(
@@ -342,7 +332,6 @@ def test_a_beginning_and_an_adding_that_are_refused_fail_the_task(
     assert uncommitted(topic) == []
 
 
-@pytest.mark.kafka
 def test_of_several_partitions_the_one_that_was_refused_is_told_not_the_ones_that_were_not_tried(
     partitions_are_added: None, broker_answers: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +343,6 @@ def test_of_several_partitions_the_one_that_was_refused_is_told_not_the_ones_tha
         written(make_sink(topic, writer="arrow"), "a")
 
 
-@pytest.mark.kafka
 def test_a_request_that_did_not_leave_is_sent_again(broker_answers: Any, topic: Any, make_sink: Any) -> None:
     left = broker_answers((InitProducerIdRequest, ProduceRequest), *[NotSent("not connected")] * 3)
     sink = make_sink(topic, writer="arrow")
@@ -363,7 +351,6 @@ def test_a_request_that_did_not_leave_is_sent_again(broker_answers: Any, topic: 
     assert uncommitted(topic) == [b"a"]
 
 
-@pytest.mark.kafka
 def test_a_lost_beginning_fails_the_task_as_it_could_take_effect_later(
     broker_answers: Any, topic: Any, make_sink: Any
 ) -> None:
@@ -372,7 +359,6 @@ def test_a_lost_beginning_fails_the_task_as_it_could_take_effect_later(
         written(make_sink(topic, writer="arrow"), "a")
 
 
-@pytest.mark.kafka
 def test_a_lost_answer_to_records_makes_the_vote_no_and_rolls_them_back(
     broker_answers: Any, topic: Any, make_sink: Any
 ) -> None:
@@ -384,7 +370,6 @@ def test_a_lost_answer_to_records_makes_the_vote_no_and_rolls_them_back(
     topic.stays_empty()
 
 
-@pytest.mark.kafka
 def test_what_is_refused_for_message_timeout_makes_the_vote_no(broker_answers: Any, topic: Any, make_sink: Any) -> None:
     broker_answers(ProduceRequest, *[19] * 100)
     with pytest.raises(
@@ -394,7 +379,6 @@ def test_what_is_refused_for_message_timeout_makes_the_vote_no(broker_answers: A
         written(make_sink(topic, writer="arrow", message_timeout_ms=500), "a")
 
 
-@pytest.mark.kafka
 def test_an_abort_sends_nothing_more_and_waits_for_what_is_under_way(
     topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,7 +410,6 @@ def test_an_abort_sends_nothing_more_and_waits_for_what_is_under_way(
     topic.stays_empty()
 
 
-@pytest.mark.kafka
 def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(
     topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,7 +419,6 @@ def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(
         written(make_sink(topic, writer="arrow"), "a")
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize(("level", "version"), [(2, 12), (99, 11)], ids=["implicit", "added"])
 def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
     level: int, version: int, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
@@ -459,7 +441,6 @@ def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.crash
 def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(
     second_broker: Any, make_topic: Any, make_sink: Any
@@ -478,7 +459,6 @@ def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_throttled_client_waits_and_loses_nothing(
     topic: Any, make_sink: Any, kafka_broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

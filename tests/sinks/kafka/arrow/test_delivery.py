@@ -16,7 +16,7 @@ from twopc_kafka.client import requests
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.encoding.compression import NUMBERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.in_turn("partitions_come")]
+pytestmark = pytest.mark.in_turn("partitions_come")
 
 CLOSED_PORT = "127.0.0.1:1"
 

@@ -25,8 +25,6 @@ from twopc_kafka.client.kafka_python import Connections, OfProcess
 from twopc_kafka.client.retry import NotSent
 from twopc_kafka.writers.sender import Sending
 
-pytestmark = pytest.mark.kafka
-
 LIMIT_S = 20
 """A task that has not ended by then waits forever: every timeout in these tests is shorter."""
 

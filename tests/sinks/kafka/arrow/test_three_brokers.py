@@ -23,7 +23,7 @@ from twopc_kafka.checks import replication
 from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import Control
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.long]
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 TIMEOUT_MS = 10_000
 _PREFERRED = 0  # of the kinds of election

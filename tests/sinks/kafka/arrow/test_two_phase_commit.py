@@ -21,8 +21,6 @@ from twopc.phases import Phase
 from twopc_kafka.client.control import Control
 from twopc_kafka.offsets_sink import KafkaProgressSink
 
-pytestmark = pytest.mark.kafka
-
 NEVER_MS = (1 << 31) - 1
 TIMEOUT_MS = 1000
 VALUES = ["a", "b"]
