@@ -55,11 +55,14 @@ class Faults:
 
     def _call(self, operation: str, effect: Callable[[], Any], slot: int | None = None) -> Any:
         self.calls.append(operation if slot is None else f"{operation} {slot}")
-        for plan in (self.before, self.after):
-            result = effect() if plan is self.after else None
-            if plan.get(operation):
-                plan[operation].pop(0)()
+        self._at(self.before, operation)
+        result = effect()
+        self._at(self.after, operation)
         return result
+
+    def _at(self, plan: dict[str, list[Callable[[], None]]], operation: str) -> None:
+        if plan.get(operation):
+            plan[operation].pop(0)()
 
     def slots(self) -> Any:
         return self._call("slots", self.behind.slots)

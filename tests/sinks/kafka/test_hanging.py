@@ -26,12 +26,6 @@ def topic(second_broker: Any, make_topic: Any) -> Any:
     return make_topic(partitions=2, on=second_broker.broker)
 
 
-@pytest.fixture
-def sink(topic: Any, make_sink: Any) -> KafkaSink:
-    made: KafkaSink = make_sink(topic)
-    return made
-
-
 def begun(sink: KafkaSink, value: str, round: Round = Round(1, 0)) -> Committable:  # noqa: B008
     """A sealed transaction, of which one partition will get no marker."""
     with Participant({"orders": sink}, round, partition=0) as participant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 import uuid
 from collections import Counter
@@ -57,22 +58,20 @@ STAMP = (HEADER, b"log/7")
 # The option. --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delivery", ["at-least-once", "none"])
-def test_records_that_may_come_twice_get_no_markers(delivery: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"'batch\.markers' is only for 'delivery' = 'exactly-once'"):
-        KafkaSink({**SERVERS, "batch.markers": "markers", "delivery": delivery})
-
-
-def test_markers_among_the_records_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"'batch\.markers' and 'topic' are both 'orders'"):
-        KafkaSink({**SERVERS, "batch.markers": "orders", "topic": "orders"})
-
-
-def test_a_name_that_no_topic_can_have_is_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"'batch\.markers' of the kafka sink must be the name of another topic"
-    ):
-        KafkaSink({**SERVERS, "batch.markers": "no such/topic"})
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(
+            ({"batch.markers": "markers", "delivery": each}, "'batch.markers' is only for 'delivery' = 'exactly-once'")
+            for each in ("at-least-once", "none")  # records may come twice
+        ),
+        ({"batch.markers": "orders", "topic": "orders"}, "'batch.markers' and 'topic' are both 'orders'"),
+        ({"batch.markers": "no such/topic"}, "'batch.markers' of the kafka sink must be the name of another topic"),
+    ],
+)
+def test_markers_of_nothing_or_among_the_records_or_in_no_topic_are_refused(options: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        KafkaSink({**SERVERS, **options})
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])

@@ -89,10 +89,10 @@ def test_the_doctor_warns_of_brokers_that_write_no_missing_marker(without: Any) 
 
 
 def test_the_doctor_goes_on_where_no_topic_of_transactions_is_listed(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "TRANSACTION_LOG", "not-listed")
-    results = {each.check: each for each in make_sink(topic).check()}
+    results = {each.check: each for each in sink.check()}
     assert "list no such topic" in results["topic 'not-listed': replication"].detail
     assert results["right to write missing markers (KAFKA-20734)"].result is CheckStatus.PASSED
 
@@ -192,9 +192,8 @@ async def _soon(answer: Any) -> Any:
 
 
 def test_a_cluster_that_can_not_prove_what_it_says_vetoes_the_batch_and_stops_a_decided_one(
-    topic: Any, make_sink: Any, pre_commit: Any, wait: Any, request: pytest.FixtureRequest
+    topic: Any, sink: Any, pre_commit: Any, wait: Any, request: pytest.FixtureRequest
 ) -> None:
-    sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     sink.abort(committable)
     name = committable.transaction_id
@@ -209,12 +208,12 @@ def test_a_cluster_that_can_not_prove_what_it_says_vetoes_the_batch_and_stops_a_
 
 
 def test_the_doctor_tells_what_a_cluster_can_not_prove_or_does_not_report(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Control, "can_prove", lambda *_: False)
     monkeypatch.setattr(TransactionState, "may_go_on", False)
     monkeypatch.setattr(Control, "expiration_ms", lambda _: 3_600_000)
-    warned = found(make_sink(topic), CheckStatus.WARNING)
+    warned = found(sink, CheckStatus.WARNING)
     assert "OutcomeUnknown" in warned["proof of what coordinators report"].detail
     assert "takes a new one" in warned["report of a committed transaction"].detail
     assert warned["transactional.id.expiration.ms of the brokers"].detail.startswith("1 h: ")

@@ -683,20 +683,3 @@ def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
         wait.until("it has another partition", lambda: takes(lambda: written(1)))
         written(0)
         assert participant.pre_commit()["orders"].records == 3
-
-
-# A broker that does not say. ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("delivery", ["at-least-once", "none"])
-def test_a_topic_that_no_broker_can_be_asked_for_makes_the_vote_no_within_message_timeout(
-    delivery: str, make_topic: Any, make_sink: Any
-) -> None:
-    sink = make_sink(
-        make_topic(), writer="librdkafka", delivery=delivery, bootstrap_servers="127.0.0.1:1", message_timeout_ms=1000
-    )
-    started = time.monotonic()
-    with pytest.raises(RoundAborted, match=r"no broker answered at 127.0.0.1:1 within 1000 ms.*Is the broker up"):
-        write_directly(sink, pa.record_batch({"value": ["a"]}))
-    assert time.monotonic() - started < 10
