@@ -27,7 +27,7 @@ CLASSIFIERS = frozenset(
 
 PYTHON = ">=3.10"
 
-_SUFFIXES = {".py", ".pyc", ".typed", ".html", ".css", ".proto"}
+_SUFFIXES = {".py", ".pyi", ".pyc", ".typed", ".html", ".css", ".proto"}
 
 
 def faults(folder: Path) -> Iterator[str]:
