@@ -146,6 +146,15 @@ def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterato
         pytest.fail("not ended by the tests of this module:\n" + "\n".join(sorted(leftovers)), pytrace=False)
 
 
+@pytest.fixture
+def unpooled_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's catalogs keep no connection. Spark keeps an ended query's function, with its sink and catalog."""
+    import sqlalchemy
+    from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite as Dialect
+
+    monkeypatch.setattr(Dialect, "get_pool_class", classmethod(lambda cls, url: sqlalchemy.NullPool))
+
+
 OF_EVERY_MODULE = (nothing_of_a_module_goes_on_after_it.__name__,)
 
 

@@ -13,7 +13,7 @@ TwoPhaseCommitError
 │   ├── LogMismatch         the log is another query's, or does not fit the batch
 │   └── PoolExhausted       too many task attempts on one machine
 └── OperatorRequired        call an operator: the query can't go on by itself
-    ├── RepeatedFailure     an unknown failure came at three starts in a row
+    ├── RepeatedFailure     starts fail again and again, and nothing is decided
     ├── TransactionLost     the target system rolled back a decided transaction
     ├── OutcomeUnknown      whether a decided transaction is committed is unknown
     └── CorruptLog          an entry of the log is not a coordinator's
@@ -240,10 +240,10 @@ class OperatorRequired(TwoPhaseCommitError):
 
 
 class RepeatedFailure(OperatorRequired):
-    """The same failure came at three starts of the query in a row, or for more than two minutes in one,
-    without a decided batch in between.
+    """The same failure came at three starts of the query, or for more than two minutes in one, without a decided batch
+    in between. One that usually passes, such as the loss of a process, came in sixty minutes.
 
-    twopc does not know it as one that passes. Correct the cause that the message quotes, and start the query again.
+    Eight different failures count, too. Correct the cause that the message quotes, and start the query again.
     """
 
 

@@ -63,20 +63,34 @@ def sentence(error: TwoPhaseCommitError) -> str:
     return f"{error.message.removesuffix('.')}."
 
 
+class NotComputedAgain(Retriable):
+    """What is lost of a decided batch could not be computed again. The cause tells whether that passes."""
+
+
 def cause_of(error: BaseException) -> BaseException:
-    """Return what has failed a round, for the error that its rollback raises; else the error itself."""
-    return error.__cause__ if isinstance(error, RoundAborted) and error.__cause__ is not None else error
+    """Return what has failed a round, for the error that its end raises; else the error itself."""
+    return (isinstance(error, RoundAborted | NotComputedAgain) and error.__cause__) or error
+
+
+def is_outage(error: BaseException) -> bool:
+    """Return whether no system has refused anything: one did not answer, or a resource was out."""
+    cause = cause_of(error)
+    if isinstance(cause, OSError) and cause.errno in PASSING:
+        return True
+    return isinstance(cause, Retriable | ConnectionError | TimeoutError)
+
+
+def passes(error: BaseException) -> bool:
+    """Return whether a failure is known to pass. It may come again all the same."""
+    return is_outage(error) or isinstance(cause_of(error), RoundAborted)
 
 
 def identity(error: BaseException) -> str | None:
-    """Return a hash by which an error is recognized when it comes again; None if it is an answer of twopc, or an outage
-    that passes."""
-    cause = cause_of(error)
-    passes = isinstance(cause, ConnectionError | TimeoutError) or (
-        isinstance(cause, OSError) and cause.errno in PASSING
-    )
-    if passes or isinstance(cause, TwoPhaseCommitError):
+    """Return a hash by which an error is recognized when it comes again; None if it is an answer that ends the
+    query."""
+    if isinstance(error, TwoPhaseCommitError) and not isinstance(error, Retriable | RoundAborted):
         return None
+    cause = cause_of(error)
     lines = [line for line in str(cause).splitlines() if not line.lstrip().startswith(_OF_A_STACK)]
     words = _CHANGING.sub(" ", "\n".join(lines).lower())
     return hashlib.sha256(f"{type(cause).__qualname__} {words}".encode()).hexdigest()[:16]

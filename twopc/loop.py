@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from twopc.coordinator import Coordinator
 from twopc.errors import Retriable, RoundAborted
-from twopc.failures import identity
+from twopc.failures import passes
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import JsonValue, Vote
@@ -132,7 +132,7 @@ def _until_decided(batch: Callable[[], object], batch_id: int, is_stopping: Call
         try:
             batch()
         except (Retriable, RoundAborted) as error:
-            if is_stopping() or identity(error) is not None:
+            if is_stopping() or not passes(error):
                 raise
             logger.warning("batch %d is run again in %g s: %s", batch_id, pause_s, error)
             time.sleep(pause_s)

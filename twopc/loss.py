@@ -18,13 +18,12 @@ from twopc.errors import (
     OperatorRequired,
     OutcomeUnknown,
     Refused,
-    Retriable,
     RoundAborted,
     TransactionLost,
     TwoPhaseCommitError,
 )
 from twopc.events import TransactionReplayed
-from twopc.failures import located, sentence, worst_of
+from twopc.failures import NotComputedAgain, located, sentence, worst_of
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
@@ -218,7 +217,7 @@ def not_computed_again(error: Exception, round: Round) -> Exception | None:
             return OperatorRequired(f"{what}: {error.message} Correct that and start again.")
         case TwoPhaseCommitError() if not isinstance(error, RoundAborted):
             return None
-    return Retriable(f"{what} ({type(error).__name__}: {error}). Start again.")
+    return NotComputedAgain(f"{what} ({type(error).__name__}: {error}). Start again.")
 
 
 # Records that are computed again. ------------------------------------------------------------------------------------

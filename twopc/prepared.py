@@ -191,8 +191,8 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _commit(self, connection: ConnectionT, name: str, what: str, table: Any) -> bool:
-        """Commit a prepared transaction. Return False if the server certainly has no such transaction any more.
-        ``table`` has its marker."""
+        """Commit a prepared transaction. Return False if the server has no such transaction any more, or does not prove
+        that it has committed it. ``table`` has its marker."""
 
     @abstractmethod
     def _roll_back(self, connection: ConnectionT, name: str, what: str, table: Any) -> None:
@@ -201,6 +201,10 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     @abstractmethod
     def _listed(self, connection: ConnectionT) -> Collection[str]:
         """Return the names of the prepared transactions that may be of this sink."""
+
+    def _left(self, connection: ConnectionT) -> Collection[str]:
+        """Return the names of the transactions that an earlier process may have left. The default lists them."""
+        return self._listed(connection)
 
     @abstractmethod
     def _require_able(self, connection: ConnectionT) -> object:
@@ -362,7 +366,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     def recover(self) -> Iterable[Committable]:
         with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
-            found = self._listed(connection)
+            found = self._left(connection)
         return [Committable(name, {}) for name in found if self.transactional_ids.owns_exact(name)]
 
     def close(self) -> None:

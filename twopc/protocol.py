@@ -36,7 +36,7 @@ from twopc.errors import (
     RepeatedFailure,
     RoundAborted,
 )
-from twopc.failures import cause_of, decided_batch, identity
+from twopc.failures import cause_of, decided_batch, identity, is_outage, passes
 from twopc.log import batch_identity, steps
 from twopc.log.entries import Decision, Entry, abandoned, amended, closed, completed, decided, repeated
 from twopc.loss import (
@@ -54,8 +54,14 @@ from twopc.transaction import Committable, Vote
 from twopc.transactional_ids import Round
 
 STARTS_AT_MOST = 3
-"""How many starts in a row may fail in the same way. What passes by itself has passed by then, as each start takes a
-while, and a supervisor waits between them."""
+"""How many starts may fail in the same way before a decision, if no table knows that way. What passes by itself has
+passed by then, as each start takes a while, and a supervisor waits between them."""
+
+FAILED_STARTS_AT_MOST = 8
+"""How many starts may fail before a decision in ways that no table knows, each in another one."""
+
+MINUTES_AT_MOST = 60
+"""In how many minutes a failure may come before a decision that is known to pass."""
 
 # A batch. -----------------------------------------------------------------------------------------------------------
 
@@ -364,12 +370,19 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
 
 def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> Steps[Exception]:
     """Return what an error means that comes again at each start. Upholds: nothing is repeated for ever without an
-    operator being told. ``tail`` is the newest entry of the log, and ``start`` identifies the coordinator."""
+    operator being told. ``tail`` is the newest entry of the log, and ``start`` identifies the coordinator.
+
+    An outage is reported and goes on: its end needs no operator. All else stops, also what is known to pass: a task
+    that a lack of memory ends comes to the same end each time.
+    """
     if (failure := identity(error)) is None:
         return error
-    now = repeated((yield effects.Noted(tail)) or tail.repetition, batch_id, failure, start)
+    is_passing = passes(error)
+    before = (yield effects.Noted(tail)) or tail.repetition
+    now = repeated(before, batch_id, failure, start, passes=is_passing)
     yield effects.Note(tail, now)
-    if now.count < STARTS_AT_MOST:
+    limit = MINUTES_AT_MOST if is_passing else STARTS_AT_MOST
+    if now.count < limit and (is_passing or now.starts < FAILED_STARTS_AT_MOST):
         return error
     cause = cause_of(error)
     what, state = "this query fails", ""
@@ -377,11 +390,15 @@ def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> 
         is_decided = tail.decided is not None and batch_id <= tail.decided
         what = f"batch {batch_id} fails"
         state = " The batch is decided." if is_decided else " The batch is not decided, and nothing of it is visible."
-    return RepeatedFailure(
-        f"{what} in the same way at every start, or every minute of one: {now.count} times in a row since"
-        f" {now.since}. The newest failure"
-        f" ({type(cause).__name__}): {str(cause).removesuffix('.')}.{state} Correct its cause and start again."
+    in_all = f", and {now.starts} times in all" if now.starts > now.count else ""
+    says = (
+        f"{what} again and again: {now.count} times in this way since {now.since}{in_all}. Nothing was decided in"
+        f" between. The newest failure ({type(cause).__name__}): {str(cause).removesuffix('.')}.{state}"
     )
+    if is_outage(error):
+        yield effects.Log(logging.ERROR, says)
+        return error
+    return RepeatedFailure(f"{says} Correct its cause and start again.")
 
 
 # The operator. ------------------------------------------------------------------------------------------------------

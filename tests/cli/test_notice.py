@@ -39,7 +39,7 @@ def test_status_shows_a_failure_that_came_again_until_a_batch_is_decided(tmp_pat
     notices.Notices(store).note(log.tail, Repetition(2, since, 3, "5f3c"))
     for _ in range(2):  # from the note, then from the entry that has taken it over
         shown = CliRunner().invoke(cli, ["status", str(tmp_path)]).output
-        assert f"The query failed at batch 3, in the same way 2 times in a row since {since}." in shown
+        assert f"The query failed at batch 3, in the same way 2 times since {since}." in shown
         document = json.loads(CliRunner().invoke(cli, ["status", str(tmp_path), "--json"]).output)
         assert (document["repetition"]["count"], document["repetition"]["batch_id"]) == (2, 3)
         CommitLog.open(store, "orders")

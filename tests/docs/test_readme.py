@@ -11,8 +11,6 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 from pyiceberg.catalog import load_catalog
-from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
-from sqlalchemy.pool import NullPool
 
 from tests.support.pages import DOCS, ROOT, blocks, site_script
 from tests.support.topic_reader import records_of
@@ -64,12 +62,8 @@ def test_the_first_query_of_the_page_on_spark_writes_each_record_to_both_systems
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("spark")
-def test_the_program_of_the_checklist_writes_each_record_to_a_topic_and_to_a_table(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Spark keeps the program's function, and with it the sink and its catalog, after the query has ended.
-    monkeypatch.setattr(SQLiteDialect_pysqlite, "get_pool_class", classmethod(lambda cls, url: NullPool))
+@pytest.mark.usefixtures("spark", "unpooled_sqlite")
+def test_the_program_of_the_checklist_writes_each_record_to_a_topic_and_to_a_table(tmp_path: Path) -> None:
     code, *_ = blocks(DOCS / "production.md", "python")
     uri, warehouse = f"sqlite:///{tmp_path}/catalog.db", f"file://{tmp_path}/warehouse"
     tables = load_catalog("default", type="sql", uri=uri, warehouse=warehouse)

@@ -16,8 +16,9 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from tests.support.commit_log import CommitLog
+from tests.unit.test_coordinator import raises
 from twopc import Committable
-from twopc.errors import ConfigurationError, Fenced, LogMismatch
+from twopc.errors import ConfigurationError, Fenced, LogMismatch, RepeatedFailure, SchemaMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
@@ -155,6 +156,69 @@ def test_a_failed_batch_is_reported_once_whichever_process_finds_it_failed(
 def failed(rounds: Rounds) -> list[tuple[int, str]]:
     events = [recorded.event for recorded in EventReader(str(rounds.events)).read()]
     return [(each.batch_id, type(each.error).__name__) for each in events if isinstance(each, BatchFailed)]
+
+
+def test_the_third_start_whose_task_fails_in_the_same_way_stops_for_an_operator(
+    rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start() -> None:
+        phase_one = rounds.open(SCHEMA)
+        try:
+            votes = written(phase_one)
+        except Exception:
+            with pytest.raises(Exception, match="no plan"):
+                written(phase_one)  # the next attempt of the task
+            rounds.recover(0, [None])
+            raise
+        rounds.finish(0, votes)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileSink, "pre_commit", raises(ValueError("no plan for 'x'")))
+        for kind in (ValueError, ValueError, RepeatedFailure, RepeatedFailure):
+            with pytest.raises(kind, match="no plan for 'x'"):
+                start()
+        patched.setattr(FileSink, "pre_commit", raises(SchemaMismatch("no plan for column 'x'")))
+        with pytest.raises(SchemaMismatch):
+            start()
+    start()
+    assert archived(rounds) == 1
+
+
+@pytest.mark.parametrize("has_voted", [False, True])
+def test_tasks_whose_process_is_lost_for_an_hour_are_told(
+    rounds: Rounds, task: Any, tmp_path: Path, has_voted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
+    monkeypatch.setattr("twopc.protocol.MINUTES_AT_MOST", 3)
+    for minute in range(3):
+        monkeypatch.setattr("twopc.log.entries.time.time", lambda now=60 * minute: now)
+        phase_one = rounds.open(SCHEMA)
+        rounds.recover(0, [*(written(phase_one) if has_voted else ()), None])
+    assert [kind for _, kind in failed(rounds)[-2:]] == ["RoundAborted", "RepeatedFailure"]
+
+
+def test_records_that_end_early_are_no_failure_of_the_sink(rounds: Rounds, task: Any) -> None:
+    def interrupted() -> Iterator[pa.RecordBatch]:
+        yield RECORDS
+        raise EOFError
+
+    for _ in range(4):
+        with pytest.raises(EOFError):
+            rounds.open(SCHEMA).write(0, interrupted())
+    newest = read_tail(open_store(rounds.log))
+    assert newest is not None
+    assert newest[1].repetition is None
+    assert archived(rounds) == 0
+
+
+def test_a_log_that_a_task_does_not_reach_does_not_hide_its_failure(
+    rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    phase_one = rounds.open(SCHEMA)
+    monkeypatch.setattr(data_source_round, "open_store", raises(ConfigurationError("no such store")))
+    monkeypatch.setattr(FileSink, "pre_commit", raises(ValueError("no plan")))
+    with pytest.raises(ValueError, match="no plan"):
+        written(phase_one)
 
 
 @pytest.mark.variants

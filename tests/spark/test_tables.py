@@ -48,6 +48,7 @@ def iceberg(folder: Path) -> tuple[Callable[[], TwoPhaseCommitSink[Any]], Callab
     return lambda: twopc.create_sink("iceberg", options), read
 
 
+@pytest.mark.usefixtures("unpooled_sqlite")
 @pytest.mark.parametrize("table", [delta, pytest.param(iceberg, marks=pytest.mark.long)])
 def test_each_batch_reaches_a_table_exactly_once(pipeline: Pipeline, table: Any) -> None:
     make_sink, read = table(pipeline.folder)

@@ -17,7 +17,15 @@ import twopc
 from tests.support.observing import Killed, killed, observing
 from twopc import Coordinator, Participant
 from twopc.effects import Wanted
-from twopc.errors import Fenced, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
+from twopc.errors import (
+    Fenced,
+    OperatorRequired,
+    RepeatedFailure,
+    Retriable,
+    RoundAborted,
+    SchemaMismatch,
+    TransactionLost,
+)
 from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import read_tail
 from twopc.log.store import store_of
@@ -365,6 +373,23 @@ def test_a_failure_while_it_is_computed_again_leaves_the_batch_decided(
     with pytest.raises(meant, match="the job failed"):
         world.run(recompute=fails)
     assert not world.is_resolved
+    world.run()
+    assert world.visible("a") == RECORDS
+
+
+@pytest.mark.parametrize(
+    ("failure", "third"), [(ValueError("no plan"), RepeatedFailure), (TimeoutError("no plan"), Retriable)]
+)
+def test_what_can_not_be_computed_again_at_three_starts_stops_for_an_operator(
+    world: World, failure: Exception, third: type[Exception]
+) -> None:
+    def fails(*_: object) -> Iterator[Any]:
+        raise failure
+
+    decided_and_lost(world)
+    for kind in (Retriable, Retriable, third):
+        with pytest.raises(kind, match="no plan"):
+            world.run(recompute=fails)
     world.run()
     assert world.visible("a") == RECORDS
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from twopc.errors import OperatorRequired, Refused, RepeatedFailure, Retriable, 
 from twopc.failures import identity
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry, parse, serialise
+from twopc.protocol import FAILED_STARTS_AT_MOST, MINUTES_AT_MOST
 
 DEFECT = ValueError("row 7: no plan for 'x'")
 
@@ -56,15 +58,15 @@ def test_the_third_start_that_fails_in_the_same_way_stops_for_an_operator(query:
     stopped = query.fails(DEFECT)
     assert isinstance(stopped, RepeatedFailure)
     assert stopped.message == (
-        "batch 0 fails in the same way at every start, or every minute of one: 3 times in a row since"
-        f" {began.since}. The newest failure (ValueError): row 7: no plan for 'x'. The batch is not decided, and"
-        " nothing of it is visible. Correct its cause and start again."
+        f"batch 0 fails again and again: 3 times in this way since {began.since}. Nothing was decided in between. The"
+        " newest failure (ValueError): row 7: no plan for 'x'. The batch is not decided, and nothing of it is visible."
+        " Correct its cause and start again."
     )
     assert stopped.batch_id == 0
     assert query.open() == query.visible("a") == []
 
 
-@pytest.mark.advice("in the same way at every start")
+@pytest.mark.advice("again and again")
 def test_a_query_whose_cause_is_corrected_goes_on_and_one_that_fails_on_stops_again(query: Query) -> None:
     assert query.kinds(*[DEFECT] * 4)[2:] == [RepeatedFailure, RepeatedFailure]
     run(query.coordinator(), 0)
@@ -78,11 +80,21 @@ def test_a_decision_clears_what_was_counted(query: Query) -> None:
     assert [type(query.fails(DEFECT, 1)) for _ in range(3)] == [RoundAborted, RoundAborted, RepeatedFailure]
 
 
+@pytest.fixture
+def minutes(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The clock: each ``next`` is a minute later."""
+
+    def at(minute: int) -> int:
+        monkeypatch.setattr("twopc.log.entries.time.time", lambda: 60 * minute)
+        return minute
+
+    return map(at, itertools.count(1))
+
+
 @pytest.mark.parametrize(
     "passing",
     [
         Retriable("the broker restarts"),
-        RoundAborted("the server was shut down"),
         TimeoutError("no answer"),
         ConnectionResetError("reset by peer"),
         OSError(errno.ENOSPC, "disk full"),
@@ -90,20 +102,52 @@ def test_a_decision_clears_what_was_counted(query: Query) -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_an_outage_and_an_interrupt_are_repeated_without_end_and_do_not_count(
-    query: Query, passing: BaseException
+def test_an_outage_and_an_interrupt_are_repeated_without_end_and_told(
+    query: Query, passing: BaseException, minutes: Iterator[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert RepeatedFailure not in query.kinds(*[passing] * 5)
-    assert query.tail.repetition is None
+    assert RepeatedFailure not in [type(query.fails(passing)) for _ in itertools.islice(minutes, MINUTES_AT_MOST)]
+    told = [each.message for each in caplog.records if each.levelname == "ERROR"]
+    assert [f"{MINUTES_AT_MOST} times in this way" in each for each in told] == [True] * isinstance(passing, Exception)
     assert query.kinds(DEFECT, passing, DEFECT, passing, DEFECT)[-1] is RepeatedFailure
+
+
+@pytest.mark.parametrize("ends_at", [2, 30])
+def test_a_round_that_is_aborted_for_an_hour_stops_for_an_operator(
+    query: Query, minutes: Iterator[int], ends_at: int
+) -> None:
+    aborted = RoundAborted("Python worker exited unexpectedly (crashed)")
+    for _ in itertools.islice(minutes, ends_at):
+        assert query.kinds(aborted, aborted) == [RoundAborted, RoundAborted]  # both within a minute
+    run(query.coordinator(), 0)
+    ends = [type(query.fails(aborted, 1)) for _ in itertools.islice(minutes, MINUTES_AT_MOST + 1)]
+    assert ends == [*[RoundAborted] * (MINUTES_AT_MOST - 1), RepeatedFailure, RepeatedFailure]
+
+
+def test_an_answer_that_ends_the_query_counts_within_a_round(query: Query) -> None:
+    assert query.kinds(*[OperatorRequired("the server refuses")] * 3) == [RoundAborted, RoundAborted, RepeatedFailure]
 
 
 def test_a_refusal_stops_as_it_did(query: Query) -> None:
     assert query.kinds(*[Refused("no column 'x'")] * 4) == [Refused] * 4
 
 
+def test_failures_that_alternate_are_counted_each(query: Query) -> None:
+    other = ValueError("no plan for 'y'")
+    assert RepeatedFailure not in query.kinds(DEFECT, other, DEFECT, other)
+    assert "3 times in this way" in str(stopped := query.fails(DEFECT))
+    assert "and 5 times in all" in str(stopped)
+    run(query.coordinator(), 0)
+    assert [type(query.fails(each, 1)) for each in (DEFECT, other, DEFECT)] == [RoundAborted] * 3
+
+
+def test_failures_of_which_none_is_like_another_stop_too(query: Query) -> None:
+    ends = query.kinds(*(ValueError(f"no plan for {way!r}") for way in "abcdefghij"))
+    assert ends == [*[RoundAborted] * (FAILED_STARTS_AT_MOST - 1), *[RepeatedFailure] * 3]
+    assert len(serialise(query.tail)) < 4096
+
+
 def test_another_failure_is_counted_anew_and_other_numbers_are_the_same_failure(query: Query) -> None:
-    assert RepeatedFailure not in query.kinds(DEFECT, DEFECT, ValueError("no plan for 'y'"), DEFECT, DEFECT)
+    assert RepeatedFailure not in query.kinds(DEFECT, DEFECT)
     assert query.kinds(ValueError("Row 8, at 0x7f00: no\nplan for 'x'")) == [RoundAborted]
     assert query.kinds(ValueError("row 1, at 0x7fab: no plan for 'x'")) == [RoundAborted]
     assert query.kinds(ValueError("row 123, at 0x1: no plan for 'x'")) == [RepeatedFailure]
@@ -137,8 +181,9 @@ def test_the_log_holds_no_words_of_a_failure_and_no_field_without_one(query: Que
 
 
 def test_an_entry_keeps_its_repetition(query: Query) -> None:
-    query.kinds(DEFECT, DEFECT)
+    query.kinds(DEFECT, KeyError("other"), DEFECT)
     assert query.tail.repetition
+    assert query.tail.repetition.others
     assert parse(serialise(query.tail), "entry") == query.tail
 
 
@@ -173,7 +218,7 @@ def broken(call: str) -> Callable[[Coordinator], object]:
 def test_a_start_that_fails_before_its_first_batch_counts(query: Query) -> None:
     outcomes = [ended(Coordinator.recover, broken("open"), query) for _ in range(3)]
     assert [type(each) for each in outcomes] == [KeyError, KeyError, RepeatedFailure]
-    assert "this query fails in the same way" in str(outcomes[-1])
+    assert "this query fails again and again" in str(outcomes[-1])
 
 
 def test_failures_of_one_start_count_once_a_minute(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,8 @@ def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one 
             return _settled(store, lambda: on_store(store, look()))
         case effects.Noted(tail):
             return notices.noted(store, tail)
+        case effects.Note(tail, repetition):
+            return notices.Notices(store).note(tail, repetition)
         case effects.Log():
             return log_line(effect)
     raise AssertionError(f"no effect of a log: {effect!r}")

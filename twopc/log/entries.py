@@ -44,6 +44,9 @@ Entries that carry a decision forward are little longer than it."""
 A_START_S = 60
 """A start may call the coordinator many times in a second: the same failure counts again after so many."""
 
+WAYS_KEPT = 8
+"""How many failures that alternate are told apart."""
+
 _LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
 _SHORT = 120  # characters of what stands on one line
 
@@ -76,14 +79,17 @@ class Abandonment:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A failure that no table of outages knows, and that no decision has followed.
+    """A failure that no decision has followed.
 
     Attributes:
-        count: how often it counts: once per start, and in a start that goes on once per ``A_START_S``.
+        count: how often it counts: once per start, and in a start that goes on once per ``A_START_S``; if it is known
+            to pass, once per ``A_START_S`` of all starts.
         since: when it came first, in UTC.
         batch_id: the batch that failed; None if the start had not come to one.
         failure: a hash of the error's class and words, which may hold values of records.
         start: the coordinator that counted it last, and ``at_s`` when, in seconds since the epoch.
+        starts: how often any failure that is not known to pass counts, once per start or ``A_START_S``.
+        others: the other failures that no decision has followed, the newest first. They may alternate.
     """
 
     count: int
@@ -92,6 +98,8 @@ class Repetition:
     failure: str
     start: str = ""
     at_s: int = 0
+    starts: int = 0
+    others: tuple[Repetition, ...] = ()
 
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> Repetition:
@@ -104,17 +112,31 @@ class Repetition:
             _text(value["failure"]),
             _text(value.get("start", "")),
             _count(value.get("at_s", 0)),
+            _count(value.get("starts", value["count"])),
+            tuple(cls.of(other) for other in _list(value.get("others", []))),
         )
 
 
-def repeated(before: Repetition | None, batch_id: int | None, failure: str, start: str) -> Repetition:
-    """Return the repetition that a failure of the coordinator ``start`` makes of the one ``before`` it."""
+def repeated(
+    before: Repetition | None, batch_id: int | None, failure: str, start: str, *, passes: bool = False
+) -> Repetition:
+    """Return the repetition that a failure of the coordinator ``start`` makes of the one ``before`` it. ``passes``:
+    whether the failure is known to pass."""
     at_s = int(time.time())
-    if before is None or (before.batch_id, before.failure) != (batch_id, failure):
-        return Repetition(1, _now(), batch_id, failure, start, at_s)
-    if before.start == start and abs(at_s - before.at_s) < A_START_S:  # a clock may be set back
-        return before
-    return replace(before, count=before.count + 1, start=start, at_s=at_s)
+    known = () if before is None else (before, *before.others)
+    now = next((each for each in known if (each.batch_id, each.failure) == (batch_id, failure)), None)
+    others = tuple(replace(each, others=()) for each in known if each is not now)[: WAYS_KEPT - 1]
+    now = now or Repetition(0, _now(), batch_id, failure)
+
+    def has_counted(each: Repetition, in_any: bool) -> bool:  # a clock may be set back
+        return each.count > 0 and (in_any or each.start == start) and abs(at_s - each.at_s) < A_START_S
+
+    starts = before.starts if before else 0
+    if not passes and not (before and has_counted(before, in_any=False)):
+        starts += 1
+    if not has_counted(now, in_any=passes):
+        now = replace(now, count=now.count + 1, start=start, at_s=at_s)
+    return replace(now, starts=starts, others=others)
 
 
 @dataclass(frozen=True, slots=True)

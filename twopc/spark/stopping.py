@@ -140,7 +140,7 @@ def shorten_interrupts(batch_id: int, is_stopped: Callable[[], bool]) -> Iterato
         yield
     except Exception as error:
         cause: BaseException | None = error
-        while isinstance(cause, RoundAborted):
+        while isinstance(cause, RoundAborted) or (isinstance(cause, Retriable) and is_interrupt(cause.__cause__)):
             cause = cause.__cause__
         if not is_interrupt(cause) and not (isinstance(cause, Retriable) and is_stopped()):
             raise
@@ -162,7 +162,7 @@ def is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-# Failures of a job that pass by themselves, and so never count as repeated: see ``RepeatedFailure``. -----------------
+# Failures of a job that are known to pass, and so may come for an hour: see ``RepeatedFailure``. ---------------------
 # PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass.
 
 _ANSWERS = rf"{re.escape(DESCRIBED_BY)}(?:Retriable|RoundAborted)\b"
@@ -194,14 +194,17 @@ def passing_failures() -> Iterator[None]:
     """On the driver: have what passes by itself fail the round as an answer of twopc does.
 
     Raises:
-        RoundAborted: instead of an interrupt, of the loss of a process, or of an outage.
+        Retriable: instead of an interrupt.
+        RoundAborted: instead of the loss of a process, or of an outage. That is counted, as it may never pass.
     """
     try:
         yield
     except TwoPhaseCommitError:
         raise
     except Exception as error:
-        if is_interrupt(error) or passes(str(error)):
+        if is_interrupt(error):
+            raise Retriable(f"{type(error).__name__}: {error}") from error
+        if passes(str(error)):
             raise RoundAborted(f"{type(error).__name__}: {error}") from error
         raise
 

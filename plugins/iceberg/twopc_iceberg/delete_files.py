@@ -11,7 +11,7 @@ import struct
 import uuid
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -151,22 +151,29 @@ class DeletesOfSnapshot:
     def before(self, file: LiveFile) -> BitMap64:
         """Return the rows of a data file that are deleted. Raises Damaged; errors of the store pass through."""
         found = BitMap64()
+        for delete in self.of_file(file):
+            found |= self._rows(delete, file.path)
+        return found
+
+    def of_file(self, file: LiveFile) -> Iterator[DataFile]:
+        """Yield the delete files that may be for a data file. Raises Unsearchable: one can't be read."""
         for entry in (*self.by_path.get(file.path, ()), *self.others):
             delete = entry.data_file
             is_meant = _only_path(delete) is not None or (
                 (delete.spec_id, delete.partition) == (file.spec, file.partition) and _may_name(delete, file.path)
             )
-            if is_meant and (entry.sequence_number or 0) >= file.sequence_number:
-                found |= self._rows(delete, file.path)
-        return found
+            if not is_meant or (entry.sequence_number or 0) < file.sequence_number:
+                continue
+            if delete.file_format not in (FileFormat.PUFFIN, FileFormat.PARQUET):
+                raise Unsearchable(
+                    f"file {delete.file_path} has position deletes in {delete.file_format.name}: set the table's"
+                    " property 'write.delete.format.default' to parquet, run rewrite_position_delete_files with"
+                    " rewrite-all=true"
+                )
+            yield delete
 
     def _rows(self, delete: DataFile, path: str) -> BitMap64:
         location = delete.file_path
-        if delete.file_format not in (FileFormat.PUFFIN, FileFormat.PARQUET):
-            raise Unsearchable(
-                f"file {location} has position deletes in {delete.file_format.name}: set the table's property"
-                " 'write.delete.format.default' to parquet, run rewrite_position_delete_files with rewrite-all=true"
-            )
         try:
             with reading(location), self.io.new_input(location).open() as source:
                 if delete.file_format is FileFormat.PUFFIN:

@@ -89,6 +89,7 @@ class Positions:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, tuple[int, ...]], tuple[LiveFile, ...]] = {}
+        self._searchable: tuple[object, frozenset[str]] = (None, frozenset())
 
     def files(self, io: DurableFileIO, manifests: Iterable[ManifestFile], key: Sequence[int]) -> list[LiveFile]:
         """Return the data files of a snapshot. Raises Damaged; errors of the store pass through."""
@@ -101,6 +102,27 @@ class Positions:
         kept = self._kept | dict(zip(new, in_threads(read, new), strict=True))
         self._kept = {name: kept[name] for name in found}
         return [file for files in self._kept.values() for file in files]
+
+    def require_searchable(
+        self, metadata: TableMetadata, io: DurableFileIO, manifests: Sequence[ManifestFile], keys: Keys
+    ) -> None:
+        """Make sure that ``changes`` finds the rows of ``keys`` in a snapshot, and what is deleted of them. Errors of
+        the store pass through.
+
+        Opens each file that may have a key, once in this process.
+
+        Raises:
+            Unsearchable: the message names what to do. Damaged: a file of the table can't be read.
+        """
+        search, known = _Search(io, metadata, keys), self._searchable
+        files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
+        proven = known[1] if known[0] == search.finds_by else frozenset[str]()
+        in_threads(search.require_columns, [file for file in files if file.path not in proven])
+        live = (file.path for of_manifest in self._kept.values() for file in of_manifest)
+        self._searchable = search.finds_by, proven.intersection(live).union(file.path for file in files)
+        deletes = DeletesOfSnapshot.read(io, manifests)
+        for _ in (delete for file in files for delete in deletes.of_file(file)):
+            """Each has a format that can be read."""
 
     def changes(
         self, table: Table, io: DurableFileIO, snapshot_id: int, manifests: Sequence[ManifestFile], keys: Keys
@@ -139,6 +161,7 @@ class _Search:
     def __init__(self, io: DurableFileIO, metadata: TableMetadata, keys: Keys) -> None:
         self._io = io
         self._metadata = metadata
+        self._mapping = metadata.properties.get(_NAME_MAPPING)
         schema = metadata.schema()
         self._schema = Schema(*[schema.find_field(field_id) for field_id in keys.ids])
         self._arrow = schema_to_pyarrow(self._schema, include_field_ids=False)
@@ -157,6 +180,19 @@ class _Search:
             for place, each in enumerate(spec.fields)
             if each.source_id in ids and isinstance(each.transform, BucketTransform | IdentityTransform)
         }
+
+    @property
+    def finds_by(self) -> object:
+        """What decides whether the key's columns of a file are found, besides the file."""
+        return self._schema, self._mapping
+
+    def require_columns(self, file: LiveFile) -> None:
+        """Raises Unsearchable, or Damaged; errors of the store pass through."""
+        with reading(file.path), self._io.new_input(file.path).open() as source:
+            known = self._names(file, pq.read_schema(source))
+        for each, target in zip(self._schema.fields, self._arrow, strict=True):
+            if each.field_id not in known:
+                self._absent(file, each, target.type, 0)
 
     def may_have(self, file: LiveFile) -> bool:
         """Return whether a file may have one of the keys."""
@@ -213,13 +249,12 @@ class _Search:
         ids = {int(each.metadata[b"PARQUET:field_id"]): each.name for each in schema if _has_id(each)}
         if ids:
             return ids
-        mapping = self._metadata.properties.get(_NAME_MAPPING)
-        if mapping is None:
+        if self._mapping is None:
             raise Unsearchable(
                 f"file {file.path} has no ids of columns, and the table no property {_NAME_MAPPING!r}: set it, or"
                 f" {REWRITE}"
             )
-        known = parse_mapping_from_json(mapping).root
+        known = parse_mapping_from_json(self._mapping).root
         by_name = {name: each.field_id for each in known for name in each.names if each.field_id is not None}
         return {by_name[name]: name for name in schema.names if name in by_name}
 

@@ -105,11 +105,13 @@ class _Look:
         names: its transactions.
         since_s: when by the monotonic clock its files were there.
         manifests: its manifests.
+        keys: the keys whose rows its commit finds.
     """
 
     names: frozenset[str]
     since_s: float
     manifests: Sequence[BatchManifest]
+    keys: Keys | None = None
 
 
 _NOTHING = frozenset[str]()
@@ -293,12 +295,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             try:
                 of_batch = self._manifests(prepared)
                 self._require_files(of_batch)
+                if (keys := self._keys(of_batch)) is not None:
+                    self._positions.require_searchable(metadata, io, manifests, keys)
             except FileChanged as changed:
                 raise RoundAborted(
                     f"file {changed.location} of {self._options} is not there as its task has written it: the"
                     " transaction was rolled back, or the store has lost or changed the file"
                 ) from None
-        self._look = _Look(_names(committables), since_s, of_batch)
+        self._look = _Look(_names(committables), since_s, of_batch, keys)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
         return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
 
@@ -418,18 +422,21 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         """Write the manifests of a decided batch, and read its keys. Raises FileChanged."""
         look, io = self._look, self._lake.io()
         if look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
-            manifests = look.manifests
+            manifests, keys = look.manifests, look.keys
         else:
             manifests = self._manifests(prepared)
             self._require_files(manifests)
+            keys = self._keys(manifests)
         for each in manifests:
             each.write(io)
-        of_keys = [each for each in manifests if each.prepared.by_position]
-        keys = None
-        if of_keys:
-            ids = of_keys[0].prepared.equality_ids or []
-            keys = Keys.read(io, ids, [location for each in of_keys for location in each.files()])
         return Added([each.prepared for each in manifests if not each.prepared.by_position], keys)
+
+    def _keys(self, manifests: Sequence[BatchManifest]) -> Keys | None:
+        of_keys = [each for each in manifests if each.prepared.by_position]
+        if not of_keys:
+            return None
+        ids = of_keys[0].prepared.equality_ids or []
+        return Keys.read(self._lake.io(), ids, [location for each in of_keys for location in each.files()])
 
     def _use(self, table: TableForTasks) -> None:
         """Write the next batches to the table as it is now. If its columns are others, records are checked again."""

@@ -95,6 +95,8 @@ def _addresses(given: Any) -> str:
     return ",".join(dict.fromkeys(addresses))
 
 
+OTHER_SERVERS = "it is librdkafka's other name for 'bootstrap.servers': use the latter"
+
 SERVERS = Option(
     "bootstrap.servers",
     Kind(

@@ -14,7 +14,7 @@ from typing import Any
 from twopc.errors import ConfigurationError
 from twopc.options import Kind, Option, choice, flag, names, parse, text, unknown, whole_number, wrong_value
 from twopc_kafka import connection_options, properties
-from twopc_kafka.properties import ALIASES, BY_KEY, MOST, PARTITIONER
+from twopc_kafka.properties import BY_KEY, MOST, PARTITIONER
 from twopc_kafka.writers.settings import HONORED, MESSAGE_BYTES, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
@@ -201,7 +201,7 @@ _READ_ALIKE = ("partitioner", "enable.idempotence", "enable.sparse.connections")
 """The options that are passed on as the sink has read them, because the clients know fewer spellings."""
 
 _OURS = {
-    "metadata.broker.list": "it is librdkafka's other name for 'bootstrap.servers': use the latter",
+    "metadata.broker.list": connection_options.OTHER_SERVERS,
     "transactional.id": "the sink leases ids from its own pool; to set their prefix, use 'transactional.id.prefix'",
     "allow.auto.create.topics": "the sink creates no topics",
     "logger": "librdkafka logs to the logger 'twopc_kafka.writers.librdkafka'",
@@ -286,9 +286,9 @@ def parse_options(options: Mapping[str, Any]) -> KafkaOptions:
             that of an option with a fixed set of values.
     """
     given = {name: value for name, value in options.items() if not (name == "topic" and value is None)}
-    _refuse_other_types(given)
+    properties.refuse_other_types(OWNER, given)
     _refuse_spellings_of_spark(given)
-    given = _by_one_name(given)
+    given = properties.by_one_name(OWNER, given, (*names(OPTIONS), *connection_options.NAMES))
     own = parse(OWNER, OPTIONS, given, _PASSED_ON)
     given |= {name: own[name] for name in _READ_ALIKE if name in own}
     passed_on = {name: value for name, value in given.items() if name not in _OWN}
@@ -360,14 +360,6 @@ def _with_defaults(given: Mapping[str, Any], delivery: str) -> dict[str, Any]:
     return merged
 
 
-def _refuse_other_types(options: Mapping[str, Any]) -> None:
-    """Refuse values that are neither text nor numbers. confluent-kafka also takes callbacks and bytes, but these have
-    no translation for kafka-python, and may not travel to a participant."""
-    for name, value in options.items():
-        if not isinstance(value, str | int | float):
-            raise wrong_value(OWNER, name, "text or a number")
-
-
 def _refuse_spellings_of_spark(options: Mapping[str, Any]) -> None:
     for name in options:
         if name.startswith("kafka."):
@@ -376,17 +368,6 @@ def _refuse_spellings_of_spark(options: Mapping[str, Any]) -> None:
                 f" {name.removeprefix('kafka.')!r}?",
                 option=name,
             )
-
-
-def _by_one_name(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with librdkafka's other names of the sink's own options and of the connection's replaced."""
-    for other, one in ALIASES.items():
-        if one in given and other in given:
-            raise ConfigurationError(
-                f"{one!r} and {other!r} are two names of the same option of {OWNER}: set only one", option=other
-            )
-    ours = (*names(OPTIONS), *connection_options.NAMES)
-    return {ALIASES[name] if ALIASES.get(name) in ours else name: value for name, value in given.items()}
 
 
 def _refuse_unknown(passed_on: Mapping[str, Any]) -> None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from twopc.errors import ConfigurationError
 from twopc.options import Kind, choice, choices, flag, text, whole_number, wrong_value
 
 BY_KEY = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a")
@@ -120,6 +121,24 @@ ALIASES: Mapping[str, str] = {
 """A property's other name → its name in this sink."""
 
 NAMES = (*_KINDS, *ALIASES)
+
+
+def refuse_other_types(owner: str, options: Mapping[str, Any]) -> None:
+    """Refuse values that are neither text nor numbers. confluent-kafka also takes callbacks, bytes and options of
+    topics in a dictionary, but these have no translation for kafka-python, and may not travel to a participant."""
+    for name, value in options.items():
+        if not isinstance(value, str | int | float):
+            raise wrong_value(owner, name, "text or a number")
+
+
+def by_one_name(owner: str, given: Mapping[str, Any], ours: Container[str]) -> dict[str, Any]:
+    """Return the options with librdkafka's other names of those in ``ours`` replaced."""
+    for other, one in ALIASES.items():
+        if one in given and other in given:
+            raise ConfigurationError(
+                f"{one!r} and {other!r} are two names of the same option of {owner}: set only one", option=other
+            )
+    return {ALIASES[name] if ALIASES.get(name) in ours else name: value for name, value in given.items()}
 
 
 def kind_of(name: str) -> Kind:

@@ -19,8 +19,7 @@ from confluent_kafka.admin import AdminClient
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.loop import Read
 from twopc.options import parse
-from twopc_kafka import connection_options
-from twopc_kafka.properties import ALIASES
+from twopc_kafka import connection_options, properties
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +46,8 @@ _OF_CONSUMERS = (
 )
 
 _OURS = {
+    "metadata.broker.list": connection_options.OTHER_SERVERS,
+    "auto.commit.enable": "the log has the offsets",
     "enable.auto.commit": "the log has the offsets",
     "enable.auto.offset.store": "the log has the offsets",
     "auto.offset.reset": "a position that is gone is refused, or skipped with fail_on_data_loss=False",
@@ -106,7 +107,8 @@ class KafkaSource:
         ):
             if not is_right:
                 raise ConfigurationError(f"{name} must be {must_be}", option=name)
-        options = {ALIASES["sasl.mechanisms"] if name == "sasl.mechanisms" else name: options[name] for name in options}
+        properties.refuse_other_types(_OWNER, options)
+        options = properties.by_one_name(_OWNER, options, connection_options.NAMES)
         self._topics, self._max_records, self._max_wait_s = sorted(topics), max_records, max_wait_s
         self._starts_at, self._fails = starts_at, fail_on_data_loss
         servers = parse(_OWNER, [connection_options.SERVERS], options)["bootstrap.servers"]

@@ -18,11 +18,12 @@ from twopc.checks import CheckResult
 from twopc.columns import check_columns
 from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable
 from twopc.prepared import MARKERS, PreparedSink, PreparedTransaction
+from twopc.transactional_ids import Round
 from twopc_mysql.columns import Column, check_upsert
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import GONE, IS_NAMED, commit_failed, number, request_failed, write_failed
 from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, bounded, connect, end, release, session
-from twopc_mysql.tables import Table, can_prepare, is_read_only, prepared, settings, xid
+from twopc_mysql.tables import Marker, Table, can_prepare, is_read_only, prepared, settings, xid
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -104,8 +105,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
 
     def _prepare(self, transaction: MysqlTransaction) -> None:
         connection, name = transaction.connection, xid(transaction.id.exact)
+        ask(connection, "SET SESSION wait_timeout = %s", LEFT_AFTER_S)  # before the marker, which ``_left`` finds
         self._table.mark(connection, transaction.id, self.transactional_ids.scope)
-        ask(connection, "SET SESSION wait_timeout = %s", LEFT_AFTER_S)
         ask(connection, f"XA END {name}")
         ask(connection, f"XA PREPARE {name}")
         end(connection)
@@ -240,34 +241,38 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         self._ended(connection, "ROLLBACK", name, what, table)
 
     def _ended(self, connection: Connection, verb: str, name: str, what: str, table: Table) -> bool:
-        """End a prepared transaction. Return False if the server has no such transaction any more, or if the name found
-        may have been that of an empty one.
+        """End a prepared transaction. Return whether its marker is visible, which alone proves that it was committed.
 
         MariaDB gives the name of a transaction free before the session that prepared it has left the transaction. An
         XA statement in between succeeds and ends the name alone: the transaction stays prepared, and nothing lists it.
-        So the marker decides, and not the answer. Upholds invariants 2 and 10.
+        Upholds invariants 2 and 10.
 
         Raises:
             Retriable: a session still holds the transaction, or another process is ending it: the server reports
                 XAER_NOTA, as for one that is gone, but lists it or has its marker.
         """
-        deadline, is_adopted = time.monotonic() + HELD_S, False
+        deadline = time.monotonic() + HELD_S
+        while True:
+            self._end_name(connection, verb, name, what, deadline)
+            marker = table.marker(connection, name)
+            if marker is not Marker.UNDECIDED:
+                return marker is Marker.VISIBLE
+            self._adopt(connection, verb, name, what, table)
+            _wait_until(deadline, what)
+
+    def _end_name(self, connection: Connection, verb: str, name: str, what: str, deadline: float) -> bool:
+        """End what the server has under a name. Return False if it has nothing, or rolls back what it has. Raises like
+        ``_ended``."""
         while True:
             try:
                 ask(connection, f"XA {verb} {xid(name)}")
-                is_found = True
+                return True
             except pymysql.MySQLError as error:
                 if number(error) not in GONE:
                     raise
-                is_found = False
-            if is_found or name not in prepared(connection):
-                if not table.is_undecided(connection, name):
-                    return is_found and not is_adopted
-                self._adopt(connection, verb, name, what, table)
-                is_adopted = True
-            if time.monotonic() > deadline:
-                raise Retriable(f"{what}, and another session of the server still holds the transaction")
-            time.sleep(0.005)
+            if name not in prepared(connection):
+                return False
+            _wait_until(deadline, what)
 
     def _adopt(self, connection: Connection, verb: str, name: str, what: str, table: Table) -> None:
         """Give the server the name of a prepared transaction again, so that an XA statement finds the transaction.
@@ -276,10 +281,10 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             OutcomeUnknown: the server would answer XA COMMIT by a rollback, as it does if the transaction with the name
                 wrote nothing. A trial with another name has shown that.
         """
-        if verb == "COMMIT":
-            trial = uuid.uuid4().hex
+        if verb == "COMMIT":  # the next start rolls back a trial that a crash has left
+            trial = self.transactional_ids.allocate(Round(0, 0), 0, serial=uuid.uuid4().int >> 65).exact
             self._prepare_empty(trial, table, writes=True)
-            if not self._ended(connection, verb, trial, what, table):
+            if not self._end_name(connection, verb, trial, what, time.monotonic() + HELD_S):
                 raise OutcomeUnknown(
                     f"{what}, and the server has lost its name. Restart the server: XA RECOVER then lists the"
                     " transaction. Then start the query again, which repeats the commit."
@@ -306,6 +311,18 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
 
     def _listed(self, connection: Connection) -> list[str]:
         return prepared(connection)
+
+    def _left(self, connection: Connection) -> list[str]:
+        """With those whose names the server has ended alone, as a crash may follow. A session may also be about to
+        prepare one."""
+        return sorted({*prepared(connection), *self._table.undecided(connection, self.transactional_ids.scope)})
+
+
+def _wait_until(deadline: float, what: str) -> None:
+    """Wait a moment. Raises Retriable after the deadline, in the seconds of ``time.monotonic``."""
+    if time.monotonic() > deadline:
+        raise Retriable(f"{what}, and another session of the server still holds the transaction")
+    time.sleep(0.005)
 
 
 def _binlog(found: Mapping[str, str]) -> str:

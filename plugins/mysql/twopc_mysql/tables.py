@@ -11,6 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 
 import pyarrow as pa
 import pymysql
@@ -34,7 +35,7 @@ is the other."""
 
 _COLUMNS = """
     SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, datetime_precision,
-           is_nullable = 'YES', column_default, extra, collation_name
+           is_nullable = 'YES', column_default, extra, collation_name, character_set_name
     FROM information_schema.columns WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position
 """
 
@@ -66,6 +67,14 @@ _REPLACE = " ON DUPLICATE KEY UPDATE {changes}"
 
 KEYS_AT_ONCE = 500
 """How many keys a DELETE has at most. With many more, a server would read the whole table."""
+
+
+class Marker(Enum):
+    """What can be seen of a transaction's marker."""
+
+    VISIBLE = "the transaction is committed"
+    UNDECIDED = "it has written its marker, and is neither committed nor rolled back"
+    MISSING = "it was rolled back, never wrote its marker, or was committed and the marker removed since"
 
 
 class Table:
@@ -172,19 +181,33 @@ class Table:
         statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s LOCK IN SHARE MODE"
         return bool(ask(connection, statement, transaction_id, **self._names))
 
-    def is_undecided(self, connection: Connection, transaction_id: str) -> bool:
-        """Return whether a transaction that has written its marker is neither committed nor rolled back. Unlike
-        ``is_committed``, it does not wait."""
-        statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s"
+    def marker(self, connection: Connection, transaction_id: str) -> Marker:
+        """Return whether a transaction's marker is there. Unlike ``is_committed``, it does not wait.
+
+        ``UNDECIDED`` may be out of date: the transaction may have been committed between the two reads.
+        """
+        visible, written = self._marked(connection, "transaction_id", transaction_id)
+        return Marker.VISIBLE if visible else Marker.UNDECIDED if written else Marker.MISSING
+
+    def undecided(self, connection: Connection, scope: str) -> set[str]:
+        """Return the names of transactions that have written their marker, and whose marker is not visible."""
+        visible, written = self._marked(connection, "scope", scope)
+        return written - visible
+
+    def _marked(self, connection: Connection, column: str, value: str) -> tuple[set[str], set[str]]:
+        """Return the names of markers that are committed, and of those that are there at all. None is there before the
+        first start, which makes the table."""
+        statement = f"SELECT transaction_id FROM {{database}}.{{markers}} WHERE {column} = %s"  # noqa: S608  # ours
         try:
-            if ask(connection, statement, transaction_id, **self._names):
-                return False
+            visible = {name for (name,) in ask(connection, statement, value, **self._names)}
+            if visible and column == "transaction_id":
+                return visible, visible
+            ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
+            return visible, {name for (name,) in ask(connection, statement, value, **self._names)}
         except pymysql.MySQLError as error:
             if number(error) != NO_TABLE:
                 raise
-            return False  # no transaction has written a marker, as before the first start
-        ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
-        return bool(ask(connection, statement, transaction_id, **self._names))
+            return set(), set()
 
     def write_nothing(self, connection: Connection) -> None:
         """Insert a row of no transaction into the marker table. If it is there, nothing is written, but the server

@@ -47,6 +47,17 @@ HOLDS: Mapping[pa.DataType, tuple[str, ...]] = {
 """Arrow type → the column types that hold all of its values, or of which the server refuses those that they don't
 hold. ``_fits`` handles parameters, lists and ``PROVEN``."""
 
+EXACT_ENCODINGS = frozenset(
+    (
+        *("UTF8", "SQL_ASCII", "EUC_CN", "EUC_JIS_2004", "EUC_KR", "EUC_TW", "KOI8R", "KOI8U", "WIN866", "WIN874"),
+        *(f"LATIN{number}" for number in range(1, 11)),
+        *(f"ISO_8859_{number}" for number in range(5, 9)),
+        *(f"WIN125{number}" for number in range(9)),
+    )
+)
+"""Encodings of a database that keep each character or have the server refuse it. EUC_JP makes U+FFE4 of U+00A6 without
+a warning."""
+
 OTHER = "other"
 """Any base type that is none of ``pg_catalog``'s, such as ``citext`` and other types of extensions."""
 

@@ -21,7 +21,7 @@ from twopc.prepared import Change, PreparedSink, PreparedTransaction
 from twopc.sink import OpenTransactions
 from twopc.transactional_ids import TransactionId
 from twopc_postgres import server
-from twopc_postgres.columns import Column, check_upsert, made_up
+from twopc_postgres.columns import EXACT_ENCODINGS, Column, check_upsert, made_up
 from twopc_postgres.options import PostgresOptions
 from twopc_postgres.outcomes import commit_failed, request_failed, write_failed
 from twopc_postgres.sessions import Connection, connect, release, session, set_up
@@ -158,6 +158,12 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
                 f"the server of {self._options} can't prepare transactions: its max_prepared_transactions is 0,"
                 " which is PostgreSQL's default. Set it to at least twice the number of tasks of a batch, such as 400,"
                 " and restart the server. Nothing was written."
+            )
+        if (encoding := connection.info.parameter_status("server_encoding")) not in EXACT_ENCODINGS:
+            raise ConfigurationError(
+                f"the database of {self._options} has the encoding {encoding}, which may not keep each character."
+                " Nothing was written. Use a database with the encoding UTF8, or the backend 'sql', which tries each"
+                " value."
             )
 
     def validate(self, schema: pa.Schema) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from tests.campaigns.contract import of_plugins
 from tests.campaigns.seams import Seam, patched
@@ -46,19 +47,30 @@ class Mutant:
         return f"{self.subject}: {self.defect}"
 
 
-def _in(subject: str, file: str, defect: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
-    return Mutant(subject, defect, tuple(Edit(file, old, new) for old, new in edits), equivalent)
+Change: TypeAlias = "tuple[str, str] | str"
+"""What is replaced, and by what; or the lines of a diff."""
 
 
-def _sqlite(defect: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+def _in(subject: str, file: str, defect: str, *edits: Change, equivalent: str = "") -> Mutant:
+    pairs = (_of_diff(each) if isinstance(each, str) else each for each in edits)
+    return Mutant(subject, defect, tuple(Edit(file, old, new) for old, new in pairs), equivalent)
+
+
+def _of_diff(diff: str) -> tuple[str, str]:
+    lines = diff.removeprefix("\n").split("\n")
+    old, new = ([line[1:] for line in lines if line[:1] != other] for other in "+-")
+    return "\n".join(old), "\n".join(new)
+
+
+def _sqlite(defect: str, *edits: Change, equivalent: str = "") -> Mutant:
     return _in("sqlite", "twopc_sqlite.py", defect, *edits, equivalent=equivalent)
 
 
-def _memory(defect: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+def _memory(defect: str, *edits: Change, equivalent: str = "") -> Mutant:
     return _in("memory", "memory.py", defect, *edits, equivalent=equivalent)
 
 
-def _files(defect: str, file: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+def _files(defect: str, file: str, *edits: Change, equivalent: str = "") -> Mutant:
     return _in("files", f"twopc_files/{file}", defect, *edits, equivalent=equivalent)
 
 
@@ -87,13 +99,9 @@ def _taken_for(method: str, answer: str) -> tuple[tuple[str, str], ...]:
 SQLITE = (
     _sqlite(
         "only the last write of a transaction is kept",
-        (
-            '            connection.executemany("INSERT INTO staged',
-            (
-                '            connection.execute("DELETE FROM staged WHERE name = ?", (transaction.id.exact,))\n'
-                '            connection.executemany("INSERT INTO staged'
-            ),
-        ),
+        """
++            connection.execute("DELETE FROM staged WHERE name = ?", (transaction.id.exact,))
+             connection.executemany("INSERT INTO staged""",
     ),
     _sqlite("a write keeps its first record alone", ("batch.to_pylist())", "batch.to_pylist()[:1])")),
     _sqlite(
@@ -108,8 +116,7 @@ SQLITE = (
         ),
     ),
     _sqlite(
-        "a write publishes",
-        ('"INSERT INTO staged VALUES (?, ?)"', "\"INSERT INTO records SELECT ?2 WHERE ?1 <> ''\""),
+        "a write publishes", ('"INSERT INTO staged VALUES (?, ?)"', "\"INSERT INTO records SELECT ?2 WHERE ?1 <> ''\"")
     ),
     _sqlite(
         "null becomes an empty text",
@@ -117,47 +124,33 @@ SQLITE = (
     ),
     _sqlite(
         "a value that can't be written is no Refused, so that the batch is run again for ever",
-        (
-            "            rows = (",
-            (
-                '            if None in batch.column("value").to_pylist():\n'
-                '                raise ValueError("null")\n'
-                "            rows = ("
-            ),
-        ),
+        """
++            if None in batch.column("value").to_pylist():
++                raise ValueError("null")
+             rows = (""",
     ),
     _sqlite(
         "validate accepts a column that write refuses",
-        (
-            _METHODS,
-            "    def validate(self, schema: pa.Schema) -> None:\n        pass\n\n" + _METHODS,
-        ),
-        (
-            "            rows = (",
-            (
-                '            if "of_the_contract" in batch.schema.names:\n'
-                "                from twopc.errors import ConfigurationError\n"
-                '                raise ConfigurationError("unknown column")\n'
-                "            rows = ("
-            ),
-        ),
+        (_METHODS, "    def validate(self, schema: pa.Schema) -> None:\n        pass\n\n" + _METHODS),
+        """
++            if "of_the_contract" in batch.schema.names:
++                from twopc.errors import ConfigurationError
++                raise ConfigurationError("unknown column")
+             rows = (""",
     ),
     _sqlite(
         "validate needs the sink's names in a log",
-        (
-            _METHODS,
-            (
-                "    def validate(self, schema: pa.Schema) -> None:\n"
-                "        assert self.transactional_ids.scope\n\n" + _METHODS
-            ),
-        ),
+        """
++    def validate(self, schema: pa.Schema) -> None:
++        assert self.transactional_ids.scope
++
+     # On the task that writes.""",
     ),
     _sqlite(
         "the records are in the committable",
-        (
-            "Committable(transaction.id.exact, {}, transaction.records)",
-            'Committable(transaction.id.exact, {"records": ["a"] * transaction.records}, transaction.records)',
-        ),
+        """
+-Committable(transaction.id.exact, {}, transaction.records)
++Committable(transaction.id.exact, {"records": ["a"] * transaction.records}, transaction.records)""",
     ),
     _sqlite("a vote does not say how many records it is for", (", {}, transaction.records)", ", {})")),
     _sqlite(
@@ -166,20 +159,15 @@ SQLITE = (
     ),
     _sqlite(
         "records wait in the memory of the process that wrote them",
-        (
-            "            rows = (",
-            (
-                '            self.__dict__.setdefault("rows", {}).setdefault(transaction.id.exact, []).extend(\n'
-                "                (json.dumps(record),) for record in batch.to_pylist()\n"
-                "            )\n"
-                "            return\n"
-                "            rows = ("
-            ),
-        ),
-        (
-            "connection.execute(move, (name,))",
-            'connection.executemany("INSERT INTO records VALUES (?)", self.__dict__.get("rows", {}).pop(name, []))',
-        ),
+        """
++            self.__dict__.setdefault("rows", {}).setdefault(transaction.id.exact, []).extend(
++                (json.dumps(record),) for record in batch.to_pylist()
++            )
++            return
+             rows = (""",
+        """
+-connection.execute(move, (name,))
++connection.executemany("INSERT INTO records VALUES (?)", self.__dict__.get("rows", {}).pop(name, []))""",
     ),
     _sqlite(
         "a commit publishes what every transaction has staged",
@@ -211,55 +199,38 @@ SQLITE = (
     ),
     _sqlite(
         "a commit publishes, and notes it in a second step",
-        (
-            "                    connection.execute(\"UPDATE transactions SET state = 'committed'",
-            (
-                "                    connection.commit()\n"
-                "                    connection.execute(\"UPDATE transactions SET state = 'committed'"
-            ),
-        ),
+        """
++                    connection.commit()
+                     connection.execute("UPDATE transactions SET state = 'committed'""",
         ('                    connection.execute("DELETE FROM staged WHERE name = ?", (name,))\n', ""),
     ),
     _sqlite(
         "a commit is noted, and published in a second step",
-        (
-            "                    connection.execute(move, (name,))\n",
-            (
-                "                    connection.execute(\"UPDATE transactions SET state = 'committed' WHERE name = ?\","
-                " (name,))\n"
-                "                    connection.commit()\n"
-                "                    connection.execute(move, (name,))\n"
-            ),
-        ),
+        """
++                    connection.execute("UPDATE transactions SET state = 'committed' WHERE name = ?", (name,))
++                    connection.commit()
+                     connection.execute(move, (name,))""",
     ),
     _sqlite(
         "a commit publishes and removes what was staged, and notes it in a second step",
-        (
-            "                    connection.execute(\"UPDATE transactions SET state = 'committed'",
-            (
-                "                    connection.commit()\n"
-                "                    connection.execute(\"UPDATE transactions SET state = 'committed'"
-            ),
-        ),
+        """
++                    connection.commit()
+                     connection.execute("UPDATE transactions SET state = 'committed'""",
         equivalent="a repeated commit finds nothing staged, so it publishes nothing and records the commit",
     ),
     _sqlite(
         "commits of several threads take each other's transactions",
         ("        name = committable.transaction_id\n", "        self._name = committable.transaction_id\n"),
-        (
-            '            connection.execute("BEGIN IMMEDIATE")',
-            '            connection.execute("BEGIN IMMEDIATE")\n            name = self._name',
-        ),
+        """
+             connection.execute("BEGIN IMMEDIATE")
++            name = self._name""",
     ),
     _sqlite(
         "a commit does not lock what it reads",
         ('connection.execute("BEGIN IMMEDIATE")', "pass"),
         equivalent="if two commits read 'prepared', the second finds nothing staged and records the same state",
     ),
-    _sqlite(
-        "the commit of a batch that complete was called for fails",
-        ("AND batch_id < ?", "AND batch_id <= ?"),
-    ),
+    _sqlite("the commit of a batch that complete was called for fails", ("AND batch_id < ?", "AND batch_id <= ?")),
     _sqlite(
         "complete forgets the commits of other queries",
         (" AND substr(name, 1, ?) = ?", ""),
@@ -271,13 +242,9 @@ SQLITE = (
     ),
     _sqlite(
         "complete is not repeatable",
-        (
-            "            scope = self",
-            (
-                '            connection.execute("CREATE TABLE completed (batch_id)") if batch_id == 0 else None\n'
-                "            scope = self"
-            ),
-        ),
+        """
++            connection.execute("CREATE TABLE completed (batch_id)") if batch_id == 0 else None
+             scope = self""",
     ),
     _sqlite(
         "an abort on a participant does nothing",
@@ -285,10 +252,9 @@ SQLITE = (
     ),
     _sqlite(
         "an abort rolls back every transaction of the sink",
-        (
-            "DELETE FROM transactions WHERE name = ? AND state <> 'committed'",
-            "DELETE FROM transactions WHERE ? <> '' AND state <> 'committed'",
-        ),
+        """
+-DELETE FROM transactions WHERE name = ? AND state <> 'committed'
++DELETE FROM transactions WHERE ? <> '' AND state <> 'committed'""",
     ),
     _sqlite(
         "an abort of what is committed forgets the commit",
@@ -303,44 +269,30 @@ SQLITE = (
     ),
     _sqlite(
         "an abort leaves the records",
-        (
-            (
-                "            if connection.execute(forget, (name,)).rowcount:\n"
-                '                connection.execute("DELETE FROM staged WHERE name = ?", (name,))'
-            ),
-            "            connection.execute(forget, (name,))",
-        ),
+        """
+-            if connection.execute(forget, (name,)).rowcount:
+-                connection.execute("DELETE FROM staged WHERE name = ?", (name,))
++            connection.execute(forget, (name,))""",
     ),
-    _sqlite(
-        "recover misses what is not prepared",
-        ("WHERE state <> 'committed'\")]", "WHERE state = 'prepared'\")]"),
-    ),
+    _sqlite("recover misses what is not prepared", ("WHERE state <> 'committed'\")]", "WHERE state = 'prepared'\")]")),
     _sqlite("recover lists what is committed", (" WHERE state <> 'committed'\")]", '")]')),
-    _sqlite(
-        "recover lists the transactions of every query",
-        (" if self.transactional_ids.owns_exact(name)]", "]"),
-    ),
+    _sqlite("recover lists the transactions of every query", (" if self.transactional_ids.owns_exact(name)]", "]")),
     _sqlite(
         "recover lists what belongs to a sink whose name begins with its own",
         ("self.transactional_ids.owns_exact(name)]", "name.startswith(self.transactional_ids.scope[:-1])]"),
     ),
     _sqlite(
         "recover finds its own names by LIKE",
-        (
-            "WHERE state <> 'committed'\")]",
-            "WHERE state <> 'committed' AND name LIKE ?\", (self.transactional_ids.scope + '%',))]",
-        ),
+        """
+-WHERE state <> 'committed'")]
++WHERE state <> 'committed' AND name LIKE ?", (self.transactional_ids.scope + '%',))]""",
         (" if self.transactional_ids.owns_exact(name)]", "]"),
     ),
     _sqlite(
         "recover rolls back what it lists",
-        (
-            "        return [Committable(name, {}) for name in names",
-            (
-                "            connection.execute(\"DELETE FROM transactions WHERE state <> 'committed'\")\n"
-                "        return [Committable(name, {}) for name in names"
-            ),
-        ),
+        """
++            connection.execute("DELETE FROM transactions WHERE state <> 'committed'")
+         return [Committable(name, {}) for name in names""",
     ),
     _sqlite(
         "recover gives what is open a handle that no vote has",
@@ -404,14 +356,10 @@ SQLITE = (
     ),
     _sqlite(
         "an attempt rolls back the others of its partition",
-        (
-            "            row = (",
-            (
-                "            forget = \"DELETE FROM transactions WHERE name LIKE ? AND state <> 'committed'\"\n"
-                f'            connection.execute(forget, (transaction_id.exact{_PARTITION} + ".%",))\n'
-                "            row = ("
-            ),
-        ),
+        """
++            forget = "DELETE FROM transactions WHERE name LIKE ? AND state <> 'committed'"
++            connection.execute(forget, (transaction_id.exact.rsplit(".", 2)[0] + ".%",))
+             row = (""",
     ),
     _sqlite(
         "an attempt removes what the others of its partition have staged",
@@ -422,38 +370,30 @@ SQLITE = (
     ),
     _sqlite(
         "recover lists one attempt of each partition",
-        (
-            "        return [Committable(",
-            f"        names = {{name{_PARTITION}: name for name in names}}.values()\n        return [Committable(",
-        ),
+        """
++        names = {name.rsplit(".", 2)[0]: name for name in names}.values()
+         return [Committable(""",
     ),
     # Several records of one transaction.
     _sqlite(
         "a commit publishes record by record",
-        (
-            "                    connection.execute(move, (name,))\n",
-            (
-                '                    of_name = connection.execute("SELECT rowid FROM staged WHERE name = ?", (name,))\n'
-                "                    for row in of_name.fetchall():\n"
-                f"                        {_MOVE_ROW}\n"
-                '                        connection.execute("DELETE FROM staged WHERE rowid = ?", row)\n'
-                "                        connection.commit()\n"
-            ),
-        ),
+        """
+-                    connection.execute(move, (name,))
++                    of_name = connection.execute("SELECT rowid FROM staged WHERE name = ?", (name,))
++                    for row in of_name.fetchall():
++                        connection.execute("INSERT INTO records SELECT document FROM staged WHERE rowid = ?", row)
++                        connection.execute("DELETE FROM staged WHERE rowid = ?", row)
++                        connection.commit()""",
     ),
     _sqlite(
         "a commit publishes the first record before the others",
-        (
-            "                    connection.execute(move, (name,))\n",
-            (
-                '                    first = "SELECT min(rowid) FROM staged WHERE name = ?"\n'
-                "                    row = connection.execute(first, (name,)).fetchone()\n"
-                f"                    {_MOVE_ROW}\n"
-                '                    connection.execute("DELETE FROM staged WHERE rowid = ?", row)\n'
-                "                    connection.commit()\n"
-                "                    connection.execute(move, (name,))\n"
-            ),
-        ),
+        """
++                    first = "SELECT min(rowid) FROM staged WHERE name = ?"
++                    row = connection.execute(first, (name,)).fetchone()
++                    connection.execute("INSERT INTO records SELECT document FROM staged WHERE rowid = ?", row)
++                    connection.execute("DELETE FROM staged WHERE rowid = ?", row)
++                    connection.commit()
+                     connection.execute(move, (name,))""",
     ),
     # Large writes and long texts.
     _sqlite("a write keeps its first thousand records alone", ("batch.to_pylist())", "batch.to_pylist()[:1000])")),
@@ -465,8 +405,7 @@ SQLITE = (
     _sqlite("a text is cut after 255 characters", ("json.dumps(record)", _cut("v[:255]"))),
     _sqlite("a text is cut after 4000 characters", ("json.dumps(record)", _cut("v[:4000]"))),
     _sqlite(
-        "a text is cut after 65535 bytes",
-        ("json.dumps(record)", _cut("v.encode()[:65535].decode(errors='ignore')")),
+        "a text is cut after 65535 bytes", ("json.dumps(record)", _cut("v.encode()[:65535].decode(errors='ignore')"))
     ),
     _sqlite(
         "records that begin alike are taken for one",
@@ -476,75 +415,51 @@ SQLITE = (
     _sqlite("a commit leaves the staged records", (f"                    {_UNSTAGE}\n", "")),
     _sqlite(
         "an abort on a participant leaves the staged records",
-        (
-            _METHODS,
-            "    def discard(self, transaction: Transaction) -> None:\n"
-            "        with self._connection() as connection:\n"
-            '            connection.execute("DELETE FROM transactions WHERE name = ?", (transaction.id.exact,))\n\n'
-            + _METHODS,
-        ),
+        """
++    def discard(self, transaction: Transaction) -> None:
++        with self._connection() as connection:
++            connection.execute("DELETE FROM transactions WHERE name = ?", (transaction.id.exact,))
++
+     # On the task that writes.""",
     ),
     _sqlite(
         "a commit removes what is staged in a second step, which no repetition makes good",
         (f"                    {_UNSTAGE}\n", ""),
-        (
-            "SET state = 'committed' WHERE name = ?\", (name,))\n",
-            (
-                "SET state = 'committed' WHERE name = ?\", (name,))\n"
-                "                    connection.commit()\n"
-                f"                    {_UNSTAGE}\n"
-            ),
-        ),
+        """
+ SET state = 'committed' WHERE name = ?", (name,))
++                    connection.commit()
++                    connection.execute("DELETE FROM staged WHERE name = ?", (name,))""",
     ),
     # No answer.
     _sqlite("no answer is taken for a loss", ("raise Retriable(f", "raise TransactionLost(f")),
-    _sqlite(
-        "a commit without an answer is a success",
-        *_taken_for("commit", "return"),
-    ),
-    _sqlite(
-        "an abort without an answer is a success",
-        *_taken_for("abort", "return"),
-    ),
-    _sqlite(
-        "recover finds nothing open where nobody answers",
-        *_taken_for("recover", "return []"),
-    ),
+    _sqlite("a commit without an answer is a success", *_taken_for("commit", "return")),
+    _sqlite("an abort without an answer is a success", *_taken_for("abort", "return")),
+    _sqlite("recover finds nothing open where nobody answers", *_taken_for("recover", "return []")),
 )
 
 MEMORY = (
     _memory(
         "a write goes to every attempt of its partition",
-        (
-            "            self.target.open[transaction.id.exact].extend(batch.to_pylist())",
-            (
-                "            for name, records in self.target.open.items():\n"
-                f"                if name{_PARTITION} == transaction.id.exact{_PARTITION}:\n"
-                "                    records.extend(batch.to_pylist())"
-            ),
-        ),
+        """
+-            self.target.open[transaction.id.exact].extend(batch.to_pylist())
++            for name, records in self.target.open.items():
++                if name.rsplit(".", 2)[0] == transaction.id.exact.rsplit(".", 2)[0]:
++                    records.extend(batch.to_pylist())""",
     ),
     _memory(
         "an abort rolls back every attempt of its partition",
-        (
-            "            self.target.open.pop(committable.transaction_id, None)",
-            (
-                f"            partition = committable.transaction_id{_PARTITION}\n"
-                f"            for name in [name for name in self.target.open if name{_PARTITION} == partition]:\n"
-                "                self.target.open.pop(name)"
-            ),
-        ),
+        """
+-            self.target.open.pop(committable.transaction_id, None)
++            partition = committable.transaction_id.rsplit(".", 2)[0]
++            for name in [name for name in self.target.open if name.rsplit(".", 2)[0] == partition]:
++                self.target.open.pop(name)""",
     ),
     _memory("only the last write of a transaction is kept", (".extend(batch.to_pylist())", "[:] = batch.to_pylist()")),
     _memory(
         "a vote publishes",
-        (
-            "        return Committable(transaction.id.exact, {}, transaction.records)",
-            (
-                "        self.target.visible.extend(self.target.open[transaction.id.exact])\n"
-                "        return Committable(transaction.id.exact, {}, transaction.records)"
-            ),
-        ),
+        """
++        self.target.visible.extend(self.target.open[transaction.id.exact])
+         return Committable(transaction.id.exact, {}, transaction.records)""",
     ),
     _memory(
         "a transaction that was rolled back gets a yes vote",
@@ -567,16 +482,13 @@ MEMORY = (
     _memory("a commit is not remembered", ("            self.target.committed.add(name)\n", "")),
     _memory(
         "of commits in several threads one undoes another",
-        (
-            "            self._apply(name)\n",
-            (
-                "            seen = list(self.target.visible)\n"
-                "            self.target.lock.release()\n"
-                "            __import__('time').sleep(0.01)\n"
-                "            self.target.lock.acquire()\n"
-                "            self.target.visible[:] = seen + self.target.open.pop(name)\n"
-            ),
-        ),
+        """
+-            self._apply(name)
++            seen = list(self.target.visible)
++            self.target.lock.release()
++            __import__('time').sleep(0.01)
++            self.target.lock.acquire()
++            self.target.visible[:] = seen + self.target.open.pop(name)""",
     ),
     _memory(
         "an abort rolls back everything that is open",
@@ -588,34 +500,21 @@ MEMORY = (
     ),
     _memory(
         "an abort of what is committed forgets the commit",
-        (
-            "self.target.open.pop(committable.transaction_id, None)",
-            (
-                "self.target.open.pop(committable.transaction_id, None)\n"
-                "            self.target.committed.discard(committable.transaction_id)"
-            ),
-        ),
+        """
+ self.target.open.pop(committable.transaction_id, None)
++            self.target.committed.discard(committable.transaction_id)""",
     ),
-    _memory(
-        "recover lists the transactions of every query",
-        (" if self.transactional_ids.owns_exact(name)]", "]"),
-    ),
+    _memory("recover lists the transactions of every query", (" if self.transactional_ids.owns_exact(name)]", "]")),
     _memory(
         "recover takes away what it lists",
-        (
-            "for name in self.target.open if self.transactional_ids.owns_exact(name)]",
-            (
-                "for name in list(self.target.open)\n"
-                "                if self.transactional_ids.owns_exact(name) and self.target.open.pop(name) is not None]"
-            ),
-        ),
+        """
+-for name in self.target.open if self.transactional_ids.owns_exact(name)]
++for name in list(self.target.open)
++                if self.transactional_ids.owns_exact(name) and self.target.open.pop(name) is not None]""",
     ),
     _memory(
         "recover misses what has no record yet",
-        (
-            "for name in self.target.open if self",
-            "for name, records in self.target.open.items() if records and self",
-        ),
+        ("for name in self.target.open if self", "for name, records in self.target.open.items() if records and self"),
         equivalent="neither a reader nor a later transaction can notice a transaction without records",
     ),
 )
@@ -658,11 +557,11 @@ AS_THEY_ARE = tuple(
 )
 
 
-def _keyed(defect: str, file: str, *edits: tuple[str, str], equivalent: str = "") -> Mutant:
+def _keyed(defect: str, file: str, *edits: Change, equivalent: str = "") -> Mutant:
     return _in("keyed sql", f"twopc_sql/{file}", defect, *edits, equivalent=equivalent)
 
 
-def _keyed_memory(defect: str, *edits: tuple[str, str]) -> Mutant:
+def _keyed_memory(defect: str, *edits: Change) -> Mutant:
     return _in("keyed memory", "memory.py", defect, *edits)
 
 
@@ -693,14 +592,10 @@ KEYED = (
     _keyed(
         "a delete is done when it is written",
         "sink.py",
-        (
-            "                self._tables.stage(connection, table, name, transaction.ordinal, batch)\n",
-            (
-                "                self._tables.stage(connection, table, name, transaction.ordinal, batch)\n"
-                "                if table == transaction.deletes:\n"
-                "                    self._tables._delete(connection, table, [name])\n"
-            ),
-        ),
+        """
+                 self._tables.stage(connection, table, name, transaction.ordinal, batch)
++                if table == transaction.deletes:
++                    self._tables._delete(connection, table, [name])""",
     ),
     _keyed(
         "the keys of a transaction that has deletes alone are forgotten",
@@ -711,10 +606,9 @@ KEYED = (
     _keyed(
         "only the last deletes of a transaction are kept",
         "sink.py",
-        (
-            "        self._stage(transaction, keys, deletes=transaction.deletes)\n",
-            ("        transaction.ordinal = 0\n        self._stage(transaction, keys, deletes=transaction.deletes)\n"),
-        ),
+        """
++        transaction.ordinal = 0
+         self._stage(transaction, keys, deletes=transaction.deletes)""",
     ),
     _keyed(
         "deletes stay staged after their transaction has ended",
@@ -737,10 +631,9 @@ KEYED = (
     _keyed(
         "a column that records do not have is set to null",
         "dialects.py",
-        (
-            "        return insert.on_conflict_do_nothing(index_elements=keys)\n",
-            '        return insert.on_conflict_do_update(index_elements=keys, set_={"value": None})\n',
-        ),
+        """
+-        return insert.on_conflict_do_nothing(index_elements=keys)
++        return insert.on_conflict_do_update(index_elements=keys, set_={"value": None})""",
     ),
     _keyed(
         "a null replaces no value",
@@ -752,10 +645,9 @@ KEYED = (
     _keyed(
         "a key that is refused takes the others of its half with it",
         "sink.py",
-        (
-            "written_by_halves(lambda some: self.delete(transaction, some), keys)",
-            "written_by_halves(lambda some: self.delete(transaction, some), keys.slice(1, 1))",
-        ),
+        """
+-written_by_halves(lambda some: self.delete(transaction, some), keys)
++written_by_halves(lambda some: self.delete(transaction, some), keys.slice(1, 1))""",
     ),
     _keyed(
         "a repeated commit of an older batch is applied once more",
@@ -766,26 +658,18 @@ KEYED = (
         "records are moved before deletes are done",
         "tables.py",
         ('moved = sum(self._delete(connection, *each) for each in _by(rows, "deletes"))', "moved = 0"),
-        (
-            "        if self._options.dialect.at_once:\n",
-            (
-                '        moved += sum(self._delete(connection, *each) for each in _by(rows, "deletes"))\n'
-                "        if self._options.dialect.at_once:\n"
-            ),
-        ),
+        """
++        moved += sum(self._delete(connection, *each) for each in _by(rows, "deletes"))
+         if self._options.dialect.at_once:""",
         equivalent="a batch names each key at most once",
     ),
     _keyed_memory(
         "a delete removes rows when it is written",
-        (
-            "            self.target.deletes.setdefault",
-            (
-                "            gone = [*map(self._key_of, keys.to_pylist())]\n"
-                "            left = [row for row in self.target.visible if self._key_of(row) not in gone]\n"
-                "            self.target.visible[:] = left\n"
-                "            self.target.deletes.setdefault"
-            ),
-        ),
+        """
++            gone = [*map(self._key_of, keys.to_pylist())]
++            left = [row for row in self.target.visible if self._key_of(row) not in gone]
++            self.target.visible[:] = left
+             self.target.deletes.setdefault""",
     ),
     _keyed_memory(
         "an abort leaves the deletes of a transaction",
@@ -794,10 +678,9 @@ KEYED = (
     _keyed_memory(
         "a late commit is applied again",
         ("            self.target.committed.add(name)\n", ""),
-        (
-            "records, deletes = self.target.open.pop(name), self.target.deletes.pop(name, [])",
-            "records, deletes = self.target.open[name], self.target.deletes.get(name, [])",
-        ),
+        """
+-records, deletes = self.target.open.pop(name), self.target.deletes.pop(name, [])
++records, deletes = self.target.open[name], self.target.deletes.get(name, [])""",
     ),
     _keyed_memory("a record does not replace the one of its key", ("        if self.key:\n", "        if deletes:\n")),
 )

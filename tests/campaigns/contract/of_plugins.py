@@ -94,10 +94,7 @@ FILES = (
         "a commit publishes the first file of a transaction alone",
         Seam(f"{FILE_SINK}._decidable", _first, f"{FILE_SINK}.commit"),
     ),
-    (
-        "a commit of what was rolled back is a success",
-        Seam("twopc_files.sink:is_to_be_published", _lost_is_there),
-    ),
+    ("a commit of what was rolled back is a success", Seam("twopc_files.sink:is_to_be_published", _lost_is_there)),
     ("a commit that fails is a success", Seam(f"{FILE_SINK}._failure", _without_failure)),
     ("a commit copies, and leaves what is staged", Seam(f"{LOCAL}.publish", _copied)),
     ("seal leaves out a transaction", Seam(f"{FILE_SINK}.seal", _first)),

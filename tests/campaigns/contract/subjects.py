@@ -120,11 +120,7 @@ class Kafka(Bench):
             """Wait until the broker lists the new topic."""
 
     def make_sink(self) -> TwoPhaseCommitSink[Any]:
-        options = {
-            "bootstrap.servers": self.servers,
-            "topic": self.topic,
-            "transactional.id.prefix": self.topic,
-        }
+        options = {"bootstrap.servers": self.servers, "topic": self.topic, "transactional.id.prefix": self.topic}
         sink: TwoPhaseCommitSink[Any] = _module("twopc_kafka").KafkaSink(options)
         return sink
 

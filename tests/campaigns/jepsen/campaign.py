@@ -320,10 +320,7 @@ def held_back(topic: str) -> dict[int, str]:
 
 
 def jepsen(
-    arguments: argparse.Namespace,
-    folder: Path,
-    console_jars: Sequence[Path],
-    no_disks: str | None,
+    arguments: argparse.Namespace, folder: Path, console_jars: Sequence[Path], no_disks: str | None
 ) -> dict[str, Any]:
     """Run the campaign. Return the report."""
     chance = random.Random(arguments.seed)  # noqa: S311  # it chooses the faults

@@ -26,11 +26,7 @@ from twopc.participant import Participant, Vote
 from twopc.performer import Performer
 from twopc.transaction import Committable
 
-SINKS = {
-    "twopc_kafka.sink": "KafkaSink",
-    "twopc_files.sink": "FileSink",
-    "twopc_postgres.sink": "PostgresSink",
-}
+SINKS = {"twopc_kafka.sink": "KafkaSink", "twopc_files.sink": "FileSink", "twopc_postgres.sink": "PostgresSink"}
 """The sinks that commit one transaction at a time. The specification has no others."""
 
 TAKE_OVER = frozenset({"KafkaSink"})

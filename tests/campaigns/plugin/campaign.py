@@ -45,8 +45,8 @@ CONTRACTS = (
     "tests/unit/test_memory_sink.py",
 )
 
-KILLS = {"together": "kills", "mysql": "mysql_kills", "pravega": "pravega_kills", "sql": "sql_kills"}
-"""Backend → the module whose processes are killed. ``together`` has Kafka, PostgreSQL and files on one decision."""
+KILLS = ("together", "mysql", "pravega", "sql")
+"""Cases of ``kills.py``, which is run in the environment."""
 
 console = Console()
 
@@ -86,9 +86,9 @@ def main(arguments: Sequence[str]) -> int:
     found |= contracts(environment, folder)
     report = Report(given.folder / "report.json")
     report.write(found)
-    for backend, module in KILLS.items():
+    for backend in KILLS:
         console.print(f"{backend}: kills ...")
-        answer = environment.run("-m", f"tests.campaigns.plugin.{module}", folder / "kills" / backend)
+        answer = environment.run("-m", "tests.campaigns.plugin.kills", backend, folder / "kills" / backend)
         found[backend] = json.loads(answer)
         report.write(found)
     report.show()

@@ -20,9 +20,7 @@ from tests.support.pages import ROOT
 
 LICENSE = "Apache-2.0"
 
-CLASSIFIERS = frozenset(
-    {"Operating System :: POSIX", "Programming Language :: Python :: 3", "Typing :: Typed"},
-)
+CLASSIFIERS = frozenset({"Operating System :: POSIX", "Programming Language :: Python :: 3", "Typing :: Typed"})
 """What every distribution has. The license is no classifier: an expression has replaced it (PEP 639)."""
 
 PYTHON = ">=3.10"

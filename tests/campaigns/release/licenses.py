@@ -22,8 +22,7 @@ NAMED = {
 """Package → its license, and why that is no obstacle although it is not permissive. The report names each."""
 
 _PERMISSIVE = re.compile(
-    r"(0BSD|3-Clause BSD|Apache|BSD|CC0|ISC|MIT|PSF|Python Software Foundation|Unlicense|Zlib)\b",
-    re.IGNORECASE,
+    r"(0BSD|3-Clause BSD|Apache|BSD|CC0|ISC|MIT|PSF|Python Software Foundation|Unlicense|Zlib)\b", re.IGNORECASE
 )
 """The start of the names of permissive licenses, as SPDX and the classifiers have them."""
 

@@ -30,7 +30,8 @@ SMALL = (
 FAILING = (
     Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="for ever"),
     Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="for a while"),
-    Scenario(sinks="f", partitions=(1,), rows_a_batch=1, fails="for ever", log="disk"),
+    Scenario(sinks="f", partitions=(1,), rows_a_batch=1, fails="by a sink", log="disk"),
+    Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="in turn"),
 )
 """Scenarios with rounds that fail again and again, whose single faults are all tried."""
 

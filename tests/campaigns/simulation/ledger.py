@@ -200,8 +200,7 @@ class Ledger:
         ]
         if undone:
             raise Violation(
-                Promise.COMPLETE_WHEN_COMMITTED,
-                f"batch {batch_id} is reported complete, but {undone} is not committed",
+                Promise.COMPLETE_WHEN_COMMITTED, f"batch {batch_id} is reported complete, but {undone} is not committed"
             )
         newest = self._completed.get(sink, self.first_completed - 1)
         if batch_id > newest + 1:

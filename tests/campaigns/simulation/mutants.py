@@ -24,7 +24,7 @@ from twopc.coordinator import Coordinator
 from twopc.effects import FailedCommit, Life, LogView, Steps
 from twopc.errors import Fenced, InDoubt, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc.log import steps
-from twopc.log.entries import Decision, Entry
+from twopc.log.entries import Decision, Entry, Repetition
 from twopc.pending import PendingTransactions
 from twopc.phases import Phase
 from twopc.stores.disk import sync_folder
@@ -108,8 +108,9 @@ def _never_counted(_: Any, __: Entry, error: Exception, *___: Any) -> Steps[Exce
     return error
 
 
-def _any_error(_: Any, error: Exception) -> str:
-    return type(error.__cause__ or error).__name__
+def _newest_alone(real: Any, before: Repetition | None, *now: Any, **passes: Any) -> Repetition:
+    newest: Repetition = real(before and replace(before, others=(), starts=0), *now, **passes)
+    return newest
 
 
 def _two_votes_sealed(real: Any, life: Life, round: Round, votes: Sequence[Any]) -> Any:
@@ -517,55 +518,26 @@ def _counts_as_committed(*errors: type[Exception]) -> Callable[..., Any]:
 MUTANTS = (
     Mutant(
         "the decision comes before the seal",
-        (
-            Seam(f"{PROTOCOL}:seal", _sealed_unseen),
-            Seam(f"{PROTOCOL}:decide", _decided_then_sealed),
-        ),
+        (Seam(f"{PROTOCOL}:seal", _sealed_unseen), Seam(f"{PROTOCOL}:decide", _decided_then_sealed)),
     ),
-    Mutant(
-        "seal vetoes nothing",
-        (Seam("twopc_kafka.sink:is_ongoing", returning(True), f"{KAFKA}.seal"),),
-    ),
-    Mutant(
-        "a commit comes before the decision",
-        (Seam(f"{PROTOCOL}:decide", _committed_then_decided),),
-    ),
-    Mutant(
-        "batches are committed out of order",
-        (Seam(f"{PROTOCOL}:settle", _newest_first),),
-        (BACKLOG,),
-    ),
+    Mutant("seal vetoes nothing", (Seam("twopc_kafka.sink:is_ongoing", returning(True), f"{KAFKA}.seal"),)),
+    Mutant("a commit comes before the decision", (Seam(f"{PROTOCOL}:decide", _committed_then_decided),)),
+    Mutant("batches are committed out of order", (Seam(f"{PROTOCOL}:settle", _newest_first),), (BACKLOG,)),
     Mutant(
         "a decided batch is written again",
         (Seam("twopc.log.batch_identity:recognize", lambda real, *arguments: real(*arguments) and False),),
     ),
-    Mutant(
-        "progress is committed beside the data",
-        (Seam(f"{PROTOCOL}:settle", _beside_the_others),),
-        (PROGRESS,),
-    ),
+    Mutant("progress is committed beside the data", (Seam(f"{PROTOCOL}:settle", _beside_the_others),), (PROGRESS,)),
     Mutant(
         "a batch whose progress was lost is committed again where it was completed",
         (Seam(f"{PROTOCOL}:settle", _where_it_was_completed),),
         (PROGRESS,),
         in_pairs=(*DEAD, Fault.TIME_OUT),
     ),
-    Mutant(
-        "phase two is left out",
-        (Seam(f"{PROTOCOL}:settle", _forgotten, f"{PROTOCOL}:batch"),),
-    ),
-    Mutant(
-        "recovery commits nothing",
-        (Seam(f"{PROTOCOL}:settle", _forgotten, f"{PROTOCOL}:recover"),),
-    ),
-    Mutant(
-        "the sweep after a batch is forgotten",
-        (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:batch"),),
-    ),
-    Mutant(
-        "the sweep at recovery is forgotten",
-        (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:begin"),),
-    ),
+    Mutant("phase two is left out", (Seam(f"{PROTOCOL}:settle", _forgotten, f"{PROTOCOL}:batch"),)),
+    Mutant("recovery commits nothing", (Seam(f"{PROTOCOL}:settle", _forgotten, f"{PROTOCOL}:recover"),)),
+    Mutant("the sweep after a batch is forgotten", (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:batch"),)),
+    Mutant("the sweep at recovery is forgotten", (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:begin"),)),
     Mutant(
         "the sweep at a clean stop is forgotten",
         (Seam(f"{PROTOCOL}:sweep", nothing_done, f"{PROTOCOL}:close"),),
@@ -629,14 +601,8 @@ MUTANTS = (
         (Seam(f"{PROTOCOL}:amend", _whole_batch_again),),
         (replace(STAGED, partitions=(2,), rows_a_batch=2),),
     ),
-    Mutant(
-        "a batch is complete before it is committed",
-        (Seam(f"{PROTOCOL}:commit", _completed_then_committed),),
-    ),
-    Mutant(
-        "a batch is announced before it is committed",
-        (Seam(f"{PROTOCOL}:settle", _announced_then_committed),),
-    ),
+    Mutant("a batch is complete before it is committed", (Seam(f"{PROTOCOL}:commit", _completed_then_committed),)),
+    Mutant("a batch is announced before it is committed", (Seam(f"{PROTOCOL}:settle", _announced_then_committed),)),
     Mutant(
         "a batch is announced with transactions that were lost and replaced",
         (Seam(f"{PROTOCOL}:amend", _forgetting_none), Seam(f"{PROTOCOL}:announce", _announced_as_decided)),
@@ -677,48 +643,27 @@ MUTANTS = (
         (Seam(f"{LOG}:append", nothing_done, f"{PROTOCOL}:amend"),),
         (STAGED,),
     ),
-    Mutant(
-        "open fences nobody",
-        (Seam(f"{LOG}:open_log", _opened_alone),),
-    ),
-    Mutant(
-        "a failure that comes again is tried for ever",
-        (Seam(f"{PROTOCOL}:counted", _never_counted),),
-        FAILING[:1],
-    ),
+    Mutant("open fences nobody", (Seam(f"{LOG}:open_log", _opened_alone),)),
+    Mutant("a failure that comes again is tried for ever", (Seam(f"{PROTOCOL}:counted", _never_counted),), FAILING[:1]),
     Mutant(
         "an outage is counted as a failure",
-        (Seam(f"{PROTOCOL}:identity", _any_error),),
+        (Seam(f"{PROTOCOL}:passes", returning(False)), Seam(f"{PROTOCOL}:is_outage", returning(False))),
         FAILING[1:2],
     ),
     Mutant(
-        "an opening forgets the failures before",
-        (Seam(f"{LOG}:opened", _without(repetition=None)),),
-        FAILING[:1],
+        "a failure is forgotten when another one comes", (Seam(f"{PROTOCOL}:repeated", _newest_alone),), FAILING[-1:]
     ),
-    Mutant(
-        "open carries nothing forward",
-        (Seam(f"{LOG}:opened", _without(unresolved=())),),
-    ),
-    Mutant(
-        "a slot that is taken counts as written",
-        (Seam(f"{LOG}:_put", _put_although(Fenced)),),
-    ),
-    Mutant(
-        "the entry before an append is not looked at",
-        (Seam(f"{LOG}:_at", _found, f"{LOG}:_appended"),),
-        (PRUNED,),
-    ),
+    Mutant("an opening forgets the failures before", (Seam(f"{LOG}:opened", _without(repetition=None)),), FAILING[:1]),
+    Mutant("open carries nothing forward", (Seam(f"{LOG}:opened", _without(unresolved=())),)),
+    Mutant("a slot that is taken counts as written", (Seam(f"{LOG}:_put", _put_although(Fenced)),)),
+    Mutant("the entry before an append is not looked at", (Seam(f"{LOG}:_at", _found, f"{LOG}:_appended"),), (PRUNED,)),
     Mutant(
         "a lost reply of an append counts as success",
         (Seam(f"{LOG}:_put", _put_although(InDoubt)),),
         (ONE,),
         in_pairs=LOST,
     ),
-    Mutant(
-        "no reply to an append counts as failure",
-        (Seam(f"{LOG}:_put", _put_or_fenced),),
-    ),
+    Mutant("no reply to an append counts as failure", (Seam(f"{LOG}:_put", _put_or_fenced),)),
     Mutant(
         "an entry that was written after all is taken for another's",
         (Seam(f"{LOG}:_at", lambda real, url, slot, *tried: real(url, slot, tried[-1]), f"{LOG}:_put"),),
@@ -732,10 +677,7 @@ MUTANTS = (
         in_pairs=ASLEEP,
     ),
     Mutant(
-        "the tail is read without a second look",
-        (Seam(f"{LOG}:read_tail", _read_once),),
-        (PRUNED,),
-        in_pairs=ASLEEP,
+        "the tail is read without a second look", (Seam(f"{LOG}:read_tail", _read_once),), (PRUNED,), in_pairs=ASLEEP
     ),
     Mutant(
         "an entry of the log overwrites another",
@@ -753,18 +695,9 @@ MUTANTS = (
         (Seam(f"{SYSTEM}.fsync", nothing, "twopc.stores.disk:LocalFolder._written_aside"),),
         (ON_DISK,),
     ),
-    Mutant(
-        "a staged file is not synced",
-        (Seam(f"{SYSTEM}.fsync", nothing, f"{FILES}File.made_durable"),),
-    ),
-    Mutant(
-        "the staging folder is not synced",
-        (Seam(f"{FILES}.sync_pending", _own_folder_synced),),
-    ),
-    Mutant(
-        "a committed file's name is not synced",
-        (Seam(f"{FILES}.settle", nothing),),
-    ),
+    Mutant("a staged file is not synced", (Seam(f"{SYSTEM}.fsync", nothing, f"{FILES}File.made_durable"),)),
+    Mutant("the staging folder is not synced", (Seam(f"{FILES}.sync_pending", _own_folder_synced),)),
+    Mutant("a committed file's name is not synced", (Seam(f"{FILES}.settle", nothing),)),
     Mutant(
         "a file that was committed before is not synced again",
         (
@@ -779,18 +712,9 @@ MUTANTS = (
         (Seam(f"{BROKER}.end", _fenced_is_committed),),
         (Scenario(sinks="k", end_txn_version=4),),
     ),
-    Mutant(
-        "CompleteAbort counts as committed",
-        (Seam("twopc_kafka.sink:outcome_of", _rolled_back_is_committed),),
-    ),
-    Mutant(
-        "no answer to a commit counts as committed",
-        (Seam(f"{BROKER}.end", _silence_is_committed),),
-    ),
-    Mutant(
-        "what was asked for at once counts as committed",
-        (Seam(f"{KAFKA}.commit_many", _asked_is_committed),),
-    ),
+    Mutant("CompleteAbort counts as committed", (Seam("twopc_kafka.sink:outcome_of", _rolled_back_is_committed),)),
+    Mutant("no answer to a commit counts as committed", (Seam(f"{BROKER}.end", _silence_is_committed),)),
+    Mutant("what was asked for at once counts as committed", (Seam(f"{KAFKA}.commit_many", _asked_is_committed),)),
     Mutant(
         "a word of the past ends the query",
         (Seam(f"{BROKER}.describe_proven", lambda _, self, names, __: self.describe(names), f"{KAFKA}._state"),),
@@ -837,11 +761,7 @@ MUTANTS = (
         (replace(STAGED, partitions=(2,), rows_a_batch=3, backlog=True),),
         in_turn=((Fault.TIME_OUT,), (Fault.SLEEP_THROUGH,)),
     ),
-    Mutant(
-        "a batch has the names of the batch before",
-        (Seam(f"{LEASES}:Lease.__init__", _in_first_slot),),
-        (TWO,),
-    ),
+    Mutant("a batch has the names of the batch before", (Seam(f"{LEASES}:Lease.__init__", _in_first_slot),), (TWO,)),
     Mutant(
         "a decided batch that comes again is not compared",
         (Seam("twopc.log.batch_identity:_require_same_reads", nothing),),
@@ -887,20 +807,14 @@ MUTANTS = (
         (RESTING,),
     ),
     Mutant(
-        "a query rests amid a batch that has failed",
-        (Seam(f"{COORDINATOR}.rest", _rested_in_any_phase),),
-        (RESTING,),
+        "a query rests amid a batch that has failed", (Seam(f"{COORDINATOR}.rest", _rested_in_any_phase),), (RESTING,)
     ),
     Mutant(
         "one partition's vote is left out of the decision",
         (Seam(f"{PROTOCOL}:seal", _two_votes_sealed),),
         (Scenario(sinks="k", partitions=(3,)),),
     ),
-    Mutant(
-        "a whole batch is committed one transaction after the other",
-        (Seam(CALLS, _one_by_one),),
-        (WHOLE,),
-    ),
+    Mutant("a whole batch is committed one transaction after the other", (Seam(CALLS, _one_by_one),), (WHOLE,)),
     Mutant(
         "a whole batch is committed before the decision",
         (Seam(f"{PROTOCOL}:decide", _committed_then_decided),),
@@ -953,11 +867,7 @@ MUTANTS = (
         (Seam(f"{LOG}:append", nothing_done, f"{PROTOCOL}:amend"),),
         (TORN,),
     ),
-    Mutant(
-        "a table's mark is not looked at",
-        (Seam(f"{TABLE}._is_visible", returning(False)),),
-        (WHOLES,),
-    ),
+    Mutant("a table's mark is not looked at", (Seam(f"{TABLE}._is_visible", returning(False)),), (WHOLES,)),
     Mutant(
         "a table's mark is looked at once, and not again after a lost race",
         (Seam(f"{TABLE}._propose", _lost_race_repeated),),
@@ -971,9 +881,7 @@ MUTANTS = (
         in_pairs=ASLEEP,
     ),
     Mutant(
-        "a table's mark is written in a second request",
-        (Seam(f"{TABLE}._ask", _mark_in_second_request),),
-        (WHOLES,),
+        "a table's mark is written in a second request", (Seam(f"{TABLE}._ask", _mark_in_second_request),), (WHOLES,)
     ),
     Mutant(
         "a table's mark of a later batch is not taken for an answer",

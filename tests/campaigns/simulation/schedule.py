@@ -24,7 +24,7 @@ from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
 from tests.campaigns.simulation.promises import Broken, Promise, Violation
 from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share, sum_of_hashes
-from tests.campaigns.simulation.spark_model import Batch, Cluster, Spark
+from tests.campaigns.simulation.spark_model import FAILS, Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
@@ -163,11 +163,7 @@ _OS = OperatingSystem()
 
 
 def _until_answered(
-    _what: str,
-    call: Callable[..., ResultT],
-    *arguments: object,
-    patience_s: float | None = None,
-    **_of_logging: object,
+    _what: str, call: Callable[..., ResultT], *arguments: object, patience_s: float | None = None, **_of_logging: object
 ) -> ResultT:
     """Replaces ``until_answered``, which waits by the real clock. A call with limited patience is made twice."""
     if patience_s is not None:
@@ -307,7 +303,7 @@ def _scenario_of(seed: int, rng: random.Random) -> Scenario:
     if seed % 11 == 7:
         scenario = replace(scenario, sinks="p" + scenario.sinks)
     if seed % 17 == 5:
-        scenario = replace(scenario, fails=("for ever", "for a while")[seed // 17 % 2])
+        scenario = replace(scenario, fails=FAILS[seed // 17 % len(FAILS)])
     return scenario
 
 

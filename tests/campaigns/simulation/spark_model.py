@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from tests.campaigns.simulation.checkpoint import NOTE, PLAN, READ, Checkpoint, ConcurrentUpdate, Damaged
@@ -37,6 +38,7 @@ from twopc.participant import Participant, Vote
 from twopc.phases import Phase
 from twopc.protocol import STARTS_AT_MOST
 from twopc.sink import TwoPhaseCommitSink
+from twopc.transaction import Committable
 from twopc.transactional_ids import Round
 
 OUTAGES = 2 * STARTS_AT_MOST
@@ -48,13 +50,18 @@ REPORT = Op("spark: report the vote", OSError, changes=True)
 START = Op("spark: start", None)
 
 
+WAYS = {"for ever": (ValueError,), "by a sink": (ValueError,), "in turn": (ValueError, KeyError)}
+"""What comes in turn until an operator ends it, for reasons that no table knows."""
+
+FAILS = (*WAYS, "for a while")
+
+
 class Failing:
     """What fails the rounds of one batch, after its tasks have voted.
 
     Args:
         world: the world, whose faults may each cost the count of the starts before.
-        how: ``for ever``, for a reason that no table knows, until an operator ends it; or ``for a while``, by an
-            outage. Nothing fails otherwise.
+        how: one of ``WAYS``; or ``for a while``, by an outage. Nothing fails otherwise.
     """
 
     def __init__(self, world: World, how: str) -> None:
@@ -72,14 +79,14 @@ class Failing:
         if self._outages:
             self._outages -= 1
             raise TimeoutError("the source does not answer")
-        if self._how == "for ever":
+        if ways := WAYS.get(self._how):
             self.rounds += 1
-            if self.rounds > STARTS_AT_MOST * (1 + len(self._world.happened)):
+            if self.rounds > STARTS_AT_MOST * len(ways) * (1 + len(self._world.happened)):
                 raise Violation(Promise.STOPS_WHEN_REPEATED, f"a round has failed {self.rounds} times in the same way")
-            raise ValueError(f"record {self.rounds} can't be computed")
+            raise ways[self.rounds % len(ways)](f"record {self.rounds} can't be computed")
 
     def require_reason(self, error: RepeatedFailure) -> None:
-        if self._how != "for ever" or self.rounds < STARTS_AT_MOST:
+        if self._how not in WAYS or self.rounds < STARTS_AT_MOST:
             what = f"after {self.rounds} failures, the query stops: {error}"
             raise Violation(Promise.STOPS_WHEN_REPEATED, what) from error
 
@@ -275,6 +282,14 @@ class Driver:
         self._coordinator, self._sinks = spark.coordinator()
         self._has_begun = False
         self._batch_id = self._repairs_seen = 0
+        for sink in self._sinks.values() if spark.cluster.fails == "by a sink" else ():
+            sink.seal = partial(self._refuse, sink.seal)  # type: ignore[method-assign]
+
+    def _refuse(self, seal: Callable[..., Any], committables: Sequence[Committable], age_s: float) -> Any:
+        """Seal the transactions of a batch, unless it fails there."""
+        if committables:
+            self._spark.failing.strike(self._batch_id)
+        return seal(committables, age_s)
 
     def run(self) -> None:
         for _ in range(FAILURES_OF_A_DRIVER_AT_MOST):
@@ -350,7 +365,8 @@ class Driver:
                 self._checkpoint.has_fallen_back = True
             self._spark.check_swept(self._coordinator, self._spark.opened_at)
             votes = SparkJob(self._spark, self._actor, self._sinks, round, batch.rows()).run()
-            self._spark.failing.strike(batch.id)
+            if self._spark.cluster.fails != "by a sink":
+                self._spark.failing.strike(batch.id)
             return votes
 
         def recompute(round: Round, wanted: Wanted) -> list[Vote]:

@@ -92,10 +92,7 @@ def packages(job: Job) -> dict[str, str]:
     """Return the settings by which the executors find Python packages."""
     if job.archive:
         return {"spark.archives": f"{job.archive}#{UNPACKED}"}
-    return {
-        "spark.python.daemon.module": DAEMON,
-        "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}",
-    }
+    return {"spark.python.daemon.module": DAEMON, "spark.executorEnv.PYTHONPATH": f"{job.backends}:{Path.cwd()}"}
 
 
 def require_packed(spark: SparkSession) -> None:

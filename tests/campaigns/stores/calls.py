@@ -56,9 +56,7 @@ def on_renaming(steps: Steps) -> None:
 def in_memory(steps: Steps) -> None:
     """Turn the calls of a ``Remote`` that copies, and of the logs, into steps."""
     steps.patch(
-        MemoryFileSystem,
-        reads=("info", "ls", "find", "cat_file"),
-        changes=("open", "cp_file", "rm_file", "pipe_file"),
+        MemoryFileSystem, reads=("info", "ls", "find", "cat_file"), changes=("open", "cp_file", "rm_file", "pipe_file")
     )
     steps.patch(RemoteFile, changes=("write", "made_durable"))
 

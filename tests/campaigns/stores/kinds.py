@@ -84,10 +84,7 @@ KINDS: Mapping[str, Kind] = {
         for name, program in PROGRAMS.items()
     },
     "azure-killed": Kind(
-        *_AZURE,
-        watch=commits.of_azure,
-        server=partial(AzuriteServer, is_durable=True),
-        obstacle=azurite_server.install,
+        *_AZURE, watch=commits.of_azure, server=partial(AzuriteServer, is_durable=True), obstacle=azurite_server.install
     ),
     "gcs-killed": Kind(*_GCS, watch=commits.of_gcs, server=GcsServer, obstacle=gcs_server.PROGRAM.install),
     "hdfs-killed": Kind(*_HDFS, watch=commits.of_hdfs, server=_kept_cluster, obstacle=hdfs_server.why_not),

@@ -48,7 +48,7 @@ class Chaos:
         self._timeout_s = settings.transaction_timeout_ms / 1000
         self._rolls_back = not settings.without_timeout
         self._decided_at_last_death: int | None = None
-        self._broker_is_up = self._catalog_is_up = True
+        self._down = set[str]()
         self._sleeps_until = 0.0
         self._later: list[tuple[threading.Timer, Callable[[], None]]] = []
         self._deck: list[Deed] = []
@@ -234,35 +234,30 @@ class Chaos:
     # The servers and the disks. ------------------------------------------------------------------------------------
 
     def _kill_broker(self) -> bool:
-        if not self._broker_is_up:
-            return False
-        self._broker_is_up = False
-        self._broker.kill()
-        self._undo_after(self._chance.uniform(0, 3), self._start_broker)
-        self.kills["broker"] += 1
-        return True
-
-    def _start_broker(self) -> None:
-        self._broker.start()
-        self._broker_is_up = True
+        return self._kill_server("broker", self._broker)
 
     def _kill_catalog(self) -> bool:
         """Kill the server of the Iceberg catalog. It keeps its state on a disk."""
-        if self._catalog is None or not self._catalog_is_up:
+        return self._catalog is not None and self._kill_server("catalog", self._catalog)
+
+    def _kill_server(self, name: str, server: KafkaBroker | RestCatalogServer) -> bool:
+        """Kill a server that is up, and start it soon."""
+        if name in self._down:
             return False
-        self._catalog_is_up = False
-        self._catalog.kill()
-        self._undo_after(self._chance.uniform(0, 3), self._start_catalog)
-        self.kills["catalog"] += 1
+
+        def start() -> None:
+            if name in self._down:
+                server.start()
+                self._down.discard(name)
+
+        self._down.add(name)
+        server.kill()
+        self._undo_after(self._chance.uniform(0, 3), start)
+        self.kills[name] += 1
         return True
 
-    def _start_catalog(self) -> None:
-        if self._catalog is not None and not self._catalog_is_up:
-            self._catalog.start()
-            self._catalog_is_up = True
-
     def _pause_broker(self) -> bool:
-        pid = self._broker.pid if self._broker_is_up else None
+        pid = None if "broker" in self._down else self._broker.pid
         return pid is not None and self._pause("broker", psutil.Process(pid), 8)
 
     def _kill_reader(self) -> bool:

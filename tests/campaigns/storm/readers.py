@@ -78,10 +78,7 @@ class Readers:
             for record in records_of(self._settings.servers, topic):
                 batches.setdefault(int(dict(record.headers)["batch"]), []).append(int(record.value))
         return {
-            language: {
-                **compared(self._numbers(reader), batches, sent),
-                "starts": reader.starts,
-            }
+            language: {**compared(self._numbers(reader), batches, sent), "starts": reader.starts}
             for language, reader in self._readers.items()
         }
 

@@ -57,7 +57,5 @@ def on_files(steps: Steps, is_on_disk: bool) -> None:
 def on_delta(steps: Steps) -> None:
     """Turn every call of delta-rs that the sink makes into a step."""
     steps.patch(
-        DeltaTable,
-        reads=("__init__", "transaction_version"),
-        changes=("create_checkpoint", "cleanup_metadata"),
+        DeltaTable, reads=("__init__", "transaction_version"), changes=("create_checkpoint", "cleanup_metadata")
     )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import psycopg
 
+from tests.campaigns.killed_loop import every_other_time, killed_at_each, steps
 from tests.campaigns.tables.delta import DeltaLakeTable
 from tests.campaigns.tables.iceberg import IcebergTable
 from tests.campaigns.tables.table import reader
@@ -32,13 +33,7 @@ NAME = "every-sink"
 PARTITIONS, KEYS = 2, 12
 SINKS = ("delta", "iceberg", "kafka", "mysql", "postgres", "sql")
 
-STEPS = (
-    *(f"vote {n}" for n in range(1, PARTITIONS + 1)),
-    *("sealing", "deciding", "committing"),
-    *(f"commit of {name}" for name in SINKS),
-    "sweeping",
-)
-"""See ``Job.kill_at``."""
+STEPS = steps(PARTITIONS, *(f"commit of {name}" for name in SINKS))
 
 
 def prove(folder: Path, rounds: int, workers: Workers) -> dict[str, Any]:
@@ -76,21 +71,18 @@ def prove(folder: Path, rounds: int, workers: Workers) -> dict[str, Any]:
             "sql": {"url": f"sqlite:///{folder}/t.db", "table": "t", "upsert_by": "key"},
         }
         job = Job(str(folder), {name: (name, options[name]) for name in SINKS}, partitions=PARTITIONS, keys=KEYS)
-        steps = [*STEPS * rounds, ""]
-        advance, kills = workers.bar(NAME, len(steps)), 0
-        for number, step in enumerate(steps):
-            replace(job, batches=number + 1, kill_in=number, kill_at=step).run()
-            kills += bool(step)
+        moments = STEPS * rounds
+        advance, restart = workers.bar(NAME, len(moments)), every_other_time(postgres, mysql)
+
+        def strike(number: int) -> int:
             advance()
             if number % 3 == 2:
                 for table in lake.values():
                     table.compact()
-            if step and number % 2:
-                for server in (postgres, mysql):
-                    server.kill()
-                    server.start()
-                kills += 2
-        job = replace(job, batches=len(steps))
+            return restart(number)
+
+        kills = killed_at_each(job, moments, strike)
+        job = replace(job, batches=len(moments) + 1)
         sent = [
             row
             for batch_id in range(job.batches)

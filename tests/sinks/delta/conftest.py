@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+import s3fs
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Round
 from twopc_delta import DeltaSink
+from twopc_delta.options import DeltaOptions
+from twopc_delta.storage import Storage
 
 VALUE = pa.schema({"value": pa.string()})
 
@@ -81,6 +85,80 @@ class Place(SinkPlace[DeltaSink]):
 
     def notes(self) -> list[str]:
         return sorted(path.name for path in self.folder.glob("_twopc/*.json"))
+
+
+@dataclass(frozen=True)
+class Bucket(SinkPlace[DeltaSink]):
+    """A table in a bucket of its own.
+
+    Attributes:
+        storage: the options to reach the server.
+    """
+
+    name: str
+    storage: Mapping[str, Any]
+    below: str = "/orders"
+
+    @classmethod
+    def created(cls, storage: Mapping[str, Any], schema: pa.Schema = VALUE, below: str = "/orders") -> Bucket:
+        bucket = cls(f"lake-{uuid.uuid4().hex[:8]}", {**storage, "client_kwargs": {"region_name": "us-east-1"}}, below)
+        s3fs.S3FileSystem(**storage, use_listings_cache=False).mkdir(bucket.name)
+        bucket.create(schema)
+        return bucket
+
+    def create(self, schema: pa.Schema = VALUE, partition_by: Sequence[str] = ()) -> None:
+        delta = self.reached.delta_options()
+        DeltaTable.create(self.url, Schema.from_arrow(schema), partition_by=list(partition_by), storage_options=delta)
+
+    @property
+    def folder(self) -> str:
+        """The table's folder, as ``fs`` names it."""
+        return f"{self.name}{self.below}"
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.folder}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"path": self.url, "storage_options": self.storage}
+
+    @property
+    def fs(self) -> s3fs.S3FileSystem:
+        """As another program reaches the bucket."""
+        return s3fs.S3FileSystem(**self.storage, use_listings_cache=False)
+
+    @property
+    def reached(self) -> Storage:
+        """As the sink reaches the table."""
+        return DeltaOptions.parse(self.options).storage
+
+    def through(self, proxy: Any) -> Bucket:
+        """The same table, reached through a proxy."""
+        return replace(self, storage={**self.storage, "endpoint_url": proxy.url})
+
+    def unbound(self, **options: Any) -> DeltaSink:
+        return DeltaSink({**self.options, **options})
+
+    def pre_commit(self, records: Written, round: Round = ROUND) -> Committable:
+        """What a participant that is gone has pre-committed, sealed, and read back from a log."""
+        [sealed] = self.sink().seal([self.vote(records, round)], 0.0)
+        return from_log(sealed)
+
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.url, storage_options=self.reached.delta_options())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What a reader sees."""
+        found = QueryBuilder().register("t", self.table()).execute("SELECT * FROM t").read_all()
+        return list(pa.table(found).to_pylist())
+
+    def values(self) -> list[str]:
+        return sorted(row["value"] for row in self.rows())
+
+    def objects(self) -> list[str]:
+        """Every object of the table but its log."""
+        return [path for path in self.fs.find(self.folder) if "_delta_log" not in path]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import from_log
@@ -70,9 +70,6 @@ def test_a_batch_is_one_version_of_the_table(place: Place) -> None:
     assert place.table().version() == before + 1
     assert place.values() == ["a", "b", "c"]
     assert place.notes() == []
-
-
-# Other writers. -----------------------------------------------------------------------------------------------------
 
 
 def test_a_foreign_append_between_look_and_commit_is_kept(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,9 +336,6 @@ def test_two_queries_and_a_foreign_writer_on_one_table_lose_and_double_nothing(p
     assert place.values() == sorted(f"{who}{number}" for who in ("one", "two", "foreign") for number in range(8))
 
 
-# Answers. -----------------------------------------------------------------------------------------------------------
-
-
 def lose(error: BaseException) -> Callable[[], None]:
     def raise_it() -> None:
         raise error
@@ -425,9 +419,6 @@ def test_an_old_commit_log_that_gives_out_names_again_takes_no_file_of_the_table
     sink.write(transaction, pa.record_batch({"value": ["other"]}))
     sink.discard(transaction)
     assert place.values() == ["0", "1"]
-
-
-# The table changes. -------------------------------------------------------------------------------------------------
 
 
 def recreate(place: Place) -> None:
@@ -646,9 +637,6 @@ def test_another_schema_at_the_commit_stops_the_query(place: Place) -> None:
     assert place.rows() == [{"value": 1}]
 
 
-# The mark. ----------------------------------------------------------------------------------------------------------
-
-
 def test_the_mark_survives_checkpoints_and_log_cleanup(place: Place) -> None:
     committable = place.pre_commit(["a"])
     place.sink().commit_batch(0, [committable])
@@ -810,9 +798,6 @@ def test_a_sync_that_failed_once_is_not_taken_for_done_when_it_is_repeated(
     assert (place.values(), place.notes()) == (["a"], [])
 
 
-# Rolling back. ------------------------------------------------------------------------------------------------------
-
-
 def test_an_abort_leaves_the_files_of_a_pre_committed_transaction_to_vacuum(place: Place) -> None:
     """A late commit of a batch that was given up could still name them."""
     committable = place.pre_commit(["a"])
@@ -859,13 +844,6 @@ def test_an_attempt_that_was_killed_while_it_wrote_leaves_nothing_after_the_swee
         sink.pre_commit(transaction)
 
 
-def test_reading_with_another_engine_shows_the_same(place: Place) -> None:
-    place.sink().commit_batch(0, [place.pre_commit(["a", "b"])])
-    found = QueryBuilder().register("t", place.table()).execute("SELECT count(*) AS n FROM t").read_all()
-    assert pa.table(found).to_pylist() == [{"n": 2}]
-    assert isinstance(place.unbound(), DeltaSink)
-
-
 def test_what_killed_writers_left_beside_the_notes_is_removed_once_it_is_old(place: Place) -> None:
     """An hour is long for a writer between its first byte and its rename; one that only slept writes anew."""
     place.pre_commit(["a"])
@@ -892,9 +870,6 @@ def test_a_task_and_a_query_that_starts_do_not_disturb_each_other(
     monkeypatch.setattr(LocalFolder, "replace", replace)
     sink.commit_batch(0, [place.pre_commit(["a"], sink=sink)])
     assert place.values() == ["a"]
-
-
-# What is kept of the table between two looks. -----------------------------------------------------------------------
 
 
 def test_a_process_loads_the_table_only_at_first_and_for_checkpoints(

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-import s3fs
-from deltalake import DeltaTable, QueryBuilder, Schema
 
-from tests.sinks.delta.conftest import VALUE
+from tests.sinks.delta.conftest import Bucket
 from tests.support.killed_writer import BEFORE, VALUES, killed_writer
 from tests.support.restarted_query import RestartedQuery
 from tests.support.struck_server import (
@@ -28,65 +25,9 @@ from tests.support.struck_server import (
     strike_requests,
 )
 from tests.support.typed_records import typed
-from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired
 from twopc.testing import SinkContract
 from twopc_delta import DeltaSink
-from twopc_delta.options import DeltaOptions
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """A table in a bucket of its own.
-
-    Attributes:
-        storage: the options to reach the server.
-    """
-
-    name: str
-    storage: Mapping[str, Any]
-
-    @classmethod
-    def created(cls, storage: Mapping[str, Any], schema: pa.Schema = VALUE) -> Bucket:
-        bucket = cls(f"lake-{uuid.uuid4().hex[:8]}", {**storage, "client_kwargs": {"region_name": "us-east-1"}})
-        s3fs.S3FileSystem(**storage, use_listings_cache=False).mkdir(bucket.name)
-        DeltaTable.create(bucket.url, Schema.from_arrow(schema), storage_options=bucket._of_delta())
-        return bucket
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self.name}/orders"
-
-    @property
-    def options(self) -> dict[str, Any]:
-        return {"path": self.url, "storage_options": self.storage}
-
-    def _of_delta(self) -> dict[str, str]:
-        return DeltaOptions.parse(self.options).storage.delta_options()
-
-    def through(self, proxy: StruckServer) -> dict[str, Any]:
-        """The options of a sink that reaches the server through a proxy."""
-        return {"path": self.url, "storage_options": {**self.storage, "endpoint_url": proxy.url}}
-
-    def sink(self) -> DeltaSink:
-        sink = DeltaSink(self.options)
-        sink.bind("orders", "log")
-        sink.open()
-        return sink
-
-    def rows(self) -> list[dict[str, Any]]:
-        """What a reader sees."""
-        table = DeltaTable(self.url, storage_options=self._of_delta())
-        found = QueryBuilder().register("t", table).execute("SELECT * FROM t").read_all()
-        return list(pa.table(found).to_pylist())
-
-    def values(self) -> list[str]:
-        return sorted(row["value"] for row in self.rows())
-
-    def objects(self) -> list[str]:
-        """Every object of the table but its log."""
-        found = s3fs.S3FileSystem(**self.storage, use_listings_cache=False).find(f"{self.name}/orders")
-        return [path for path in found if "_delta_log" not in path]
 
 
 @pytest.fixture(scope="module", params=S3_SERVERS)
@@ -110,7 +51,7 @@ class TestOnS3(SinkContract):
         self.bucket = Bucket.created(storage, typed().schema)
 
     def make_sink(self) -> DeltaSink:
-        return DeltaSink(self.bucket.options)
+        return self.bucket.unbound()
 
     def visible(self) -> list[str]:
         return self.bucket.values()
@@ -130,9 +71,8 @@ def test_wrong_keys_call_an_operator_at_once_and_cost_no_batch(
 ) -> None:
     with go_server(name, tmp_path) as server:
         bucket = Bucket.created(server.storage_options)
-        batch = bucket.sink().seal([pre_commit(bucket.sink(), "a")], 0.0)
-        sink = DeltaSink({**bucket.options, "storage_options": {**bucket.storage, **wrong}})
-        sink.bind("orders", "log")
+        batch = [bucket.pre_commit(["a"])]
+        sink = replace(bucket, storage={**bucket.storage, **wrong}).bound()
         for before in (sink.open, lambda: sink.seal(batch, 0.0)):
             with pytest.raises(ConfigurationError, match="the store refuses"):
                 before()
@@ -141,12 +81,6 @@ def test_wrong_keys_call_an_operator_at_once_and_cost_no_batch(
                 after()
         bucket.sink().commit_batch(0, batch)
         assert bucket.values() == ["a"]
-
-
-def pre_commit(sink: DeltaSink, value: str) -> Committable:
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": [value]}))
-        return participant.pre_commit()["orders"]
 
 
 @pytest.mark.crash
@@ -182,7 +116,7 @@ def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_reco
 ) -> None:
     with go_server(name, tmp_path / "s3") as server, StruckServer(server) as proxy:
         bucket = Bucket.created(server.storage_options)
-        query = RestartedQuery(lambda: DeltaSink(bucket.through(proxy)), tmp_path / "log")
+        query = RestartedQuery(bucket.through(proxy).unbound, tmp_path / "log")
         written = strike_requests(proxy, query, way, lost)
         assert bucket.values() == written
         assert list(bucket.sink().recover()) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,16 @@ from deltalake import write_deltalake
 from pyroaring import BitMap64
 
 from tests.sinks.delta.conftest import Place
+from tests.sinks.delta.test_commit import lose, once
 from tests.sinks.delta.test_readers import by_duckdb
-from tests.support.keyed_table import COLUMNS, Rows, records, sealed, vote
+from tests.support.between import nothing, times
+from tests.support.keyed_table import COLUMNS, KeyedTableContract, records, run, sealed, upserts, vote
 from tests.support.sink_place import ROUND
 from tests.support.typed_records import typed
-from twopc import Committable, Participant, Round
+from twopc import Participant, Round
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
-    RecordRefused,
     RoundAborted,
     SchemaMismatch,
     TransactionLost,
@@ -33,13 +34,10 @@ from twopc.errors import (
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_delta import DeltaSink, vectors
 from twopc_delta.changes import _not_tight, live_files
-from twopc_delta.commit import TableLog
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
 
 pytestmark = pytest.mark.in_turn("table")
-
-put = TableLog._put
 
 
 def created(path: Path, *partition_by: str, schema: pa.Schema = COLUMNS, **configuration: str) -> Place:
@@ -54,126 +52,30 @@ def table(tmp_path: Path, request: pytest.FixtureRequest) -> Place:
     return created(tmp_path / "customers", *request.param)
 
 
-def upserts(place: Place) -> DeltaSink:
-    return place.sink(upsert_by="id")
-
-
-def commit(place: Place, batch_id: int, *votes: Committable) -> list[Committable]:
-    batch = sealed(place, *votes)
-    upserts(place).commit_batch(batch_id, batch)
-    return batch
-
-
-def run(place: Place, batch_id: int, rows: Rows, *deleted: int) -> list[Committable]:
-    return commit(place, batch_id, vote(place, rows, deleted, Round(1, batch_id)))
-
-
 def names(place: Place) -> list[str]:
     return sorted(row["name"] for row in place.rows())
 
 
-def append(place: Place, *rows: tuple[int, str, str]) -> None:
-    """What another program appends."""
-    write_deltalake(place.path, pa.Table.from_batches([records([*rows])]), mode="append")
+class TestKeyedTable(KeyedTableContract):
+    def readings(self, table: Place) -> list[list[dict[str, Any]]]:
+        return [table.rows(), by_duckdb(table).to_pylist(), pl.read_delta(table.path).to_dicts()]
 
+    def append(self, table: Place, *rows: tuple[int, str, str]) -> None:
+        write_deltalake(table.path, pa.Table.from_batches([records([*rows])]), mode="append")
 
-def compact(place: Place) -> None:
-    place.table().optimize.compact()
+    def compact(self, table: Place) -> None:
+        table.table().optimize.compact()
 
-
-def once(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object], after: Callable[[], object] | None = None) -> None:
-    """``act`` runs between the first look and its commit; ``after`` when the entry is put."""
-    acts: Iterator[Callable[[], object]] = iter([act])
-
-    def between(log: TableLog, *arguments: Any) -> None:
-        next(acts, lambda: None)()
-        put(log, *arguments)
-        if after is not None:
-            after()
-
-    monkeypatch.setattr(TableLog, "_put", between)
-
-
-# What readers see. --------------------------------------------------------------------------------------------------
-
-
-def test_a_record_replaces_the_row_of_its_key_and_a_delete_removes_it(table: Place) -> None:
-    run(table, 0, [(number, f"{number}", "mon") for number in range(10)])
-    run(table, 1, [(1, "A", "tue"), (40, "d", "tue")], 3, 99)
-    assert names(table) == sorted(["A", "d", *"02456789"])
-    run(table, 2, [], 2)
-    run(table, 3, [(2, "again", "wed"), (1, "AA", "mon")])
-    for rows in (table.rows(), by_duckdb(table).to_pylist(), pl.read_delta(table.path).to_dicts()):
-        assert sorted(row["name"] for row in rows) == sorted(["AA", "again", "d", *"0456789"])
-
-
-def test_the_records_of_several_tasks_and_files_replace_older_rows_alone(table: Place) -> None:
-    run(table, 0, [(number, f"old {number}", "mon") for number in range(6)])
-    votes = [
-        vote(table, [(n, f"new {n}", f"{n}"), (n + 10, "new", "mon")], [n + 3], Round(1, 1), partition=n)
-        for n in range(3)
-    ]
-    commit(table, 1, *votes)
-    assert names(table) == ["new", "new", "new", "new 0", "new 1", "new 2"]
-
-
-def test_a_null_is_a_value_that_replaces_another(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", None)])
-    run(table, 1, [(1, "a", None), (2, "b", "tue")])
-    assert sorted((row["id"], row["day"]) for row in table.rows()) == [(1, None), (2, "tue")]
-
-
-def test_a_key_may_have_several_columns(tmp_path: Path) -> None:
-    place = created(tmp_path / "customers")
-    rows = records([(1, "one", "mon"), (1, "two", "tue"), (2, "three", "mon")])
-    for batch_id in range(2):
-        sink = place.sink(upsert_by="name,id")
-        with Participant({"orders": sink}, Round(1, batch_id), partition=0) as participant:
-            participant.write("orders", rows if batch_id == 0 else rows.slice(1, 1))
-            if batch_id == 1:
-                participant.delete("orders", rows.slice(2))
-            batch = sink.seal([participant.pre_commit()["orders"]], 0.0)
-        sink.commit_batch(batch_id, batch)
-    assert names(place) == ["one", "two"]
-
-
-def test_rows_are_found_again_when_another_writer_was_faster(table: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
-    batch = sealed(table, vote(table, [(1, "A", "mon")], [7], Round(1, 1)))
-    once(monkeypatch, lambda: append(table, (1, "foreign", "tue"), (7, "foreign", "mon"), (8, "foreign", "mon")))
-    upserts(table).commit_batch(1, batch)
-    assert names(table) == ["A", "b", "foreign"]
-
-
-def test_a_file_that_was_rewritten_meanwhile_neither_brings_rows_back_nor_loses_one(
-    table: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for batch_id in range(3):
-        run(table, batch_id, [(batch_id, f"{batch_id}", "mon"), (batch_id + 10, "stays", "mon")])
-    batch = sealed(table, vote(table, [(0, "new", "tue")], [1], Round(1, 3)))
-    once(monkeypatch, lambda: compact(table))
-    upserts(table).commit_batch(3, batch)
-    assert names(table) == ["2", "new", "stays", "stays", "stays"]
-    compact(table)
-    assert names(table) == ["2", "new", "stays", "stays", "stays"]
-
-
-def test_a_batch_whose_answer_was_lost_is_applied_once_and_never_after_a_later_one(
-    table: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
-    batch, losses = sealed(table, vote(table, [(1, "A", "tue")], [2], Round(1, 1))), iter([1])
-
-    def lose() -> None:
-        if next(losses, None):
-            raise OSError(5, "the answer was lost")
-
-    once(monkeypatch, lambda: None, lose)
-    upserts(table).commit_batch(1, batch)
-    assert names(table) == ["A"]
-    run(table, 2, [(1, "AA", "tue"), (2, "B", "mon")])
-    upserts(table).commit_batch(1, batch)
-    assert names(table) == ["AA", "B"]
+    def between(
+        self,
+        sink: DeltaSink,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        before: Callable[[], object] | None = None,
+        is_answer_lost: bool = False,
+    ) -> list[Callable[[], object]]:
+        once(monkeypatch, before or nothing, times(is_answer_lost, lose(OSError(5, "the answer was lost"))))
+        return []
 
 
 @pytest.mark.parametrize("is_cleaned", [False, True])
@@ -187,9 +89,6 @@ def test_rows_behind_a_checkpoint_are_found(table: Place, is_cleaned: bool) -> N
     run(table, 2, [(1, "one", "tue")], 2)
     assert names(table) == ["3", "one"]
     assert sorted(by_duckdb(table)["name"].to_pylist()) == ["3", "one"]
-
-
-# What the sink writes, as Delta's protocol has it. ------------------------------------------------------------------
 
 
 def actions(place: Place, kind: str) -> list[dict[str, Any]]:
@@ -271,9 +170,6 @@ def test_a_vector_is_read_back_from_a_file_with_several(tmp_path: Path) -> None:
         vectors.read(storage, descriptors["b"])
 
 
-# What is not taken. -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("configuration", "says"),
     [
@@ -312,14 +208,6 @@ def test_a_column_that_the_records_lack_is_refused_as_its_stored_value_would_be_
         with pytest.raises(SchemaMismatch, match=r"the records lack column 'day' .* the stored value would be lost"):
             upserts(table).validate(lacking)
     upserts(table).validate(COLUMNS)
-
-
-def test_a_record_or_a_delete_without_its_key_is_refused(table: Place) -> None:
-    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value") as refused:
-        vote(table, [(1, "a", "mon"), (None, "b", "mon")])
-    assert (refused.value.column, refused.value.record) == ("id", 1)
-    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value"):
-        vote(table, [], [1, None])
 
 
 def test_a_table_that_no_longer_takes_changes_is_a_veto_and_after_the_decision_calls_an_operator(table: Place) -> None:
@@ -390,9 +278,6 @@ def test_a_file_is_removed_however_its_path_is_spelled(tmp_path: Path) -> None:
     table.table().delete("id = 1")
     live = live_files(LogFiles(Storage.at(table.path, {})), 2)
     assert [each.path for each in live] == [unquote(each["path"]) for each in actions(table, "add")]
-
-
-# The contract of every sink. ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

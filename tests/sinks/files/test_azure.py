@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from azure.storage.blob._shared.constants import READ_TIMEOUT
 
 from tests.sinks.files.conftest import Place
-from tests.sinks.files.uploads import ID, MIB, TARGET, UploadContract, one_batch, run_one_batch, the_file, upload
+from tests.sinks.files.uploads import (
+    ID,
+    TARGET,
+    RemovalContract,
+    Secrets,
+    UploadContract,
+    run_one_batch,
+    the_file,
+    upload,
+)
 from tests.support.azurite_server import AzuriteServer, repeat
 from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
-from twopc import Coordinator, Participant, Round
+from twopc import Participant, Round
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -24,7 +32,6 @@ from twopc.errors import (
     Refused,
     Retriable,
     TransactionLost,
-    TwoPhaseCommitError,
 )
 from twopc_files import committed_files
 from twopc_files.batch_log import CommittedFile
@@ -66,12 +73,24 @@ def absent(azure: Place) -> Place:
     return Place("abfs://nobody-made-it/orders", azure.storage_options)
 
 
-class TestUploadsOfAzure(UploadContract):
+@pytest.fixture
+def secrets(azure: Place, azurite: AzuriteServer, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Secrets:
+    """By the key of the account, and by a signature."""
+    repeat(monkeypatch, is_repeated=False)
+    signature = azurite.signature("rwdlac")
+    whole = [azurite.connection_string(proxy.url, each) for each in (None, f"SharedAccessSignature={signature}")]
+    places = [Place(f"{azure.url}{n}", {"connection_string": each}) for n, each in enumerate(whole)]
+    return places, [azurite.key, signature.rpartition("sig=")[2], whole[0]]
+
+
+class TestUploadsOfAzure(UploadContract, RemovalContract):
     publication = ("PUT", "comp=blocklist")
     part = ("PUT", "comp=block&")
     creation = ("PUT", ".staged")
     busy = azure_error(503, "ServerBusy")
     denied = azure_error(403, "AuthorizationPermissionMismatch", "not for you")
+    unauthenticated = azure_error(403, "AuthenticationFailed", "who are you")
+    parts_of_nothing = ()
     absent_is = "ContainerNotFound"
     sends_lost = 2
     replies = (
@@ -98,6 +117,7 @@ class TestUploadsOfAzure(UploadContract):
         (denied, OperatorRequired),
         (Answer(404, b"not of Azure"), Retriable),
     )
+    removals = ((busy, Retriable), (azure_error(500, "InternalError"), Retriable), (denied, OperatorRequired))
 
 
 def azure_of(place: Place) -> Azure:
@@ -108,26 +128,6 @@ def azure_of(place: Place) -> Azure:
 
 def put(place: Place, contents: bytes, **metadata: str) -> None:
     azure_of(place).call(TARGET, "upload_blob", contents, metadata=metadata, overwrite=True)
-
-
-# Blocks. ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "blocks"),
-    [(0, []), (10, [10]), (8 * MIB, [8 * MIB]), (8 * MIB + 1, [8 * MIB, 1]), (20 * MIB, [8 * MIB, 8 * MIB, 4 * MIB])],
-)
-def test_a_file_of_any_size_goes_up_in_blocks_and_comes_out_as_it_was(
-    size_bytes: int, blocks: list[int], proxied: Place, proxy: HttpProxy
-) -> None:
-    contents = (os.urandom(1024) * (size_bytes // 1024 + 1))[:size_bytes]
-    handle = upload(proxied, contents)
-    assert handle.size_bytes == size_bytes
-    assert [len(request.body) for request in proxy.sent("PUT", "comp=block&")] == blocks
-    store = azure_of(proxied)
-    assert proxied.targets() == []
-    store.publish(handle, store.look(handle))
-    assert proxied.fs.cat_file(proxied.path(TARGET)) == contents
 
 
 def test_a_folder_may_be_the_top_of_a_container(azure: Place) -> None:
@@ -175,34 +175,6 @@ def test_the_list_of_blocks_is_put_only_where_there_is_no_blob(proxied: Place, p
     assert request.headers["If-None-Match"] == "*"
 
 
-# What a repeated commit finds. ------------------------------------------------------------------------------
-
-
-def test_a_blob_in_place_is_committed_though_its_blocks_are_gone(proxied: Place, proxy: HttpProxy) -> None:
-    committable = proxied.pre_commit()
-    for _ in range(2):
-        proxied.sink().commit(committable)
-    assert len(proxy.sent("PUT", "comp=blocklist")) == 1
-    assert proxied.values() == ["a", "b"]
-
-
-def test_a_commit_that_died_before_it_removed_its_marker_is_completed_by_the_next(azure: Place) -> None:
-    committable = azure.pre_commit()
-    file = the_file(committable)
-    azure.store.publish(file, azure.store.look(file))
-    assert len(azure.files()) == 2
-    azure.sink().commit(committable)
-    assert azure.files() == [file.target]
-
-
-def test_blocks_without_their_marker_are_rolled_back(azure: Place) -> None:
-    committable = azure.pre_commit()
-    azure.store.discard(the_file(committable))
-    with pytest.raises(TransactionLost, match="2 records"):
-        azure.sink().commit(committable)
-    assert azure.targets() == []
-
-
 def test_a_marker_whose_blocks_azure_has_removed_is_lost(azure: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = azure.pre_commit()
     monkeypatch.setattr(Azure, "_blocks", lambda *_: [])
@@ -218,24 +190,6 @@ def test_a_file_that_is_rolled_back_after_the_look_is_not_published(azure: Place
     with pytest.raises(OSError, match="has not appeared"):
         store.publish(handle, seen)
     assert azure.targets() == []
-
-
-@pytest.mark.parametrize("request_number", range(5))
-def test_a_file_that_another_process_publishes_before_any_request_of_a_commit_is_not_taken_for_lost(
-    request_number: int, azure: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable = azure.pre_commit()
-    call, asked = Azure.call, list[str]()
-
-    def other_process_is_quicker(store: Azure, below: str, method: str, *given: Any, **more: Any) -> Any:
-        asked.append(method)
-        if len(asked) == request_number + 1:
-            azure.sink().commit(committable)
-        return call(store, below, method, *given, **more)
-
-    monkeypatch.setattr(Azure, "call", other_process_is_quicker)
-    azure.sink().commit(committable)
-    assert azure.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize("foreign", [{}, {MARK: "another"}], ids=["no mark", "another's"])
@@ -260,35 +214,6 @@ def test_a_blob_of_another_length_with_the_transactions_mark_is_in_doubt(azure: 
         azure.sink().commit(committable)
 
 
-# Replies that are lost or bad. ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        (azure_error(503, "ServerBusy"), Retriable),
-        (azure_error(500, "InternalError"), Retriable),
-        (azure_error(403, "AuthorizationPermissionMismatch"), OperatorRequired),
-    ],
-    ids=["busy", "failing", "denied"],
-)
-def test_a_marker_that_is_not_removed_is_removed_by_a_repeated_commit(
-    reply: Answer, expected: type[TwoPhaseCommitError], proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit()
-    proxy.disturb_all("DELETE", reply)
-    with pytest.raises(TwoPhaseCommitError, match="is published") as error:
-        proxied.sink().commit(committable)
-    assert type(error.value) is expected
-    assert proxied.values() == ["a", "b"]
-    proxy.heal()
-    proxied.sink().commit(committable)
-    assert proxied.files() == [the_file(committable).target]
-
-
-# At the start. ----------------------------------------------------------------------------------------------
-
-
 def test_credentials_that_azure_refuses_are_refused_before_anything_is_written(
     azure: Place, azurite: AzuriteServer, tmp_path: Path
 ) -> None:
@@ -310,9 +235,6 @@ def test_no_credentials_at_all_are_refused_before_anything_is_written(
         monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
     with pytest.raises(ConfigurationError, match=r"client can't be made.*'storage_options'"):
         run_one_batch(Place(azure.url, {}), tmp_path / "log")
-
-
-# The sweep. -------------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_removes_its_own_markers_and_never_another_one(azure: Place) -> None:
@@ -345,9 +267,6 @@ def test_a_task_that_goes_on_after_its_file_was_swept_is_vetoed(azure: Place) ->
     assert azure.files() == []
 
 
-# Whole batches. ---------------------------------------------------------------------------------------------
-
-
 def test_a_batch_is_listed_in_its_logs_when_it_is_complete(azure: Place) -> None:
     sink = azure.sink(batch_logs="spark,manifest")
     sink.open()
@@ -364,8 +283,8 @@ def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_ba
     azure: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """adlfs must not take an object that it has just written for absent."""
-    monkeypatch.setattr("twopc.stores.remote._ASIDE_LIVES_S", -1)
-    azure.fs.pipe_file(azure.path("_manifest/.left.probe"), b"")
+    monkeypatch.setattr("twopc.stores.folder.ASIDE_LIVES_S", -1)
+    azure.fs.pipe_file(azure.path("_manifest/.0.probe"), b"")
     azure.sink(batch_logs="manifest").open()
     assert azure.files() == []
 
@@ -405,46 +324,3 @@ def test_sparks_log_of_complete_batches_names_files_as_hadoop_does(cloud: str) -
     fs, folder = Azure("az://container/data/orders", {"connection_string": of_cloud}).located()
     entry = spark_metadata(fs, folder, "owner")._format.encode("owner", [CommittedFile("part-0.json", 1)])
     assert f'"abfss://container@account.dfs.{cloud}/data/orders/part-0.json"'.encode() in entry
-
-
-# Credentials. -----------------------------------------------------------------------------------------------
-
-
-def test_credentials_are_in_no_log_entry_error_or_repr(
-    azure: Place,
-    azurite: AzuriteServer,
-    proxy: HttpProxy,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    repeat(monkeypatch, is_repeated=False)
-    caplog.set_level("DEBUG", logger="twopc")
-    signature = azurite.signature("rwdlac")
-    secrets = (azurite.key, signature.rpartition("sig=")[2], azurite.connection_string(proxy.url))
-    told: list[object] = []
-    for number, credentials in enumerate((None, f"SharedAccessSignature={signature}")):
-        proxy.heal()
-        options = {"connection_string": azurite.connection_string(proxy.url, credentials)}
-        place = Place(f"{azure.url}{number}", options)
-        told += [place.sink(), place.store, vars(place.sink())]
-        sink = place.sink().unbound()
-        with Coordinator({"orders": sink}, str(tmp_path / f"log{number}"), owner="query") as coordinator:
-            coordinator.run(0, partial(one_batch, sink))
-        committable = place.pre_commit(batch_id=1)
-        told.append(committable.to_json())
-        for method in ("GET", "HEAD", "PUT"):
-            proxy.disturb_all(method, azure_error(403, "AuthenticationFailed"))
-        for ask in (
-            place.sink().open,
-            partial(place.sink().seal, [committable], age_s=0),
-            partial(place.sink().commit, committable),
-            partial(place.pre_commit, batch_id=2),
-        ):
-            with pytest.raises((Refused, OperatorRequired)) as refused:
-                ask()
-            told += [refused.value, refused.value.__cause__, refused.getrepr(style="native")]
-    entries = "".join(path.read_text() for log in tmp_path.glob("log*") for path in log.iterdir())
-    text = "\n".join([*map(repr, told), *map(str, told), entries, caplog.text])
-    assert "AuthenticationFailed" in text
-    assert [secret for secret in secrets if secret in text] == []

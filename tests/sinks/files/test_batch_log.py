@@ -136,9 +136,6 @@ def disk(make: Any, tmp_path: Path) -> Store:
     return Store(LocalFileSystem, str(tmp_path / "orders"), make)
 
 
-# What is listed. --------------------------------------------------------------------------------------------
-
-
 def test_a_batch_is_listed_when_it_is_complete_and_all_at_once(store: Store) -> None:
     log = store.log()
     log.open()
@@ -210,9 +207,6 @@ def test_the_manifest_names_the_records(tmp_path: Path) -> None:
     assert {file.records for file in store.log().files()} == {1}
 
 
-# A log begun later than the folder. ---------------------------------------------------------------------------
-
-
 def test_a_log_begins_with_all_files_that_the_folder_has_and_readers_see(store: Store) -> None:
     store.commit("old", "day=1/old", "_day=1/old", "_twopc/.x.staged", "_SUCCESS", ".hidden", "day=1/.hidden")
     store.log().begin()
@@ -242,9 +236,6 @@ def test_files_of_the_interrupted_batch_that_the_folder_had_already_are_listed_o
     store.commit("part-5-a")
     store.complete(5)
     assert sorted(store.listed()) == names(5)
-
-
-# Repeats, crashes, zombies. -----------------------------------------------------------------------------------
 
 
 def test_a_repeated_call_changes_nothing(store: Store) -> None:
@@ -409,9 +400,6 @@ def test_a_reader_that_is_overtaken_by_a_pruner_reads_the_newer_entries(store: S
         assert listed in (names(*range(15 + (step - 2) * 30)), names(*range(15 + (step - 1) * 30)))
 
 
-# Errors. ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
@@ -569,9 +557,6 @@ def test_a_disk_without_hard_links_that_replaces_by_every_rename_is_refused(
     monkeypatch.setattr("twopc.stores.disk.rename_to_free_name", unsupported)
     with pytest.raises(ConfigurationError, match=r"can't be kept at .*neither hard links nor a rename"):
         disk.log().open()
-
-
-# Stores. --------------------------------------------------------------------------------------------------------
 
 
 def test_an_entry_on_a_disk_is_synced_before_it_has_its_name_and_its_folder_afterwards(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +15,7 @@ from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from twopc_files.sink import FileSink
-
-MakeSink: TypeAlias = "Callable[..., FileSink]"
-PreCommit: TypeAlias = "Callable[..., Committable]"
+    from tests.sinks.files.conftest import MakeSink, PreCommit
 
 
 def the_file(committable: Committable) -> dict[str, Any]:
@@ -55,9 +50,6 @@ def syscalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(os, "fsync", record_fsync)
     monkeypatch.setattr(os, "rename", record_rename)
     return calls
-
-
-# Durability. ------------------------------------------------------------------------------------------------
 
 
 def test_pre_commit_syncs_the_file_and_then_its_folder_before_it_votes_yes(
@@ -129,9 +121,6 @@ def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
     assert target_path(folder, committable).is_file()
 
 
-# Names. -----------------------------------------------------------------------------------------------------
-
-
 def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreCommit) -> None:
     targets = [str(the_file(pre_commit(batch_id=b, partition=p))["target"]) for b in (2, 10, 9) for p in (11, 2)]
     assert targets[0].startswith("part-00000000000000000002-00011-")
@@ -150,9 +139,6 @@ def test_two_attempts_at_one_partition_get_two_files(make_sink: MakeSink) -> Non
     assert len(targets) == 4
 
 
-# What is there is not what should be. -----------------------------------------------------------------------
-
-
 def test_a_file_that_has_the_targets_name_is_never_overwritten(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
@@ -168,21 +154,6 @@ def test_a_file_that_has_the_targets_name_is_never_overwritten(
     target.rename(folder / "moved-away")
     make_sink().commit(committable)
     assert pq.read_table(target).num_rows == 2
-
-
-@pytest.mark.advice("a foreign file has the target's name")
-def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    foreign = b"x" * len(pending_path(folder, committable).read_bytes())
-    target_path(folder, committable).write_bytes(foreign)
-    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
-        make_sink().commit(committable)
-    assert target_path(folder, committable).read_bytes() == foreign
-    target_path(folder, committable).rename(folder / "moved away")
-    make_sink().commit(committable)
-    assert target_path(folder, committable).read_bytes() not in (b"", foreign)
 
 
 def test_a_dangling_link_with_the_targets_name_is_never_overwritten(
@@ -273,9 +244,6 @@ def test_a_rename_that_finds_the_file_gone_is_repeated_and_finds_it_committed(
     assert pq.read_table(target_path(folder, committable)).num_rows == 2
 
 
-# The file system fails. -------------------------------------------------------------------------------------
-
-
 def failing(number: int) -> Any:
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(number, os.strerror(number))
@@ -332,9 +300,6 @@ def test_a_file_that_cant_be_looked_at_is_not_taken_for_gone(
     assert not isinstance(error.value, TransactionLost)
 
 
-# The veto before the decision. ------------------------------------------------------------------------------
-
-
 def test_what_participants_wrote_on_another_disk_is_vetoed(
     folder: Path, pre_commit: PreCommit, make_sink: MakeSink
 ) -> None:
@@ -351,15 +316,6 @@ def test_a_pending_file_that_is_cut_off_is_vetoed(folder: Path, pre_commit: PreC
         make_sink().seal([committable], age_s=0)
 
 
-def test_a_clash_is_vetoed_while_the_round_can_still_be_rolled_back(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    target_path(folder, committable).touch()
-    with pytest.raises(Refused, match="never overwrites"):
-        make_sink().seal([committable], age_s=0)
-
-
 def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> None:
     sink = make_sink()
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
@@ -367,14 +323,6 @@ def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> 
     transaction.create(f"city={'x' * 255}").close()
     with pytest.raises(Refused, match="File name too long"):
         sink.seal([sink.pre_commit(transaction)], age_s=0)
-
-
-def test_seal_gives_back_what_it_was_given_in_the_same_order(pre_commit: PreCommit, make_sink: MakeSink) -> None:
-    committables = [pre_commit(partition=partition) for partition in (2, 0, 1)]
-    assert make_sink().seal(committables, age_s=0) == committables
-
-
-# Hostile input. ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -431,17 +379,6 @@ def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, ma
     for refuse in (make_sink().commit, make_sink().abort):
         with pytest.raises(CorruptLog):
             refuse(committable)
-
-
-def test_a_pending_file_of_another_query_is_refused_and_stays(folder: Path, make_sink: MakeSink) -> None:
-    with Participant({"orders": (theirs := make_sink("other"))}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        committable = participant.pre_commit()["orders"]
-    for refuse in (make_sink().commit, make_sink().abort):
-        with pytest.raises(CorruptLog, match=r"'transaction_id' of transaction 'twopc\.other\..*No file was touched"):
-            refuse(committable)
-    assert pending_path(folder, committable).exists()
-    theirs.commit(committable)
 
 
 def test_a_transaction_id_with_a_path_in_it_is_refused(

@@ -9,14 +9,14 @@ import io
 import json
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
-from twopc import Committable, Participant, Round
+from twopc import Participant, Round
 from twopc.errors import SchemaMismatch
 from twopc_files import orc, parquet
 from twopc_files.delimited import Csv
@@ -27,12 +27,8 @@ from twopc_files.parquet import Parquet
 from twopc_files.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.sinks.files.conftest import MakeSink, PreCommit
 
-    from twopc_files.sink import FileSink
-
-MakeSink: TypeAlias = "Callable[..., FileSink]"
-PreCommit: TypeAlias = "Callable[..., Committable]"
 
 NOON = dt.datetime(2024, 5, 1, 12, 0, 0, 1, tzinfo=dt.timezone.utc)
 
@@ -156,9 +152,6 @@ def test_short_record_batches_are_counted_with_the_objects_around_them() -> None
     assert 10 <= file.metadata.num_row_groups <= 11
 
 
-# CSV. --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("column", "expected"),
     [
@@ -188,16 +181,10 @@ def test_csv_has_one_header_or_none_and_the_delimiter_and_null_that_were_asked_f
     assert written(Csv(header=False, delimiter="\t", null_value="\\N"), batch).decode() == '"a"\t\\N\n\\N\t1\n'
 
 
-# Text. -------------------------------------------------------------------------------------------------------
-
-
 def test_text_is_one_line_a_record() -> None:
     batch = of(pa.array(["a", "", "ä"]))
     assert written(Text(), batch, batch.slice(0, 0), batch.slice(1)).decode() == "a\n\nä\n\nä\n"
     assert written(Text(), of(pa.array(["a", "b"], pa.large_string()))) == b"a\nb\n"
-
-
-# ORC. --------------------------------------------------------------------------------------------------------
 
 
 INNER = pa.struct([("b", pa.int64())])
@@ -235,9 +222,6 @@ def test_every_compression_of_orc_can_be_read(compression: str) -> None:
     file = paorc.ORCFile(io.BytesIO(written(Orc(compression), of(pa.array([1, 2])))))
     assert file.compression == {"none": "UNCOMPRESSED"}.get(compression, compression.upper())
     assert file.read()["c"].to_pylist() == [1, 2]
-
-
-# All of them. ------------------------------------------------------------------------------------------------
 
 
 def test_a_committed_file_of_compressed_lines_is_known_by_its_name(

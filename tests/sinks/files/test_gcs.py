@@ -5,13 +5,13 @@ from __future__ import annotations
 import gc
 import os
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from tests.sinks.files.conftest import Place
-from tests.sinks.files.uploads import ID, MIB, TARGET, the_file, upload
+from tests.sinks.files.uploads import ID, MIB, TARGET, RemovalContract, the_file, upload
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, gcs_error
@@ -60,12 +60,16 @@ def proxied(gcs: Place, proxy: HttpProxy) -> Place:
     return Place(gcs.url, {**gcs.storage_options, "endpoint_url": proxy.url})
 
 
+class TestRemovals(RemovalContract):
+    removals = (
+        *((gcs_error(status), Retriable) for status in (409, 429, 500, 503)),
+        (FORBIDDEN, OperatorRequired),
+    )
+
+
 def shown(error: BaseException) -> str:
     """Everything of an error that a log of the process shows."""
     return "".join(traceback.format_exception(error)) + repr(error)
-
-
-# Writing. ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size_bytes", [0, 10, 5 * MIB, 5 * MIB + 1, 23 * MIB])
@@ -145,24 +149,12 @@ def test_a_forgotten_file_is_not_uploaded(proxied: Place, proxy: HttpProxy, monk
     assert uploaded == proxy.requests == []
 
 
-# Commits. ---------------------------------------------------------------------------------------------------
-
-
 def test_a_commit_takes_five_requests_per_file(proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
     proxy.requests.clear()
     proxied.sink().commit(committable)
     assert [request.method for request in proxy.requests] == ["GET", "GET", "POST", "GET", "DELETE"]
     assert [request.target.rpartition("?")[2] for request in proxy.sent("POST")] == ["ifGenerationMatch=0"]
-
-
-def test_a_commit_that_died_between_its_rewrite_and_the_removal_is_completed_by_the_next(gcs: Place) -> None:
-    committable = gcs.pre_commit()
-    file = the_file(committable)
-    gcs.store.publish(file, gcs.store.look(file))
-    assert len(gcs.files()) == 2
-    gcs.sink().commit(committable)
-    assert gcs.files() == [file.target]
 
 
 @pytest.mark.parametrize("lost", Lost)
@@ -236,24 +228,6 @@ def test_a_rewrite_that_is_accepted_and_publishes_nothing_is_no_success_and_is_r
     assert proxied.values() == ["a", "b"]
 
 
-def test_a_file_that_another_process_publishes_during_a_look_is_not_taken_for_lost(
-    gcs: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable, find, asked = gcs.pre_commit(), Gcs._object, list[str]()
-
-    def other_process_is_quicker(store: Gcs, name: str) -> dict[str, Any] | None:
-        try:
-            return find(store, name)
-        finally:
-            asked.append(name)
-            if len(asked) == 1:
-                gcs.sink().commit(committable)
-
-    monkeypatch.setattr(Gcs, "_object", other_process_is_quicker)
-    gcs.sink().commit(committable)
-    assert gcs.values() == ["a", "b"]
-
-
 def test_a_bucket_that_is_gone_is_in_doubt_and_not_lost(proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
     proxy.disturb_all("GET", Answer(404))
@@ -274,9 +248,6 @@ def test_pending_files_are_listed_page_by_page(
     monkeypatch.setattr(Gcs, "_page", lambda store, prefix, **given: page(store, prefix, **{"maxResults": 2, **given}))
     assert len(list(proxied.sink().recover())) == 5
     assert len(proxy.sent("GET", "pageToken")) == 2
-
-
-# Errors. ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -340,33 +311,6 @@ def test_a_target_that_may_not_be_looked_at_is_vetoed(proxied: Place, proxy: Htt
     proxy.disturb_all("GET", FORBIDDEN)
     with pytest.raises(Refused, match="writer@project"):
         proxied.sink().seal([committable], age_s=0)
-
-
-def test_a_pending_object_that_may_not_be_removed_calls_an_operator_and_its_file_is_committed(
-    proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit()
-    proxy.disturb_all("DELETE", FORBIDDEN)
-    with pytest.raises(OperatorRequired, match=r"is published.*writer@project.*the right to remove it"):
-        proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-    proxy.heal()
-    proxied.sink().commit(committable)
-    assert proxied.files() == [the_file(committable).target]
-
-
-@pytest.mark.parametrize("status", [409, 429, 500, 503])
-def test_a_pending_object_that_a_busy_store_does_not_remove_is_removed_by_a_repeated_commit(
-    status: int, proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit()
-    proxy.disturb_all("DELETE", gcs_error(status))
-    with pytest.raises(Retriable, match="is published"):
-        proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-    proxy.heal()
-    proxied.sink().commit(committable)
-    assert proxied.files() == [the_file(committable).target]
 
 
 def test_the_check_finds_that_objects_may_not_be_removed(proxied: Place, proxy: HttpProxy) -> None:

@@ -69,9 +69,6 @@ def test_a_second_query_is_refused_by_a_log_of_complete_batches(hdfs: Place) -> 
         hdfs.sink("other", batch_logs="manifest").open()
 
 
-# What is refused. ---------------------------------------------------------------------------------------------------
-
-
 def remote_exception(status: int, name: str, message: str) -> Answer:
     return Answer(status, json.dumps({"RemoteException": {"exception": name, "message": message}}).encode())
 
@@ -121,9 +118,6 @@ def test_a_wrong_name_node_is_refused_or_asked_again_and_its_token_is_not_shown(
     with pytest.raises(Retriable, match="does not answer") as told:
         place.sink().open()
     assert "the-token" not in str(told.value) + repr(place.sink()) + repr(place.store)
-
-
-# Replies that get lost, and nodes that are away. ---------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -2,44 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
-import pyarrow.parquet as pq
 import pytest
 
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from tests.sinks.files.conftest import Place
+    from twopc import Committable
 
-    from twopc_files.sink import FileSink
-
-MakeSink: TypeAlias = "Callable[..., FileSink]"
-
-pytestmark = pytest.mark.crash
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 
-@pytest.mark.long
-def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(
-    folder: Path, make_sink: MakeSink
-) -> None:
-    committable = killed_writer("files", {"path": str(folder)})
+@pytest.fixture(params=["local", "s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    found: Place = request.getfixturevalue(request.param)
+    return found
+
+
+def killed(place: Place, when: str) -> Committable | None:
+    options = {"path": place.url, "storage_options": place.storage_options, "format": "json"}
+    return killed_writer("files", options, when)
+
+
+def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(place: Place) -> None:
+    committable = killed(place, AFTER)
     assert committable is not None
-    assert list(folder.rglob("*.parquet")) == []
-    sink = make_sink()
+    assert place.targets() == []
+    sink = place.sink()
     sink.seal([committable], age_s=0)
     sink.commit(committable)
-    [file] = folder.rglob("*.parquet")
-    assert pq.read_table(file)["value"].to_pylist() == VALUES
-    assert list((folder / "_twopc").iterdir()) == []
+    assert place.values() == VALUES
+    assert len(place.files()) == 1
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
-def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, folder: Path, make_sink: MakeSink) -> None:
-    killed_writer("files", {"path": str(folder)}, when)
-    sink = make_sink()
+def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, place: Place) -> None:
+    killed(place, when)
+    sink = place.sink()
     [found] = sink.recover()
     sink.abort(found)
-    assert [path for path in folder.rglob("*") if path.is_file()] == []
+    assert (list(sink.recover()), place.files()) == ([], [])

@@ -96,9 +96,6 @@ def lines(staging: Staging) -> list[list[str]]:
     return [file.path.read_text().splitlines() for file in staging.files]
 
 
-# Partition folders. ------------------------------------------------------------------------------------------
-
-
 def test_records_go_into_the_folders_of_their_values_in_their_order_and_without_the_columns(staging: Staging) -> None:
     files = Files(JsonLines(), Layout(("day", "city")), staging.create)
     may = dt.date(2024, 5, 1)
@@ -231,9 +228,6 @@ def test_values_are_written_as_spark_casts_them_to_strings() -> None:
     ]
 
 
-# Sizes and numbers. ------------------------------------------------------------------------------------------
-
-
 def test_a_file_never_has_more_records_than_asked_for(staging: Staging) -> None:
     files = Files(JsonLines(), Layout(max_records_per_file=4), staging.create)
     for count in (3, 6, 0, 1):
@@ -347,9 +341,6 @@ def test_what_is_held_of_a_rare_value_does_not_keep_its_whole_batches_in_memory(
         files._open._open["p=often"].flush()
     assert pa.total_allocated_bytes() - before < 5_000_000
     files.discard()
-
-
-# Failures. ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pandas as pd
@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 import pytest
 from typing_extensions import Self
 
-from twopc import Committable, Participant, Round
+from twopc import Participant, Round
 from twopc.errors import ConfigurationError, Refused, SchemaMismatch
 from twopc_files.file_names import FileHandle
 from twopc_files.outcomes import write_failed
@@ -27,10 +27,10 @@ from twopc_files.stores import local
 from twopc_files.stores.store import FileOfParts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-MakeSink: TypeAlias = "Callable[..., FileSink]"
-PreCommit: TypeAlias = "Callable[..., Committable]"
+    from tests.sinks.files.conftest import MakeSink, PreCommit
+
 
 ROWS = pa.record_batch({"value": ["a", "b"]})
 
@@ -73,9 +73,6 @@ def test_readers_of_json_see_what_is_committed_and_no_pending_file(
     for pattern in ("*.json", "**/*.json"):
         found = duckdb.execute(f"select count(*) from read_json('{folder}/{pattern}')").fetchall()  # noqa: S608
         assert found == [(2,)], pattern
-
-
-# Recovery. --------------------------------------------------------------------------------------------------
 
 
 def test_recovery_finds_its_own_pending_files_and_no_file_that_looks_like_one(
@@ -138,9 +135,6 @@ def test_recovery_of_a_folder_that_does_not_exist_finds_nothing_and_makes_nothin
     assert not folder.exists()
 
 
-# Abort. -----------------------------------------------------------------------------------------------------
-
-
 def test_an_abort_never_removes_a_target(folder: Path, make_sink: MakeSink, pre_commit: PreCommit) -> None:
     committable = pre_commit()
     target = folder / f"part-{0:020d}-{0:05d}-{0:05d}-{committable.transaction_id}.parquet"
@@ -148,18 +142,6 @@ def test_an_abort_never_removes_a_target(folder: Path, make_sink: MakeSink, pre_
     make_sink().abort(committable)
     assert [path.name for path in (folder / "_twopc").iterdir()] == []
     assert target.read_text() == "somebody else's"
-
-
-def test_a_participant_whose_other_sink_fails_takes_back_what_it_pre_committed(
-    folder: Path, make_sink: MakeSink
-) -> None:
-    sink = make_sink()
-    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
-    sink.write(transaction, ROWS)
-    sink.pre_commit(transaction)
-    for _ in range(2):
-        sink.discard(transaction)
-    assert list((folder / "_twopc").iterdir()) == []
 
 
 def test_an_aborted_writer_is_quiet_when_it_is_collected(make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,9 +154,6 @@ def test_an_aborted_writer_is_quiet_when_it_is_collected(make_sink: MakeSink, mo
     del transaction
     gc.collect()
     assert noise == []
-
-
-# Errors while writing. --------------------------------------------------------------------------------------
 
 
 class FullDisk:
@@ -302,9 +281,6 @@ def test_a_folder_that_is_a_file_is_a_clear_error(folder: Path, make_sink: MakeS
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     with pytest.raises((ConfigurationError, FileExistsError), match="could not be written"):
         sink.write(transaction, ROWS)
-
-
-# In parts. ---------------------------------------------------------------------------------------------------
 
 
 class InParts(FileOfParts):

@@ -275,8 +275,6 @@ def test_types_that_only_spark_has_are_refused_with_a_cast_that_works(
         assert [row.c for row in reader.format(kind.extension[1:]).load(path).collect()] == [text]
 
 
-# Partition folders. ------------------------------------------------------------------------------------------
-
 STRINGS = [
     *("plain", "/lead", "a/b", " sp ace ", ".", "..", None, "x=y", "=", "ü", "日本", "😀", "a\x01\x1f", "\x7f\x80"),
     *("100%", "%41", "a:b", "#", "'", '"', "{b}", "[b]", "^", "~`!@$&()_+-;,.<>|", "\\", "\n", "\t\r", "?*", "null"),

@@ -6,7 +6,7 @@ import datetime as dt
 import io
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,11 +27,8 @@ from twopc_files.refusals import Check, Rule, checker, first_true
 from twopc_files.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tests.sinks.files.conftest import MakeSink
 
-    from twopc_files.sink import FileSink
-
-MakeSink: TypeAlias = "Callable[..., FileSink]"
 
 UTC = dt.timezone.utc
 NOON = dt.datetime(2024, 5, 1, 12, tzinfo=UTC)

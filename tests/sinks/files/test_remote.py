@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
-from twopc_files.file_names import decidable_files
 
 if TYPE_CHECKING:
     from tests.sinks.files.conftest import Place
-
-
-def test_a_commit_that_died_between_its_copy_and_the_removal_is_completed_by_the_next(memory: Place) -> None:
-    committable = memory.pre_commit()
-    [file] = decidable_files(committable)
-    memory.store.publish(file, memory.store.look(file))
-    assert len(memory.files()) == 2
-    memory.sink().commit(committable)
-    assert memory.files() == [file.target]
 
 
 @pytest.mark.variants
@@ -34,27 +24,6 @@ def test_a_rename_or_copy_that_the_store_refuses_without_a_word_is_repeated(
         patched.setattr(type(place.fs), call, lambda *_: None)
         with pytest.raises(Retriable, match="has not appeared"):
             place.sink().commit(committable)
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
-
-
-@pytest.mark.parametrize("kind", ["memory", "renaming"])
-def test_a_file_that_another_process_publishes_during_a_look_is_not_taken_for_lost(
-    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place: Place = request.getfixturevalue(kind)
-    committable = place.pre_commit()
-    info, asked = type(place.fs).info, list[str]()
-
-    def other_process_is_quicker(fs: Any, path: str, **keywords: Any) -> Any:
-        try:
-            return info(fs, path, **keywords)
-        finally:
-            asked.append(path)
-            if len(asked) == 1:
-                place.sink().commit(committable)
-
-    monkeypatch.setattr(type(place.fs), "info", other_process_is_quicker)
     place.sink().commit(committable)
     assert place.values() == ["a", "b"]
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol
 
 import fsspec
 import pyarrow as pa
@@ -18,10 +13,10 @@ from botocore.exceptions import CredentialRetrievalError
 from s3fs import S3FileSystem
 
 from tests.sinks.files.conftest import Place
-from tests.sinks.files.uploads import ID, MIB, TARGET, UploadContract, one_batch, run_one_batch, the_file, upload
+from tests.sinks.files.uploads import ID, MIB, TARGET, Secrets, UploadContract, run_one_batch, the_file, upload
 from tests.support.http_proxy import Answer, HttpProxy, Lost, s3_error
 from tests.support.s3_server import S3Server, without_credentials
-from twopc import Committable, Coordinator, Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -40,8 +35,6 @@ if TYPE_CHECKING:
 
     from twopc_files.sink import FileSink
     from twopc_files.stores.store import Sight
-
-MakeFile: TypeAlias = Any
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +68,21 @@ def absent(s3: Place) -> Place:
     return Place("s3://no-such-bucket/orders", s3.storage_options)
 
 
+@pytest.fixture
+def secrets(s3: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Secrets:
+    monkeypatch.setattr(S3FileSystem, "retries", 1)
+    credentials = {"key": "AKIAVERYSECRETKEY", "secret": "very/secret+secret", "token": "verysecrettoken"}
+    return [Place(s3.url, {"endpoint_url": proxy.url, **credentials})], [*credentials.values()]
+
+
 class TestUploadsOfS3(UploadContract):
     publication = ("POST", "uploadId")
     part = ("PUT", "partNumber")
     creation = ("POST", "uploads")
     busy = s3_error(503, "SlowDown")
     denied = s3_error(403, "AccessDenied", "not for you")
+    unauthenticated = s3_error(403, "SignatureDoesNotMatch", "who are you")
+    parts_of_nothing = (0,)
     absent_is = "NoSuchBucket"
     replies = (
         (Lost.REQUEST, Retriable),
@@ -105,34 +107,6 @@ def s3_of(place: Place) -> S3:
     store = place.store
     assert isinstance(store, S3)
     return store
-
-
-# Parts. -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize(
-    ("size_bytes", "parts"),
-    [
-        (8 * MIB + 1, [8 * MIB, 1]),
-        (0, [0]),
-        (10, [10]),
-        (5 * MIB - 1, [5 * MIB - 1]),
-        (8 * MIB, [8 * MIB]),
-        pytest.param(60 * MIB, [8 * MIB] * 7 + [4 * MIB], marks=pytest.mark.long),
-    ],
-)
-def test_a_file_of_any_size_goes_up_in_parts_and_comes_out_as_it_was(
-    size_bytes: int, parts: list[int], proxied: Place, proxy: HttpProxy
-) -> None:
-    contents = os.urandom(1024) * (size_bytes // 1024 + 1)
-    handle = upload(proxied, contents[:size_bytes])
-    assert handle.size_bytes == size_bytes
-    assert [len(request.body) for request in proxy.sent("PUT", "partNumber")] == parts
-    store = s3_of(proxied)
-    assert proxied.targets() == []
-    store.publish(handle, store.look(handle))
-    assert proxied.fs.cat_file(proxied.path(TARGET)) == contents[:size_bytes]
 
 
 def test_a_file_that_is_forgotten_is_not_made_durable(s3: Place) -> None:
@@ -177,25 +151,6 @@ def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch)
     assert len(s3_of(s3).look(handle).parts) == 7
 
 
-# What a repeated commit finds. ------------------------------------------------------------------------------
-
-
-def test_an_upload_that_is_gone_with_its_object_in_place_is_committed(proxied: Place, proxy: HttpProxy) -> None:
-    committable = proxied.pre_commit()
-    proxied.sink().commit(committable)
-    completions = len(proxy.sent("POST", "uploadId"))
-    proxied.sink().commit(committable)
-    assert len(proxy.sent("POST", "uploadId")) == completions == 1
-    assert proxied.values() == ["a", "b"]
-
-
-def test_an_upload_that_is_gone_without_an_object_is_lost(s3: Place) -> None:
-    committable = s3.pre_commit()
-    s3.store.discard(the_file(committable))
-    with pytest.raises(TransactionLost, match="2 records"):
-        s3.sink().commit(committable)
-
-
 def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(s3: Place) -> None:
     committable = s3.pre_commit()
     file = the_file(committable)
@@ -203,25 +158,6 @@ def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(
     s3.fs.pipe_file(s3.path(file.target), b"x" * (file.size_bytes or 0))
     with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
         s3.sink().commit(committable)
-
-
-def test_an_upload_that_another_process_completes_during_a_look_is_not_taken_for_lost(
-    s3: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable = s3.pre_commit()
-    call, asked = S3.call, list[str]()
-
-    def other_process_is_quicker(store: S3, method: str, **arguments: Any) -> dict[str, Any]:
-        try:
-            return call(store, method, **arguments)
-        finally:
-            asked.append(method)
-            if len(asked) == 1:
-                s3.sink().commit(committable)
-
-    monkeypatch.setattr(S3, "call", other_process_is_quicker)
-    s3.sink().commit(committable)
-    assert s3.values() == ["a", "b"]
 
 
 def test_an_object_of_another_length_with_the_transactions_mark_is_in_doubt(s3: Place) -> None:
@@ -245,9 +181,6 @@ def test_parts_that_were_replaced_are_vetoed_and_after_a_decision_in_doubt(s3: P
     with pytest.raises(OutcomeUnknown, match="not those that were pre-committed"):
         s3.sink().commit(committable)
     assert s3.targets() == []
-
-
-# What the server says, and what is there. -------------------------------------------------------------------
 
 
 COMPLETED = Answer(
@@ -487,9 +420,6 @@ def test_an_object_in_place_counts_though_its_upload_is_still_listed(proxied: Pl
     assert proxy.is_done
 
 
-# Replies that are lost or bad. ------------------------------------------------------------------------------
-
-
 def test_an_endpoint_for_credentials_that_fails_is_asked_again(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = s3.pre_commit()
 
@@ -551,9 +481,6 @@ def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommit
     assert proxied.values() == ["a", "b"]
 
 
-# At the start. ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize(
     ("status", "code"),
@@ -581,9 +508,6 @@ def test_a_name_that_is_too_long_for_s3_is_refused(proxied: Place, proxy: HttpPr
     proxy.disturb_next("POST", s3_error(400, "KeyTooLongError"), "uploads")
     with pytest.raises(ConfigurationError, match="KeyTooLongError"):
         proxied.pre_commit()
-
-
-# The sweep. -------------------------------------------------------------------------------------------------
 
 
 def open_uploads(place: Place) -> dict[str, str]:
@@ -643,97 +567,3 @@ def test_a_task_that_goes_on_after_its_upload_was_swept_can_not_vote_yes(s3: Pla
     with pytest.raises(OSError, match="could not be written"):
         zombie.pre_commit()
     assert (open_uploads(s3), s3.targets()) == ({}, [])
-
-
-# A writer is killed. ----------------------------------------------------------------------------------------
-
-
-WRITER = """
-import json, os, signal, sys
-import pyarrow as pa
-from twopc import Participant, Round
-from twopc_files.sink import FileSink
-
-sink = FileSink(json.loads(os.environ["SINK"]))
-sink.bind("orders", "log")
-participant = Participant({"orders": sink}, Round(1, 7), partition=3)
-participant.write("orders", pa.record_batch({"value": ["a", "b"]}))
-if sys.argv[1] == "after pre-commit":
-    print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def killed_writer(place: Place, when: str) -> str:
-    options = json.dumps({"path": place.url, "storage_options": place.storage_options, "format": "json"})
-    writer = subprocess.run(
-        [sys.executable, "-c", WRITER, when],
-        env={**os.environ, "SINK": options},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert writer.returncode == -9, writer.stderr
-    return writer.stdout
-
-
-@pytest.mark.long
-@pytest.mark.crash
-def test_what_a_killed_writer_pre_committed_is_committed_by_another_process(s3: Place) -> None:
-    committable = Committable.from_json(json.loads(killed_writer(s3, "after pre-commit")))
-    assert s3.targets() == []
-    sink = s3.sink()
-    sink.seal([committable], age_s=0)
-    sink.commit(committable)
-    assert s3.values() == ["a", "b"]
-
-
-@pytest.mark.long
-@pytest.mark.crash
-@pytest.mark.parametrize("when", ["before pre-commit", "after pre-commit"])
-def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, s3: Place) -> None:
-    killed_writer(s3, when)
-    sink = s3.sink()
-    [found] = sink.recover()
-    sink.abort(found)
-    assert (open_uploads(s3), s3.files()) == ({}, [])
-
-
-# Whole batches. ---------------------------------------------------------------------------------------------
-
-
-# Credentials. -----------------------------------------------------------------------------------------------
-
-
-SECRETS = ("AKIAVERYSECRETKEY", "very/secret+secret", "verysecrettoken")
-
-
-@pytest.mark.long
-def test_credentials_are_in_no_log_entry_error_or_repr(
-    s3: Place, proxy: HttpProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(S3FileSystem, "retries", 1)
-    caplog.set_level("DEBUG", logger="twopc")
-    credentials = dict(zip(("key", "secret", "token"), SECRETS, strict=True))
-    place = Place(s3.url, {"endpoint_url": proxy.url, **credentials})
-    told: list[object] = [place.sink(), place.store, vars(place.sink())]
-    sink = place.sink().unbound()
-    with Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
-        coordinator.run(0, partial(one_batch, sink))
-    committable = place.pre_commit(batch_id=1)
-    proxy.disturb_all("GET", s3_error(403, "SignatureDoesNotMatch"))
-    proxy.disturb_all("POST", s3_error(403, "InvalidAccessKeyId"))
-    for ask in (
-        place.sink().open,
-        lambda: place.sink().seal([committable], age_s=0),
-        lambda: place.sink().commit(committable),
-        lambda: place.pre_commit(batch_id=2),
-    ):
-        with pytest.raises((Refused, OperatorRequired)) as refused:
-            ask()
-        told += [refused.value, str(refused.value), refused.value.__cause__, refused.getrepr(style="native")]
-    entries = "".join(path.read_text() for path in (tmp_path / "log").iterdir())
-    text = "\n".join([*map(repr, told), *map(str, told), entries, caplog.text, json.dumps(committable.to_json())])
-    assert "SignatureDoesNotMatch" in text
-    assert [secret for secret in SECRETS if secret in text] == []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.sinks.files.conftest import ON_AZURE, ON_GCS
 from tests.sinks.files.uploads import the_file
 from twopc import Committable, Round
-from twopc.errors import CorruptLog, OperatorRequired, Refused, TransactionLost
+from twopc.errors import CorruptLog, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_files.file_names import decidable_files
 
 if TYPE_CHECKING:
@@ -26,9 +28,6 @@ def pending_in_folders(sink: FileSink, batch_id: int = 0, folders: tuple[str, ..
             file.write(b'{"value": "%d"}\n' % number)
     transaction.records = len(folders)
     return sink.pre_commit(transaction)
-
-
-# Several files. ---------------------------------------------------------------------------------------------
 
 
 def test_all_files_of_a_transaction_appear_in_their_folders_and_none_before_the_commit(place: Place) -> None:
@@ -57,6 +56,53 @@ def test_a_transaction_that_is_half_published_is_recovered_as_the_decided_one_an
     place.sink().commit(committable)
     assert sorted(place.values()) == ["0", "1", "2", "3"]
     assert list(place.sink().recover()) == []
+
+
+@pytest.mark.parametrize("store", [ON_AZURE, ON_GCS, "memory"])
+def test_a_commit_that_died_before_it_removed_what_was_pending_is_completed_by_the_next(
+    store: str, request: pytest.FixtureRequest
+) -> None:
+    place: Place = request.getfixturevalue(store)
+    committable = place.pre_commit()
+    file = the_file(committable)
+    place.store.publish(file, place.store.look(file))
+    assert len(place.files()) == 2
+    place.sink().commit(committable)
+    assert place.files() == [file.target]
+
+
+@pytest.mark.variants
+@pytest.mark.parametrize("number", range(1, 5))
+@pytest.mark.parametrize(
+    ("store", "call"),
+    [
+        ("s3", "call"),
+        ("memory", "info"),
+        ("renaming", "info"),
+        pytest.param("azure", "call", marks=ON_AZURE.marks),
+        pytest.param("gcs", "_object", marks=ON_GCS.marks),
+    ],
+)
+def test_a_file_that_another_process_publishes_amid_a_commit_is_not_taken_for_lost(
+    store: str, call: str, number: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any request but the first."""
+    place: Place = request.getfixturevalue(store)
+    committable = place.pre_commit()
+    owner: Any = type(place.fs if call == "info" else place.store)
+    real, asked = getattr(owner, call), list[str]()
+
+    def other_process_is_quicker(self: Any, name: str, *given: Any, **more: Any) -> Any:
+        asked.append(name)
+        if len(asked) == number + 1:
+            place.sink().commit(committable)
+        return real(self, name, *given, **more)
+
+    monkeypatch.setattr(owner, call, other_process_is_quicker)
+    with suppress(Retriable):  # as where the upload is gone when it is to be completed
+        place.sink().commit(committable)
+    place.sink().commit(committable)
+    assert place.values() == ["a", "b"]
 
 
 def test_what_is_found_of_a_round_that_is_not_decided_is_removed_with_all_its_files(place: Place) -> None:
@@ -91,9 +137,6 @@ def test_an_aborted_participant_leaves_no_file(place: Place) -> None:
     assert (list(place.sink().recover()), place.files()) == ([], [])
 
 
-# What is there is not what should be. -----------------------------------------------------------------------
-
-
 def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) -> None:
     committable = place.pre_commit()
     target = place.path(the_file(committable).target)
@@ -106,6 +149,7 @@ def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) ->
     assert place.fs.cat_file(target) == b"somebody else's"
 
 
+@pytest.mark.advice("a foreign file has the target's name")
 @pytest.mark.parametrize("store", ["local", "s3", "memory", "renaming"])
 def test_a_file_is_committed_when_the_foreign_one_of_its_name_is_gone(
     store: str, request: pytest.FixtureRequest
@@ -174,9 +218,6 @@ def test_a_handle_that_no_file_sink_writes_is_refused_on_every_store(change: dic
     with pytest.raises(CorruptLog, match="No file was touched"):
         place.sink().commit(Committable(committable.transaction_id, {"files": files}, 2))
     assert place.files() == before
-
-
-# What is not ours. ------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_finds_nothing_of_another_log_sink_or_program(place: Place) -> None:

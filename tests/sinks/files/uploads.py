@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from tests.sinks.files.conftest import Place
 from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
 from twopc import Committable, Coordinator, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
 from twopc_files.file_names import FileHandle, decidable_files
 from twopc_files.sink import FileSink
 
 Replies: TypeAlias = Sequence[tuple[Disturbance, type[TwoPhaseCommitError]]]
+Secrets: TypeAlias = tuple[Sequence[Place], Sequence[str]]
+"""Places that are reached through the proxy, and the secrets in their options."""
 
 FILES = 8
 MIB = 1024 * 1024
@@ -62,8 +65,8 @@ class UploadContract:
     """What the sink does about each reply, and about none.
 
     A module has the fixtures ``proxied``, a place whose client repeats nothing that a server has answered,
-    ``repeating``, one whose client repeats, ``gone``, the same place at a server that is not there, and ``absent``, a
-    place that nobody has made.
+    ``repeating``, one whose client repeats, ``gone``, the same place at a server that is not there, ``absent``, a place
+    that nobody has made, and ``secrets``.
 
     Attributes:
         publication: method and part of the target of the request that publishes a file.
@@ -71,7 +74,8 @@ class UploadContract:
         creation: the same of the first request of a file.
         replies: bad replies to the publication, with the error of the commit.
         questions: bad replies to looks at a file, with the error of the commit.
-        busy, denied: such answers.
+        busy, denied, unauthenticated: such answers. The last one has the message "who are you".
+        parts_of_nothing: the sizes of the parts of an empty file.
         absent_is: what the server says of a place that nobody has made.
         sends_lost: how often the client's HTTP library sends a request whose reply is lost.
     """
@@ -83,8 +87,36 @@ class UploadContract:
     questions: Replies
     busy: Answer
     denied: Answer
+    unauthenticated: Answer
+    parts_of_nothing: Sequence[int]
     absent_is: str
     sends_lost = 1
+
+    @pytest.mark.variants
+    @pytest.mark.parametrize(
+        "size_bytes", [8 * MIB + 1, 0, 10, 5 * MIB - 1, 8 * MIB, pytest.param(60 * MIB, marks=pytest.mark.long)]
+    )
+    def test_a_file_of_any_size_goes_up_in_parts_and_comes_out_as_it_was(
+        self, size_bytes: int, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        contents = (os.urandom(1024) * (size_bytes // 1024 + 1))[:size_bytes]
+        handle = upload(proxied, contents)
+        assert handle.size_bytes == size_bytes
+        whole, rest = divmod(size_bytes, 8 * MIB)
+        expected = [*[8 * MIB] * whole, *[rest] * bool(rest)] or self.parts_of_nothing
+        assert [len(request.body) for request in proxy.sent(*self.part)] == list(expected)
+        assert proxied.targets() == []
+        proxied.store.publish(handle, proxied.store.look(handle))
+        assert proxied.fs.cat_file(proxied.path(TARGET)) == contents
+
+    def test_a_file_that_is_published_is_committed_and_is_not_published_again(
+        self, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        committable = proxied.pre_commit()
+        for _ in range(2):
+            proxied.sink().commit(committable)
+        assert len(proxy.sent(*self.publication)) == 1
+        assert proxied.values() == ["a", "b"]
 
     @pytest.mark.long
     def test_a_publication_without_a_good_reply_is_no_success_and_a_later_commit_completes(
@@ -189,3 +221,57 @@ class UploadContract:
         expected = sorted(f"{batch}-{partition}" for batch in range(2) for partition in range(FILES))
         assert sorted(proxied.values()) == expected
         assert list(proxied.sink().recover()) == []
+
+    @pytest.mark.long
+    def test_credentials_are_in_no_log_entry_error_or_repr(
+        self, secrets: Secrets, proxy: HttpProxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level("DEBUG", logger="twopc")
+        told: list[object] = []
+        for number, place in enumerate(secrets[0]):
+            proxy.heal()
+            told += [place.sink(), place.store, vars(place.sink())]
+            sink = place.sink().unbound()
+            with Coordinator({"orders": sink}, str(tmp_path / f"log{number}"), owner="query") as coordinator:
+                coordinator.run(0, partial(one_batch, sink))
+            committable = place.pre_commit(batch_id=1)
+            told.append(committable.to_json())
+            for method in ("GET", "HEAD", "PUT", "POST"):
+                proxy.disturb_all(method, self.unauthenticated)
+            for ask in (
+                place.sink().open,
+                partial(place.sink().seal, [committable], age_s=0),
+                partial(place.sink().commit, committable),
+                partial(place.pre_commit, batch_id=2),
+            ):
+                with pytest.raises((Refused, OperatorRequired)) as refused:
+                    ask()
+                told += [refused.value, refused.value.__cause__, refused.getrepr(style="native")]
+        entries = "".join(path.read_text() for log in tmp_path.glob("log*") for path in log.iterdir())
+        text = "\n".join([*map(repr, told), *map(str, told), entries, caplog.text])
+        assert "who are you" in text
+        assert [secret for secret in secrets[1] if secret in text] == []
+
+
+class RemovalContract:
+    """What the sink does when a published file's pending object can't be removed.
+
+    Attributes:
+        removals: bad replies to the removal, with the error of the commit.
+    """
+
+    removals: Replies
+
+    def test_a_pending_object_that_is_not_removed_is_removed_by_a_repeated_commit(
+        self, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        for batch_id, (reply, expected) in enumerate(self.removals):
+            committable = proxied.pre_commit(batch_id=batch_id)
+            proxy.disturb_all("DELETE", reply)
+            with pytest.raises(TwoPhaseCommitError, match="is published") as error:
+                proxied.sink().commit(committable)
+            assert type(error.value) is expected, reply
+            proxy.heal()
+            proxied.sink().commit(committable)
+        assert len(proxied.files()) == len(proxied.targets()) == len(self.removals)
+        assert sorted(proxied.values()) == sorted("ab" * len(self.removals))

@@ -22,6 +22,7 @@ from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV3
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
 from pyiceberg.table.update import AddSchemaUpdate, RemoveSnapshotRefUpdate, SetCurrentSchemaUpdate
 from pyiceberg.typedef import IcebergBaseModel
@@ -85,6 +86,12 @@ class Place(SinkPlace[IcebergSink]):
 
     def table(self) -> Table:
         return self.catalog().load_table(self.name)
+
+    def snapshot(self) -> Snapshot:
+        """The newest one."""
+        found = self.table().current_snapshot()
+        assert found is not None
+        return found
 
     def records(self, **scan: Any) -> list[dict[str, Any]]:
         """What a reader of the table sees."""

@@ -44,10 +44,7 @@ RECORDS = [value for [value] in TASKS]
 
 
 def manifests(place: Place) -> list[ManifestFile]:
-    table = place.table()
-    snapshot = table.current_snapshot()
-    assert snapshot is not None
-    return snapshot.manifests(table.io)
+    return place.snapshot().manifests(place.table().io)
 
 
 def avro_files(place: Place) -> dict[str, bytes]:

@@ -229,9 +229,6 @@ def test_a_width_that_iceberg_for_java_can_not_add_is_refused_by_name(place: Pla
         place.sink().open()
 
 
-# Bounds, by which readers pass files over. ----------------------------------------------------------------------
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize(
     "texts", [["m", "z" * 5000], ["z" * 5000, "m"], ["m", "\ud7ff" * 20], ["\U0010ffff" * 20, "m"]]
@@ -352,9 +349,6 @@ def test_names_that_avro_would_not_take_are_written_and_read(place: Place) -> No
     assert place.records() == [{"a-b": 1, "c.d": "x", "größe": 2}]
 
 
-# Partitions. ----------------------------------------------------------------------------------------------------
-
-
 def test_a_partition_by_a_field_of_a_struct_and_twice_by_one_column(place: Place) -> None:
     schema = columns(s=StructType(NestedField(5, "day", DateType())), **{"s.name": StringType()})
     spec = PartitionSpec(
@@ -438,9 +432,6 @@ def test_an_element_that_pyiceberg_does_not_hold_is_refused_with_its_record(plac
     days = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), FAR_DAY)
     _, refused = place.vote_without_bad({"x": days})
     assert refused == [2]
-
-
-# The page. ------------------------------------------------------------------------------------------------------
 
 
 def test_the_readme_has_the_table_of_what_is_kept() -> None:

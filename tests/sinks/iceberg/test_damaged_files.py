@@ -191,9 +191,6 @@ def test_a_mark_that_is_not_a_number_stops_the_query(mark: str, place: Place) ->
     assert place.values() == []
 
 
-# State that came back. ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     """A query whose catalog was restored while it was stopped: batches 1 and 2 are gone."""

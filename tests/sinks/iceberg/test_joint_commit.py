@@ -129,9 +129,6 @@ def are_visible_once(places: Sequence[Place]) -> bool:
     return all(place.values() == ["new 0", "old"] for place in places)
 
 
-# One request. ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", few([2], 3))
 def test_tables_become_visible_by_one_request(count: int, places: list[Place], proxy: ProxyIntoHost) -> None:
     batch = Batch(places[:count], proxy)
@@ -199,9 +196,6 @@ def test_a_sink_that_writes_to_the_same_table_as_another_commits_by_itself(
     assert places[0].values() == ["new 0", "old", "twin"]
 
 
-# Which sinks are committed together. ----------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_sinks_with_other_properties_of_the_catalog_are_not_committed_together(
     places: list[Place], proxy: ProxyIntoHost
@@ -244,9 +238,6 @@ def test_a_refusal_is_logged_once_and_the_catalog_is_not_asked_again(
     following.sinks = batch.sinks
     following.commit()
     assert following.requests == (0, 2)
-
-
-# Answers that are lost, late, wrong or repeated. ----------------------------------------------------------------
 
 
 def test_a_lost_answer_is_found_in_the_tables(places: list[Place], proxy: ProxyIntoHost) -> None:
@@ -373,9 +364,6 @@ def test_a_server_that_changes_a_part_of_the_tables_leaves_the_rest_to_their_own
     assert are_visible_once(places)
 
 
-# Other writers. -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_all_tables_are_looked_at_and_asked_for_again_if_another_writer_was_faster_in_one(
     places: list[Place], proxy: ProxyIntoHost
@@ -424,9 +412,6 @@ def test_a_table_that_has_the_batch_is_left_out(places: list[Place], proxy: Prox
     batch.commit()
     assert [tables_of(request) for request in proxy.sent("POST", TOGETHER)] == [["items", "returns"]]
     assert are_visible_once(places)
-
-
-# What is wrong with one table ends its own commit, and no other. ------------------------------------------------
 
 
 @pytest.mark.long
@@ -488,9 +473,6 @@ def test_a_table_with_a_token_of_its_own_commits_by_itself(places: list[Place], 
     batch.commit()
     assert [tables_of(request) for request in proxy.sent("POST", TOGETHER)] == [["items", "returns"]]
     assert are_visible_once(places)
-
-
-# Servers that are killed. ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

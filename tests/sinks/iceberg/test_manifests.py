@@ -33,10 +33,7 @@ def batch(place: Place, sink: IcebergSink, number: int, *values: str) -> None:
 
 
 def manifests(place: Place) -> int:
-    table = place.table()
-    snapshot = table.current_snapshot()
-    assert snapshot is not None
-    return len(snapshot.manifests(table.io))
+    return len(place.snapshot().manifests(place.table().io))
 
 
 def test_small_manifests_are_merged_and_every_record_is_found(place: Place) -> None:
@@ -51,8 +48,7 @@ def test_small_manifests_are_merged_and_every_record_is_found(place: Place) -> N
     assert most < 12
     for value in wanted[::7]:
         assert place.table().scan(row_filter=f"value = '{value}'").count() == 1
-    current = place.table().current_snapshot()
-    assert current is not None
+    current = place.snapshot()
     assert current.summary is not None
     assert current.summary["total-records"] == "40"
 

@@ -37,19 +37,18 @@ from tests.sinks.iceberg.test_upserts import (
     compact,
     names,
     read,
-    run,
-    upserts,
 )
 from tests.support.between import Between, lost, once
-from tests.support.keyed_table import records, sealed, vote
+from tests.support.keyed_table import records, run, sealed, upserts, vote
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_iceberg import positions
 from twopc_iceberg.manifests import ManifestWriter, data_file, entries
+from twopc_iceberg.prepared import of_committable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.sinks.iceberg.conftest import Place
 
@@ -77,8 +76,7 @@ def by_files(place: Place) -> Place:
 
 def live(place: Place, content: DataFileContent) -> list[ManifestEntry]:
     """The files of the table's newest snapshot, with the fields of version 3."""
-    snapshot, io = place.table().current_snapshot(), upserts(place)._lake.io()
-    assert snapshot is not None
+    snapshot, io = place.snapshot(), upserts(place)._lake.io()
     found = [entry for each in upserts(place)._lists.read(io, snapshot) for entry in entries(io, each)]
     return [entry for entry in found if entry.data_file.content is content]
 
@@ -98,16 +96,12 @@ def positions_of(place: Place, entry: ManifestEntry) -> dict[str, list[int]]:
     return dict.fromkeys(set(found["file_path"]), found["pos"])
 
 
-# What is written. -----------------------------------------------------------------------------------------------------
-
-
 def test_deletes_are_written_as_the_specification_has_them(table: Place) -> None:
     run(table, 0, [(number, f"{number}", "mon") for number in range(5)])
     [data] = live(table, DataFileContent.DATA)
     run(table, 1, [(1, "b", "tue"), (9, "c", "mon")], 3, 77)
     [delete] = live(table, DataFileContent.POSITION_DELETES)
-    snapshot = table.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = table.snapshot()
     assert snapshot.summary is not None
     assert snapshot.summary.operation is Operation.OVERWRITE
     kind = "added-dvs" if table.version == "3" else "added-position-delete-files"
@@ -141,8 +135,7 @@ def test_a_data_file_has_one_delete_file_which_grows_and_the_one_before_is_remov
     run(table, 2, [], 3, 1)
     [second] = live(table, DataFileContent.POSITION_DELETES)
     assert [*positions_of(table, second).values()] == [[1, 3]]
-    snapshot, io = table.table().current_snapshot(), table.table().io
-    assert snapshot is not None
+    snapshot, io = table.snapshot(), table.table().io
     assert snapshot.summary is not None
     assert snapshot.summary["removed-delete-files"] == snapshot.summary["total-delete-files"] == "1"
     [manifest] = [each for each in snapshot.manifests(io) if each.content is ManifestContent.DELETES]
@@ -169,8 +162,7 @@ def test_files_of_positions_go_into_the_vector_after_an_upgrade_to_version_3(by_
     assert names(upgraded) == ["0", "4", "8"]
     ids = [each.data_file[16] for each in live(upgraded, DataFileContent.DATA)]
     assert sorted(ids) == [0, 1]  # also rows of version 2 get ids with the first snapshot of version 3
-    snapshot = upgraded.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = upgraded.snapshot()
     assert (snapshot.first_row_id, snapshot.added_rows) == (0, 6)
 
 
@@ -248,9 +240,6 @@ def test_rows_of_version_3_get_ids_that_no_other_row_has(table: Place) -> None:
         each for each in table.table().snapshots() if each.summary and each.summary.operation is Operation.REPLACE
     ]
     assert merged
-
-
-# Whatever others do, a decided batch is committed. ------------------------------------------------------------------
 
 
 def test_a_compaction_that_removes_the_files_between_search_and_commit_neither_loses_nor_doubles(table: Place) -> None:
@@ -331,8 +320,7 @@ def test_the_deletes_of_a_commit_whose_answer_was_lost_stay_though_its_snapshot_
     batch, sink = sealed(table, vote(table, [(1, "A", "wed")], round=Round(1, 1))), upserts(table)
 
     def others_go_on() -> None:
-        committed = table.table().metadata.current_snapshot_id
-        assert committed is not None
+        committed = table.snapshot().snapshot_id
         append(table, (7, "c", "mon"))
         table.table().maintenance.expire_snapshots().by_ids([committed]).commit()
         lost()
@@ -388,8 +376,7 @@ def test_a_batch_is_committed_as_it_was_written_whatever_the_option_is_now(by_fi
 def test_a_late_request_of_version_3_is_refused_after_a_roll_back(table: Place) -> None:
     """The branch has the snapshot again that the request requires. Its sequence number is taken."""
     run(table, 0, [(1, "a", "mon")])
-    before = table.table().metadata.current_snapshot_id
-    assert before is not None
+    before = table.snapshot().snapshot_id
     batch, sink = sealed(table, vote(table, [], [1], Round(1, 1))), upserts(table)
     between = Between(passes=0).stand(sink)
     with pytest.raises(Retriable):
@@ -421,9 +408,6 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
         assert not path.exists()
     upserts(table).commit_batch(1, batch)
     assert names(table) == ["A", "b"]
-
-
-# The search. ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.variants
@@ -516,9 +500,6 @@ def _imported(place: Place, day: str, number: int) -> str:
     return location
 
 
-# What is refused. -----------------------------------------------------------------------------------------------------
-
-
 def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the_decision(by_files: Place) -> None:
     schema = Schema(*COLUMNS.fields, NestedField(4, "weight", DoubleType()))
     by_files.create(schema, PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "weight")))
@@ -529,42 +510,81 @@ def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the
         sink.seal([by_files.vote(row, Round(1, 1), sink=sink)], 0.0)
 
 
-def test_a_file_whose_rows_can_not_be_found_is_not_called_damaged(by_files: Place) -> None:
-    by_files.table().add_files([_imported(by_files, "mon", 1)])
-    with by_files.table().transaction() as transaction:
+def imported(place: Place) -> None:
+    """A file of another program, which a table without a mapping of names can't read by ids."""
+    place.table().add_files([_imported(place, "mon", 1)])
+    with place.table().transaction() as transaction:
         transaction.remove_properties("schema.name-mapping.default")
-    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
-    with pytest.raises(
-        OperatorRequired, match=r"1\.parquet has no ids of columns, .*: set it, or run rewrite"
-    ) as found:
-        upserts(by_files).commit_batch(1, batch)
-    assert "Restore" not in str(found.value)
-    with by_files.table().transaction() as transaction:
+
+
+def mapped(place: Place) -> None:
+    with place.table().transaction() as transaction:
         transaction.set_properties(
-            {"schema.name-mapping.default": by_files.table().schema().name_mapping.model_dump_json()}
+            {"schema.name-mapping.default": place.table().schema().name_mapping.model_dump_json()}
         )
-    upserts(by_files).commit_batch(1, batch)
-    assert names(by_files) == ["A"]
 
 
-def test_deletes_of_others_in_another_format_are_not_called_damaged(by_files: Place) -> None:
+def deleted_in_avro(place: Place) -> None:
+    Path(shared_deletes(place, 1, of_format=FileFormat.AVRO)[7:]).write_bytes(b"Obj\x01")
+
+
+def rewritten(place: Place) -> None:
+    rows = place.vote(records([(1, "a", "mon"), (2, "b", "mon")]), Round(1, 9), sink=place.sink("others"))
+    commit_manifests(place, [each.manifest_file(0) for each in of_committable(rows)], keeps=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "advice", "follow"),
+    [
+        (imported, r"1\.parquet has no ids of columns, .*: set it, or run rewrite", mapped),
+        (deleted_in_avro, r"has position deletes in AVRO: .* run rewrite_position_delete_files", rewritten),
+    ],
+    ids=["no ids", "avro"],
+)
+@pytest.mark.parametrize("is_sealed", [False, True], ids=["before the seal", "after it"])
+def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_before_the_decision(
+    by_files: Place,
+    changes: Callable[[Place], None],
+    advice: str,
+    follow: Callable[[Place], None],
+    is_sealed: bool,
+) -> None:
     run(by_files, 0, [(1, "a", "mon"), (2, "b", "mon")])
-    location = shared_deletes(by_files, 1, of_format=FileFormat.AVRO)
-    batch = sealed(by_files, vote(by_files, [(1, "A", "wed")], round=Round(1, 1)))
-    Path(location[7:]).write_bytes(b"Obj\x01")
-    advice = r"has position deletes in AVRO: .* run rewrite_position_delete_files"
-    with pytest.raises(OperatorRequired, match=advice) as found:
-        upserts(by_files).commit_batch(1, batch)
+    voted = vote(by_files, [(1, "A", "wed")], round=Round(1, 1))
+    batch = sealed(by_files, voted) if is_sealed else []
+    changes(by_files)
+    with pytest.raises(OperatorRequired if is_sealed else Refused, match=advice) as found:
+        upserts(by_files).commit_batch(1, batch or sealed(by_files, voted))
     assert "Restore" not in str(found.value)
+    follow(by_files)
+    upserts(by_files).commit_batch(1, batch or sealed(by_files, voted))
+    assert names(by_files) == ["A", "b"]
+
+
+def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_otherwise(by_files: Place) -> None:
+    sink, opened = upserts(by_files), list[str]()
+    real = positions._Search.require_columns
+
+    def counted(search: Any, file: Any) -> None:
+        opened.append(file.path)
+        real(search, file)
+
+    def batch(number: int) -> int:
+        opened.clear()
+        found = sink.seal([by_files.vote(records([(1, "a", "mon")]), Round(1, number), sink=sink)], 0.0)
+        sink.commit_batch(number, found)
+        return len(opened)
+
+    with patch.object(positions._Search, "require_columns", counted):
+        assert [batch(number) for number in range(3)] == [0, 1, 1]
+        mapped(by_files)
+        assert batch(3) == 3
 
 
 def test_the_option_needs_a_key(place: Place) -> None:
     with pytest.raises(ConfigurationError, match="takes 'deletes' only with 'upsert_by'") as refused:
         place.unbound(deletes="position")
     assert refused.value.option == "deletes"
-
-
-# Other readers, and the contract. ---------------------------------------------------------------------------------
 
 
 @pytest.mark.variants

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tests.sinks.iceberg.conftest import Place
+    from twopc_iceberg import IcebergSink
 
 MARK = "twopc.committed.twopc.log.orders"
 
@@ -40,11 +41,17 @@ def append(place: Place, value: str = "foreign") -> None:
     place.table().append(pa.table({"value": [value]}))
 
 
+def unanswered(place: Place, passes: int = 0) -> tuple[list[Committable], IcebergSink, Between]:
+    """A decided batch whose commit got no answer: as many requests have reached the catalog, and the last has not."""
+    batch, sink = place.decided(["a"]), place.sink()
+    between = Between(passes=passes).stand(sink)
+    with pytest.raises(Retriable):
+        sink.commit_batch(0, batch)
+    return batch, sink, between
+
+
 def roll_back(place: Place, snapshot_id: int) -> None:
     place.table().manage_snapshots().set_current_snapshot(snapshot_id=snapshot_id).commit()
-
-
-# Foreign writers. -----------------------------------------------------------------------------------------------
 
 
 def test_a_foreign_append_between_the_look_and_the_commit_leaves_the_batch_visible_once(place: Place) -> None:
@@ -120,9 +127,6 @@ def test_two_queries_on_one_table_commit_their_batches_once_each(place: Place) -
     sink.commit_batch(0, ours)
     assert place.values() == ["a", "b"]
     assert place.marks() == {MARK: "0", "twopc.committed.twopc.log2.orders": "0"}
-
-
-# Older coordinators, and answers that are lost, late or repeated. -----------------------------------------------
 
 
 def test_iceberg_14425_a_commit_that_lands_between_the_look_and_the_repeated_commit_is_not_applied_twice(
@@ -224,10 +228,7 @@ def test_iceberg_8809_a_batch_whose_topic_fails_is_not_written_to_the_table_a_se
 
 
 def test_a_lost_request_is_repeated_and_the_late_one_is_refused(place: Place) -> None:
-    batch, sink = place.decided(["a"]), place.sink()
-    between = Between(passes=0).stand(sink)
-    with pytest.raises(Retriable):
-        sink.commit_batch(0, batch)
+    batch, sink, between = unanswered(place)
     between.passes = 10
     sink.commit_batch(0, batch)
     with pytest.raises(CommitFailedException):
@@ -252,12 +253,8 @@ def test_a_request_that_a_proxy_sends_twice_is_applied_once(place: Place) -> Non
 def test_a_late_request_to_a_table_that_was_rolled_back_is_refused(place: Place) -> None:
     """The branch has the snapshot again that the request requires. Its sequence number is taken."""
     append(place)
-    before = place.table().metadata.current_snapshot_id
-    assert before is not None
-    batch, sink = place.decided(["a"]), place.sink()
-    between = Between(passes=0).stand(sink)
-    with pytest.raises(Retriable):
-        sink.commit_batch(0, batch)
+    before = place.snapshot().snapshot_id
+    batch, _, between = unanswered(place)
     place.sink().commit_batch(0, batch)
     roll_back(place, before)
     with pytest.raises(ValueError, match="sequence number"):
@@ -268,10 +265,7 @@ def test_a_late_request_to_a_table_that_was_rolled_back_is_refused(place: Place)
 @pytest.mark.parametrize("passes", [0, 1])
 def test_late_requests_to_a_table_that_was_replaced_add_no_record(passes: int, place: Place) -> None:
     """The first one of a new table has no parent: catalogs do not compare its sequence number."""
-    batch, sink = place.decided(["a"]), place.sink()
-    between = Between(passes=passes).stand(sink)
-    with pytest.raises(Retriable):
-        sink.commit_batch(0, batch)
+    batch, _, between = unanswered(place, passes)
     place.sink().commit_batch(0, batch)
     place.replace()
     for late in between.requests:
@@ -284,8 +278,7 @@ def test_late_requests_to_a_table_that_was_replaced_add_no_record(passes: int, p
 
 def test_a_batch_that_was_rolled_back_by_hand_is_not_added_again(place: Place) -> None:
     append(place)
-    before = place.table().metadata.current_snapshot_id
-    assert before is not None
+    before = place.snapshot().snapshot_id
     batch = place.decided(["a"])
     place.sink().commit_batch(0, batch)
     roll_back(place, before)
@@ -300,9 +293,6 @@ def test_a_stale_look_of_a_coordinator_is_corrected_by_the_catalog(place: Place)
     assert stale._lake.table().metadata.current_snapshot_id is None
     stale.commit_batch(0, batch)
     assert place.values() == ["a"]
-
-
-# Operators. -----------------------------------------------------------------------------------------------------
 
 
 def test_a_table_that_was_dropped_and_created_again_calls_an_operator(place: Place) -> None:
@@ -414,18 +404,12 @@ def test_files_that_are_gone_since_the_batch_was_compacted_are_not_lost(place: P
 
 
 def test_files_that_are_gone_while_a_request_may_still_land_leave_the_outcome_unknown(place: Place) -> None:
-    batch, sink = place.decided(["a"]), place.sink()
-    between = Between(passes=1).stand(sink)
-    with pytest.raises(Retriable):
-        sink.commit_batch(0, batch)
+    batch, sink, between = unanswered(place, 1)
     remove(place, ".parquet")
     with pytest.raises(OutcomeUnknown, match="still on its way"):
         sink.commit_batch(0, batch)
     between.requests[1]()
     sink.commit_batch(0, batch)
-
-
-# Files of attempts. ---------------------------------------------------------------------------------------------
 
 
 def lists(place: Place) -> list[str]:
@@ -515,10 +499,7 @@ def test_the_file_of_an_attempt_is_written_again_if_a_clean_up_job_has_removed_i
 
 def test_the_file_of_an_attempt_that_may_still_land_is_kept(place: Place) -> None:
     append(place)
-    batch, sink = place.decided(["a"]), place.sink()
-    between = Between(passes=0).stand(sink)
-    with pytest.raises(Retriable):
-        sink.commit_batch(0, batch)
+    batch, sink, between = unanswered(place)
     assert len(lists(place)) == 2
     between.requests[0]()
     sink.commit_batch(0, batch)
@@ -528,8 +509,7 @@ def test_the_file_of_an_attempt_that_may_still_land_is_kept(place: Place) -> Non
 
 def test_an_attempt_is_dead_when_its_sequence_number_is_taken_by_another(place: Place) -> None:
     append(place)
-    metadata, current = place.table().metadata, place.table().current_snapshot()
-    assert current is not None
+    metadata, current = place.table().metadata, place.snapshot()
     attempt = Attempt(5, sequence_number=1, manifest_list="", parent_snapshot_id=4, first_row_id=None, batch=None)
     assert attempt.is_dead(metadata)
     assert not replace(attempt, sequence_number=2).is_dead(metadata)
@@ -549,9 +529,6 @@ def test_a_conflict_that_is_reported_for_a_commit_that_landed_removes_no_file(pl
     assert place.values() == ["a"]
 
 
-# Clocks and settings. -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.long
 def test_times_in_the_table_never_go_back_with_the_clock(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     append(place)
@@ -559,8 +536,7 @@ def test_times_in_the_table_never_go_back_with_the_clock(place: Place, monkeypat
     hour_ago = time.time() - 3600
     monkeypatch.setattr("time.time", lambda: hour_ago)
     place.sink().commit_batch(0, place.decided(["a"]))
-    current = place.table().current_snapshot()
-    assert current is not None
+    current = place.snapshot()
     assert current.timestamp_ms >= newest
 
 
@@ -595,9 +571,6 @@ def test_a_commit_keeps_the_settings_of_the_branch(place: Place) -> None:
     assert (ref.max_snapshot_age_ms, ref.min_snapshots_to_keep) == (86_400_000, 7)
     assert place.values("audit") == ["a", "foreign"]
     assert place.values() == ["foreign"]
-
-
-# Credentials. ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

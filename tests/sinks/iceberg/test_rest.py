@@ -105,8 +105,7 @@ def test_a_request_that_comes_late_to_a_table_that_was_rolled_back_is_refused(
     rest: Place, proxy: ProxyIntoHost
 ) -> None:
     rest.sink("log2").commit_batch(0, rest.decided(["first"], sink=rest.sink("log2")))
-    before = rest.table().metadata.current_snapshot_id
-    assert before is not None
+    before = rest.snapshot().snapshot_id
     batch, sink = rest.decided(["a"]), disturbed(rest, proxy)
     proxy.disturb_next("POST", Lost.REQUEST, COMMIT)
     with pytest.raises(Retriable):

@@ -256,9 +256,6 @@ def require_same(spark: IcebergSpark, place: Place, rows: int) -> list[str]:
     return seen
 
 
-# What Spark reads. --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_spark_pyiceberg_and_duckdb_read_the_same_records_of_every_type(
     name: str, spark: IcebergSpark, place: Place, server: RestCatalogServer
@@ -397,8 +394,6 @@ def test_spark_reads_no_table_with_a_column_of_time(
     assert duckdb_reads(place).num_rows == 1
 
 
-# What Spark does meanwhile. -----------------------------------------------------------------------------------------
-
 ACTIONS = {
     "rewrites data files": "CALL lake.system.rewrite_data_files("
     "table => 'db.orders', options => map('rewrite-all', 'true'))",
@@ -499,9 +494,6 @@ def test_a_decided_batch_whose_files_spark_removed_as_orphans_is_reported_as_los
     assert values(spark) == ["0"]
 
 
-# A partition spec that Spark removes. -------------------------------------------------------------------------------
-
-
 def remove_spec(spark: IcebergSpark) -> None:
     """Have Spark remove every spec of the table that no snapshot has files of."""
     spark.sql(ACTIONS["expires snapshots"].removesuffix(")") + ", clean_expired_metadata => true)")
@@ -565,8 +557,6 @@ def test_a_batch_of_an_older_spec_that_spark_kept_is_committed(
     remove_spec(spark)
     assert values(spark) == place.values() == ["a", "spark"]
 
-
-# Upserts and deletes. -----------------------------------------------------------------------------------------------
 
 KEYED = Schema(NestedField(1, "id", LongType()), NestedField(2, "name", StringType()))
 BY_NAME = spec((2, IdentityTransform()))

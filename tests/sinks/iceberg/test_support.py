@@ -80,16 +80,14 @@ def test_files_do_not_claim_a_sort_order_that_the_table_got_meanwhile(place: Pla
 def test_a_branch_that_is_missing_or_a_tag_is_refused(place: Place) -> None:
     assert "branch 'audit', of catalog 'default' does not exist" in refusal(place, branch="audit")
     place.table().append(pa.table({"value": ["a"]}))
-    current = place.table().metadata.current_snapshot_id
-    assert current is not None
+    current = place.snapshot().snapshot_id
     place.table().manage_snapshots().create_tag(current, "release").commit()
     assert "'release' is a tag" in refusal(place, branch="release")
 
 
 def test_a_removed_branch_calls_an_operator_after_the_decision_and_refuses_the_batch_before(place: Place) -> None:
     place.table().append(pa.table({"value": ["a"]}))
-    current = place.table().metadata.current_snapshot_id
-    assert current is not None
+    current = place.snapshot().snapshot_id
     place.table().manage_snapshots().create_branch(current, "audit").commit()
     sink = place.sink(branch="audit")
     batch = place.decided(["b"], sink=sink)
@@ -169,8 +167,6 @@ def test_a_column_that_was_dropped_and_one_that_was_renamed_meanwhile(place: Pla
     sink.commit_batch(0, sink.seal([vote], 0.0))
     assert place.records() == [{"name": "a"}]
 
-
-# What changes after the decision. -------------------------------------------------------------------------------
 
 NUMBERED = Schema(NestedField(1, "value", StringType()), NestedField(2, "number", IntegerType()))
 
@@ -309,9 +305,6 @@ def test_a_table_that_the_sink_can_not_write_any_more_takes_nothing(
     place.point_to(before)
     place.sink().commit_batch(0, batch)
     assert place.values() == ["a"]
-
-
-# doctor. --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long

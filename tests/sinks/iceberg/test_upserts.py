@@ -32,16 +32,15 @@ from pyiceberg.types import (
 
 from tests.sinks.iceberg.conftest import few
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
-from tests.support.between import Between, lost, once
+from tests.support.between import Between, lost, nothing, once
 from tests.support.duckdb_extension import load
-from tests.support.keyed_table import Rows, records, sealed, vote
+from tests.support.keyed_table import KeyedTableContract, commit, records, run, sealed, upserts, vote
 from tests.support.typed_records import typed, unchecked_text
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
-    RecordRefused,
     RoundAborted,
     SchemaMismatch,
     TransactionLost,
@@ -54,7 +53,7 @@ from twopc_iceberg.prepared import of_committable
 from twopc_iceberg.snapshot import Attempt, moved, new_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from pyiceberg.manifest import ManifestFile
 
@@ -110,21 +109,6 @@ def names(place: Place) -> list[str]:
     return sorted(row["name"] for row in read(place))
 
 
-def upserts(place: Place) -> IcebergSink:
-    return place.sink(upsert_by="id")
-
-
-def commit(place: Place, batch_id: int, *votes: Committable) -> list[Committable]:
-    batch, sink = sealed(place, *votes), upserts(place)
-    sink.commit_batch(batch_id, batch)
-    sink.complete(batch_id, batch)
-    return batch
-
-
-def run(place: Place, batch_id: int, rows: Rows, *deleted: int) -> list[Committable]:
-    return commit(place, batch_id, vote(place, rows, deleted, Round(1, batch_id)))
-
-
 def append(place: Place, *rows: tuple[int, str, str]) -> None:
     """What another program appends."""
     if place.version == "2":
@@ -154,66 +138,25 @@ def commit_manifests(place: Place, manifests: list[ManifestFile], keeps: bool = 
     connected(sink._options).commit_table(table, (), moved(table.metadata, snapshot, "main"))
 
 
-# What readers see. --------------------------------------------------------------------------------------------------
+class TestKeyedTable(KeyedTableContract):
+    def readings(self, table: Place) -> list[list[dict[str, Any]]]:
+        return [read(table)]
 
+    def append(self, table: Place, *rows: tuple[int, str, str]) -> None:
+        append(table, *rows)
 
-def test_a_record_replaces_the_one_of_its_key_and_a_delete_removes_it(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "tue"), (3, "c", "mon")])
-    assert names(table) == ["a", "b", "c"]
-    run(table, 1, [(1, "A", "tue"), (4, "d", "tue")], 3, 99)
-    assert names(table) == ["A", "b", "d"]
-    run(table, 2, [], 2)
-    assert names(table) == ["A", "d"]
-    run(table, 3, [(2, "again", "wed")])
-    assert names(table) == ["A", "again", "d"]
+    def compact(self, table: Place) -> None:
+        compact(table)
 
-
-def test_the_records_of_several_tasks_and_files_of_a_batch_replace_older_ones_alone(table: Place) -> None:
-    run(table, 0, [(number, f"old {number}", "mon") for number in range(6)])
-    votes = [
-        vote(table, [(n, f"new {n}", f"{n}"), (n + 10, "new", "mon")], [n + 3], Round(1, 1), partition=n)
-        for n in range(3)
-    ]
-    commit(table, 1, *votes)
-    assert names(table) == ["new", "new", "new", "new 0", "new 1", "new 2"]
-
-
-def test_records_that_others_appended_before_the_commit_are_replaced_and_later_ones_stay(table: Place) -> None:
-    batch, sink = sealed(table, vote(table, [(1, "a", "mon")])), upserts(table)
-    between = Between(before=once(lambda: append(table, (1, "foreign", "tue"), (2, "foreign", "mon")))).stand(sink)
-    sink.commit_batch(0, batch)
-    assert len(between.requests) >= 2
-    assert names(table) == ["a", "foreign"]
-    append(table, (1, "later", "mon"))
-    assert names(table) == ["a", "foreign", "later"]
-    run(table, 1, [(1, "last", "mon")])
-    assert names(table) == ["foreign", "last"]
-
-
-def test_a_batch_whose_answer_was_lost_is_applied_once_and_never_after_a_later_one(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
-    batch, sink = sealed(table, vote(table, [(1, "A", "tue")], [2], Round(1, 1))), upserts(table)
-    between = Between(after=once(lost)).stand(sink)
-    sink.commit_batch(1, batch)
-    assert names(table) == ["A"]
-    run(table, 2, [(1, "AA", "tue"), (2, "B", "mon")])
-    for request in between.requests:
-        with pytest.raises(Exception, match=r"."):  # the catalog refuses a late request
-            request()
-    for again in (sink, upserts(table)):
-        again.commit_batch(1, batch)
-    assert names(table) == ["AA", "B"]
-
-
-def test_a_rewrite_by_others_neither_brings_a_deleted_record_back_nor_loses_one(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", "tue")])
-    batch, sink = sealed(table, vote(table, [(3, "c", "mon")], [1], Round(1, 1))), upserts(table)
-    Between(before=once(lambda: compact(table))).stand(sink)
-    sink.commit_batch(1, batch)
-    assert names(table) == ["b", "c"]
-    compact(table)
-    sink.commit_batch(1, batch)
-    assert names(table) == ["b", "c"]
+    def between(
+        self,
+        sink: IcebergSink,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        before: Callable[[], object] | None = None,
+        is_answer_lost: bool = False,
+    ) -> list[Callable[[], object]]:
+        return Between(once(before or nothing), once(lost if is_answer_lost else nothing)).stand(sink).requests
 
 
 @pytest.mark.long
@@ -222,33 +165,9 @@ def test_manifests_of_deletes_are_merged_and_deletes_keep_their_place_in_the_ord
     for batch_id in range(8):
         run(place, batch_id, [(batch_id % 2, f"{batch_id}", f"{batch_id}"), (batch_id + 10, "stays", "mon")])
         assert names(place) == sorted([*map(str, {max(batch_id - 1, 0), batch_id}), *["stays"] * (batch_id + 1)])
-    snapshot = place.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = place.snapshot()
     found = [each.content for each in snapshot.manifests(place.table().io)]
     assert max(found.count(content) for content in ManifestContent) < 8
-
-
-def test_a_null_is_a_value_that_replaces_another(table: Place) -> None:
-    run(table, 0, [(1, "a", "mon"), (2, "b", None)])
-    run(table, 1, [(1, "a", None), (2, "b", "tue")])
-    assert sorted((row["id"], row["day"]) for row in read(table)) == [(1, None), (2, "tue")]
-
-
-def test_a_key_may_have_several_columns(place: Place) -> None:
-    place.create(COLUMNS, BY_DAY)
-    for batch_id, name in enumerate("ab"):
-        sink = place.sink(upsert_by="day,id")
-        rows = records([(1, f"{name}1", "mon"), (1, f"{name}2", "tue"), (2, f"{name}3", "mon")])
-        with Participant({"orders": sink}, Round(1, batch_id), partition=0) as participant:
-            participant.write("orders", rows if name == "a" else rows.slice(1, 1))
-            if name == "b":
-                participant.delete("orders", rows.slice(2))
-            batch = sink.seal([participant.pre_commit()["orders"]], 0.0)
-        sink.commit_batch(batch_id, batch)
-    assert names(place) == ["a1", "b2"]
-
-
-# What the sink writes, as the specification has it. -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("version", ["2", "3"])
@@ -302,8 +221,7 @@ def _fields(schema: Any) -> list[Any]:
 def test_a_batch_of_deletes_alone_is_a_snapshot_that_deletes(table: Place) -> None:
     run(table, 0, [(1, "a", "mon")])
     run(table, 1, [], 1)
-    snapshot = table.table().current_snapshot()
-    assert snapshot is not None
+    snapshot = table.snapshot()
     assert snapshot.summary is not None
     assert snapshot.summary.operation is Operation.DELETE
     assert read(table) == []
@@ -361,9 +279,6 @@ def test_a_transaction_without_a_key_has_the_handle_of_older_logs(place: Place) 
     assert "equality_ids" not in committable.handle
 
 
-# What is not taken. -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize("kind", [FloatType(), DoubleType(), UUIDType(), TimeType(), StructType()])
 def test_a_key_of_which_readers_take_different_values_for_equal_is_refused(kind: Any, place: Place) -> None:
@@ -391,14 +306,6 @@ def test_a_column_that_the_records_lack_is_refused_as_its_stored_value_would_be_
     place.sink().validate(pa.schema({"id": pa.int64(), "spot": part}))
 
 
-def test_a_record_or_a_delete_without_its_key_is_refused(table: Place) -> None:
-    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value") as refused:
-        vote(table, [(1, "a", "mon"), (None, "b", "mon")])
-    assert (refused.value.column, refused.value.record) == ("id", 1)
-    with pytest.raises(RecordRefused, match="one of 'upsert_by', and the record has no value"):
-        vote(table, [], [1, None])
-
-
 def test_deletes_without_a_key_may_go_to_bad_records(table: Place) -> None:
     run(table, 0, [(1, "a", "mon"), (2, "b", "mon")])
     sink = upserts(table)
@@ -407,9 +314,6 @@ def test_deletes_without_a_key_may_go_to_bad_records(table: Place) -> None:
         commit(table, 1, participant.pre_commit()["orders"])
     assert refused.record == 1
     assert read(table) == []
-
-
-# What is lost, left or changed. ---------------------------------------------------------------------------------
 
 
 def paths(place: Place, content: DataFileContent, batch: Sequence[Committable]) -> list[Path]:
@@ -462,9 +366,6 @@ def test_a_key_whose_column_was_dropped_is_a_veto_and_after_the_decision_calls_a
         sink.commit_batch(0, batch)
 
 
-# What doctor reports. -----------------------------------------------------------------------------------------------
-
-
 def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them(
     table: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -479,9 +380,6 @@ def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them
     monkeypatch.setattr(checks, "MANY_DELETE_FILES", 2)
     assert (found().result is CheckStatus.WARNING) is (table.deletes == "equality")
     assert found().result is CheckStatus.PASSED or "rewrite_data_files" in found().advice
-
-
-# The contract of every sink. ----------------------------------------------------------------------------------------
 
 
 def left_over(place: Place) -> list[str]:

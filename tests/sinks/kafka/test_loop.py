@@ -242,10 +242,23 @@ def test_a_topic_that_ends_before_the_offset_in_the_log_is_refused(make_topic: A
         source.begin(told)
 
 
-@pytest.mark.parametrize("name", ["enable.auto.commit", "group.id", "auto.offset.reset", "enable.auto.offset.store"])
-def test_what_would_move_the_offsets_besides_the_log_is_refused(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"'{name}' can't be set on the kafka source"):
-        KafkaSource({"bootstrap.servers": "127.0.0.1:1", name: "true"}, ["orders"])
+OURS = ("enable.auto.commit", "auto.commit.enable", "group.id", "auto.offset.reset", "enable.auto.offset.store")
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "says"),
+    [
+        *((name, "true", "can't be set on the kafka source") for name in OURS),
+        ("metadata.broker.list", "SASL_SSL://127.0.0.1:2", "other name for 'bootstrap.servers'"),
+        ("default.topic.config", {"auto.offset.reset": "earliest"}, "must be text or a number"),
+        ("error_cb", print, "must be text or a number"),
+        ("sasl.mechanisms", "GSSAPI", "two names of the same option of the kafka source"),
+    ],
+)
+def test_what_would_read_other_records_or_elsewhere_is_refused(name: str, given: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        KafkaSource({"bootstrap.servers": "127.0.0.1:1", "sasl.mechanism": "PLAIN", name: given}, ["orders"])
+    assert refused.value.option == name
 
 
 @pytest.mark.parametrize(

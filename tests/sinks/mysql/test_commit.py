@@ -139,7 +139,7 @@ def nameless(place: Place, verb: str) -> tuple[MysqlTransaction, Committable]:
     transaction, committable = held(place, ["a"])
     transaction.connection._execute_command(RESET_CONNECTION, b"")
     transaction.connection._read_ok_packet()
-    place.end(verb, xid(committable.transaction_id))  # succeeds
+    place.ask(f"XA {verb} {xid(committable.transaction_id)}")  # succeeds
     assert place.prepared() == []
     return transaction, committable
 
@@ -186,6 +186,61 @@ def test_a_rollback_that_ended_the_name_alone_is_repeated(place: Place) -> None:
     place.sink().abort(committable)
     assert (place.values(), place.prepared()) == ([], [])
     require_unlocked(place)
+
+
+def test_a_crash_between_a_rollback_and_the_adoption_leaves_no_locked_rows(place: Place) -> None:
+    """Nothing lists the transaction then but its marker."""
+    place.sink()
+    transaction, committable = nameless(place, "ROLLBACK")
+    transaction.connection.close()
+    [left] = place.sink().recover()
+    assert left.transaction_id == committable.transaction_id
+    place.sink().abort(left)
+    assert list(place.sink().recover()) == []
+    require_unlocked(place)
+
+
+def test_a_crash_amid_an_adoption_leaves_a_trial_that_the_next_start_rolls_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.sink()
+    transaction, committable = nameless(place, "COMMIT")
+    transaction.connection.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(sink.MysqlSink, "_end_name", lambda *_: (_ for _ in ()).throw(Retriable("a crash")))
+        with pytest.raises(Retriable, match="a crash"):
+            place.sink()._adopt(None, "COMMIT", committable.transaction_id, "", place.sink()._table)
+    left = {each.transaction_id for each in place.sink().recover()}
+    assert len(left) == 2  # the trial, and the one that is decided
+    place.sink().commit(committable)
+    [trial] = left - {committable.transaction_id}
+    place.sink().abort(Committable(trial, {}))
+    assert (place.values(), place.prepared(), list(place.sink().recover())) == (["a"], [], [])
+
+
+def test_a_commit_that_succeeds_without_a_marker_is_not_believed(place: Place) -> None:
+    """What was left under the name is empty: the records were rolled back."""
+    place.sink().commit(place.pre_commit(["before"], Round(0, 0)))
+    committable = place.pre_commit(["a"], Round(1, 1))
+    place.by_hand("ROLLBACK", committable)
+    coordinator = place.sink()
+    coordinator._prepare_empty(committable.transaction_id, coordinator._table, writes=True)
+    with pytest.raises(TransactionLost, match="has no marker"):
+        coordinator.commit(committable)
+
+
+def test_a_session_about_to_prepare_is_listed_and_neither_adopted_nor_called_ended(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_task, transaction = place.begun({"value": ["a"]})
+    of_task._table.mark(transaction.connection, transaction.id, of_task.transactional_ids.scope)
+    [left] = place.sink().recover()
+    monkeypatch.setattr(sink, "HELD_S", 0.1)
+    with pytest.raises(Retriable, match="still holds the transaction"):
+        place.sink().abort(left)
+    of_task.discard(transaction)
+    place.sink().abort(left)
+    assert (place.values(), place.prepared()) == ([], [])
 
 
 @pytest.mark.long

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 
 from tests.support.every_value import VALUES, drawn, require_kept, rows_of, write_good
-from twopc.errors import RecordRefused
+from tests.support.kept_columns import PAGE, declared, filled, kept
+from twopc.errors import ConfigurationError, RecordRefused
+from twopc_postgres.columns import EXACT_ENCODINGS
 
 if TYPE_CHECKING:
     from tests.sinks.postgres.conftest import Place
@@ -100,6 +102,19 @@ def kinds(place: Place) -> list[str]:
         " AND t.typnamespace = 'pg_catalog'::regnamespace ORDER BY 1"
     )
     return [*(name for (name,) in found), *MODIFIED]
+
+
+def table(place: Place) -> str:
+    """The table of the page: what a column of each type takes."""
+    names = [name for name in kinds(place) if name not in ("pg_node_tree", "pg_ndistinct", "pg_dependencies")]
+    place.create(declared(names))
+    with place.unbound()._requesting("reading") as connection:
+        return kept(names, place.unbound()._table.columns(connection), lambda column: column.is_proven)
+
+
+def test_the_page_says_which_arrow_types_each_column_takes(place: Place) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert filled("PostgreSQL", table(place), page) == page, "run python -m tests.support.kept_columns"
 
 
 SPELLED = {name: name for name in ("uuid", "macaddr", "inet", "time", "timetz", "bpchar")}
@@ -196,3 +211,33 @@ def test_a_text_that_a_column_would_change_is_refused_and_can_be_left_out(column
     place.sink().commit(vote)
     assert left_out == [1]
     assert place.ask("SELECT count(*) FROM {}") == [(1,)]
+
+
+def test_a_database_whose_encoding_changes_characters_without_a_warning_is_refused(place: Place) -> None:
+    name = f"{place.schema}_eucjp"
+    place.ask(f"CREATE DATABASE {name} ENCODING 'EUC_JP' LOCALE 'C' TEMPLATE template0")
+    sink = place.unbound(conninfo=place.reach(dbname=name))
+    try:
+        with pytest.raises(ConfigurationError, match="the encoding EUC_JP, which may not keep each character"):
+            list(sink.check())
+    finally:
+        sink.close()
+        place.ask(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.mark.long
+def test_an_encoding_that_is_taken_keeps_every_character_or_the_server_refuses_it(place: Place) -> None:
+    place.ask(
+        "CREATE FUNCTION {}_kept(c text, e text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        " RETURN convert_from(convert_to(c, e), e) = c; EXCEPTION WHEN OTHERS THEN RETURN true; END $$"
+    )
+    changed = [
+        encoding
+        for encoding in sorted(EXACT_ENCODINGS)
+        if place.ask(
+            "SELECT 1 FROM generate_series(1, 196607) n WHERE n NOT BETWEEN 55296 AND 57343"
+            " AND NOT {}_kept(chr(n), %s) LIMIT 1",
+            encoding,
+        )
+    ]
+    assert changed == []

@@ -147,14 +147,6 @@ def test_a_handle_that_names_no_transaction_is_an_error_of_the_log(handle: dict[
             call(Committable(name, handle))
 
 
-def test_a_transaction_of_another_query_is_not_touched(place: Place) -> None:
-    committable = place.pre_commit(["a"])
-    for call in (place.sink("another").commit, place.sink("another").abort):
-        with pytest.raises(CorruptLog):
-            call(committable)
-    assert place.state(committable) is State.OPEN
-
-
 def test_a_stream_that_does_not_exist_is_refused(place: Place) -> None:
     sink = place.unbound(stream=f"{place.stream.scope}/nowhere")
     with pytest.raises(ConfigurationError, match="does not exist"):

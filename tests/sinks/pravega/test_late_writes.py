@@ -49,16 +49,6 @@ def test_what_is_written_after_the_end_of_a_transaction_is_refused_and_never_vis
     assert place.values() == (["a"] if ended_by == "commit" else [])
 
 
-def test_a_vote_for_a_transaction_that_was_rolled_back_meanwhile_is_no(place: Place) -> None:
-    with Participant({"orders": place.sink()}, ROUND, partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        flush(participant)
-        place.sink().abort(open_transaction(place))
-        with pytest.raises(RoundAborted, match="ABORT"):
-            participant.pre_commit()
-    assert place.values() == []
-
-
 def test_records_that_were_not_acknowledged_do_not_count_as_pre_committed(place: Place) -> None:
     with (
         contextlib.suppress(RoundAborted),

@@ -93,9 +93,6 @@ def test_an_abort_of_a_live_transaction_may_be_retriable() -> None:
     contract.test_a_transaction_without_a_record_is_rolled_back()
 
 
-# Killed processes. ----------------------------------------------------------------------------------------------------
-
-
 class BusyFiles(FileSink):
     """Its target system answers only every second ``recover``."""
 

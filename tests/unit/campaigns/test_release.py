@@ -21,8 +21,6 @@ from tests.support.environments import uv
 
 NEEDS_GIT = pytest.mark.skipif(not shutil.which("git"), reason="install git, which a release is checked by")
 
-# Licenses. --------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     "license_",
@@ -73,8 +71,6 @@ def test_a_name_without_need_is_wrong() -> None:
     [fault] = faults(named[1:])
     assert fault.startswith(named[0].name)
 
-
-# The surface. -----------------------------------------------------------------------------------------------------
 
 BEFORE = (
     "twopc.f(a: int) -> None",
@@ -135,9 +131,6 @@ def test_a_clone_that_may_lack_tags_is_wrong(tmp_path: Path) -> None:
     assert [*require_tags(whole)] == []
     [fault] = require_tags(shallow)
     assert fault.startswith("this clone is shallow")
-
-
-# Files. -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -241,9 +234,6 @@ def test_an_entry_point_that_does_not_load_is_described(tmp_path: Path) -> None:
     looked = subprocess.run(look, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False)
     assert looked.returncode == 1
     assert "its entry point 'sql' in 'twopc' can't be loaded: ModuleNotFoundError" in looked.stderr
-
-
-# The campaign. ----------------------------------------------------------------------------------------------------
 
 
 def test_a_step_that_fails_is_a_sentence_and_the_next_one_is_taken(

@@ -120,7 +120,7 @@ def _view(document: Document) -> Group:
         )
     if again := document["repetition"]:
         at = "before a batch" if again["batch_id"] is None else f"at batch {again['batch_id']}"
-        parts.append(f"The query failed {at}, in the same way {again['count']} times in a row since {again['since']}.")
+        parts.append(f"The query failed {at}, in the same way {again['count']} times since {again['since']}.")
     if document["in_doubt"]:
         columns = ("batch", "incarnation", "sink", "transactions", "records", "since")
         parts.append(table("In doubt: decided, and not known to be committed", columns, doubt))

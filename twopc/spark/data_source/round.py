@@ -12,20 +12,23 @@ import functools
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
+from twopc import protocol
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.source_files import read_before
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.errors import ConfigurationError, LogMismatch, RoundAborted
 from twopc.events import BatchFailed
 from twopc.keyed import KeyedSink
-from twopc.log.commit_log import on_store
+from twopc.log.commit_log import on_store, read_tail
+from twopc.log.entries import Entry
+from twopc.log.notices import noted
 from twopc.log.steps import resume_log
 from twopc.log.store import open_store
 from twopc.observers.json_lines import JsonLinesObserver
@@ -102,6 +105,8 @@ class PhaseOne:
         batch_id: the planned batch.
         reads: what the batch reads, or None in a batch write.
         is_decided: whether the batch was decided before this round. No other batch can be decided before ``finish``.
+        log: the URL of the commit log.
+        tail: its newest entry, without decisions.
     """
 
     sinks: PickledSinks
@@ -109,6 +114,8 @@ class PhaseOne:
     batch_id: int
     reads: JsonValue
     is_decided: bool
+    log: str
+    tail: Entry
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
         """Write and pre-commit one partition, in a task.
@@ -118,6 +125,7 @@ class PhaseOne:
 
         Raises:
             LogMismatch: this is not the planned batch, so what it reads was not compared.
+            RepeatedFailure: the task failed at each start, which no process on the driver learns.
         """
         context = TaskContext.get()
         assert context is not None
@@ -135,11 +143,22 @@ class PhaseOne:
         round = Round(self.incarnation.number, batch_id)
         sinks = self.sinks.load()
         with Participant(sinks, round, partition=context.partitionId(), serial=context.taskAttemptId()) as participant:
-            for batch in batches:
-                participant.write(SINK, batch)
-            vote = participant.pre_commit()
+            for batch in batches:  # what ends these early, such as a stop, is no failure of the sink
+                with self._failures_counted():
+                    participant.write(SINK, batch)
+            with self._failures_counted():
+                vote = participant.pre_commit()
         spare_garbage_collection()
         return TaskVote(self.incarnation, vote, reads)
+
+    @contextlib.contextmanager
+    def _failures_counted(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            if (meant := _counted(self.log, error, self.batch_id, self.tail)) is error:
+                raise
+            raise meant from error
 
 
 @dataclass(frozen=True)
@@ -209,7 +228,8 @@ class Rounds:
                 sink.close()
         spare_garbage_collection()
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
-        return PhaseOne(PickledSinks.of({SINK: sink}), incarnation, batch_id, reads, is_decided)
+        sinks, slim = PickledSinks.of({SINK: sink}), replace(tail, unresolved=(), abandoned=())
+        return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, slim)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
         """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
@@ -241,8 +261,10 @@ class Rounds:
         """
         with spool(self.events):
             if None in messages:  # else 'finish' has reported why the batch failed
-                failure = f"a task of batch {batch_id} failed, or the query was stopped while it ran."
-                self._failed(batch_id, RoundAborted(failure, batch_id=batch_id), {})
+                failed = RoundAborted(
+                    f"a task of batch {batch_id} failed, or the query was stopped while it ran.", batch_id=batch_id
+                )
+                self._failed(batch_id, _counted(self.log, failed, batch_id), {})
             incarnations = {message.incarnation for message in messages if message is not None}
             incarnations |= set() if opened is None else {opened}
             try:
@@ -278,6 +300,26 @@ class Rounds:
             replay_copies=self.replay_copies,
             start_timeout_s=self.start_timeout_s,
         )
+
+
+def _counted(log: str, error: Exception, batch_id: int, tail: Entry | None = None) -> Exception:
+    """Return what an error means that comes again at each start (``protocol.counted``).
+
+    Each start opens an entry, its ``tail``. Without it, only a failure counts that no task of the start has counted,
+    such as the loss of a process. Spark ends the query with its own error then, so it is logged what that means.
+    """
+    try:
+        store = open_store(log)
+        start = tail or ((newest := read_tail(store)) and newest[1])
+        if start is None or (tail is None and noted(store, start)):
+            return error
+        meant = on_store(store, protocol.counted(start, error, batch_id, start.entry_id))
+    except Exception as unread:  # noqa: BLE001  # the first error is raised
+        logger.warning("a failure could not be counted: %s", unread)
+        return error
+    if tail is None and meant is not error:
+        logger.error("%s", meant)
+    return meant
 
 
 @contextlib.contextmanager

@@ -1,0 +1,84 @@
+"""The tables in ``docs/internals/databases.md`` of Arrow types and column types, from the code that matches them.
+
+``python -m tests.support.kept_columns`` writes them anew, from tables of real servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tests.support.pages import ROOT
+from twopc.columns import TableColumn
+
+PAGE = ROOT / "docs" / "internals" / "databases.md"
+
+ARROW: Sequence[pa.DataType] = [
+    pa.bool_(),
+    *(pa.int8(), pa.int16(), pa.int32(), pa.int64()),
+    *(pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+    *(pa.float16(), pa.float32(), pa.float64()),
+    *(pa.decimal128(5, 2), pa.decimal128(18, 0), pa.decimal128(38, 18), pa.decimal256(40, 0)),
+    *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.binary(16)),
+    *(pa.date32(), pa.date64(), pa.time64("us"), pa.duration("us"), pa.month_day_nano_interval()),
+    *(pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")),
+    *(pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")),
+    *(pa.null(), pa.struct([("a", pa.int32())]), pa.map_(pa.string(), pa.int32())),
+    *(pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.string()), pa.list_(pa.list_(pa.int32()))),
+    pa.dictionary(pa.int32(), pa.string()),
+]
+"""Each kind of Arrow type, and those that Spark's become."""
+
+
+def declared(kinds: Iterable[str]) -> str:
+    """Return the definitions of columns of these types, c0, c1 and so on."""
+    return ", ".join(f"c{number} {kind}" for number, kind in enumerate(kinds))
+
+
+def kept(kinds: Sequence[str], columns: Collection[TableColumn], is_tried: Callable[[Any], bool]) -> str:
+    """Return the table in Markdown: what columns take of ``ARROW``. One that takes nothing is left out.
+
+    Args:
+        kinds: their types, as the table declares them.
+        columns: the columns, by the sink's own look at the table.
+        is_tried: whether the server is asked about each value before it is written.
+    """
+    taken: dict[str, list[str]] = {}
+    for kind, column in zip(kinds, columns, strict=True):
+        takes = ", ".join(f"{each}" for each in ARROW if column.keeps(each))
+        if takes:
+            tried = "each value is tried: " if is_tried(column) else ""
+            taken.setdefault(tried + takes, []).append(f"`{kind}`")
+    lines = ("| column | takes |", "| --- | --- |")
+    return "\n".join([*lines, *(f"| {', '.join(of)} | {takes} |" for takes, of in taken.items())])
+
+
+def filled(backend: str, table: str, page: str) -> str:
+    """Return the page with the table of a backend."""
+    begin, end = f"<!-- {backend}: kept -->\n\n", f"\n\n<!-- {backend}: end -->"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return before + begin + table + end + after
+
+
+def main() -> None:
+    from tests.sinks.mysql import conftest as mysql
+    from tests.sinks.mysql import test_every_value as of_mysql
+    from tests.sinks.postgres import conftest as postgres
+    from tests.sinks.postgres import test_every_value as of_postgres
+    from tests.support.mariadb_server import MariaDbServer
+    from tests.support.postgres_server import PostgresServer
+
+    page = PAGE.read_text(encoding="utf-8")
+    with PostgresServer() as server, postgres.new_place(server) as place:
+        page = filled("PostgreSQL", of_postgres.table(place), page)
+    with MariaDbServer() as maria, contextlib.contextmanager(mysql.places)(maria) as other:
+        page = filled("MariaDB", of_mysql.table(other), page)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
