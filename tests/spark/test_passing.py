@@ -65,7 +65,6 @@ def test_nothing_else_passes(line: str) -> None:
         raise Spark(line)
 
 
-@pytest.mark.spark
 @pytest.mark.long
 def test_a_query_whose_own_code_fails_at_every_start_ends_with_the_code_for_an_operator(
     spark: SparkSession, tmp_path: Path
