@@ -76,7 +76,6 @@ def test_a_log_that_is_there_is_read_and_compared_with_the_sinks(shop: Any, look
     assert (done.code, results(done, None)[-1]) == (4, ("failed", "commit log"))
 
 
-@pytest.mark.kafka
 def test_a_target_where_no_server_listens_fails_and_keeps_no_other_from_being_checked(
     shop: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,7 +91,6 @@ def test_a_target_where_no_server_listens_fails_and_keeps_no_other_from_being_ch
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_target_that_is_silent_is_named_while_it_is_waited_for_and_the_wait_ends(
     shop: Any, run: Any, silent: str
 ) -> None:
@@ -107,7 +105,6 @@ def test_a_target_that_is_silent_is_named_while_it_is_waited_for_and_the_wait_en
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_wait_that_ends_before_the_client_gives_up_ends_with_what_the_client_has_met(shop: Any, run: Any) -> None:
     shop.sinks.write_text(kafka_table("127.0.0.1:1"))
     done = run("doctor", "--sinks", shop.sinks, "--timeout-s", 1, "--json", PASSWORD=SECRET)
@@ -149,7 +146,6 @@ def test_an_ended_wait_reports_the_clients_last_warning_and_none_of_twopc() -> N
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_topic_is_checked_and_no_secret_is_shown(shop: Any, run: Any, kafka_broker: Any) -> None:
     shop.sinks.write_text(kafka_table(kafka_broker.bootstrap_servers))
     done = run("doctor", "--sinks", shop.sinks, PASSWORD=SECRET)

@@ -380,7 +380,6 @@ def test_abandon_without_accept_loss_is_wrong_usage(shop: Any, run: Any) -> None
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.parametrize("kill_at", [pytest.param("deciding", marks=pytest.mark.long), "commit 1"])
 def test_a_topic_and_a_folder_are_resolved_together(
     kill_at: str, make_kafka_shop: Callable[..., Any], kafka_broker: Any, run: Any, look: Any, wait: Any
@@ -405,7 +404,6 @@ def test_a_topic_and_a_folder_are_resolved_together(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_timed_out_kafka_transaction_is_abandoned_and_the_next_run_goes_on(
     make_kafka_shop: Callable[..., Any], quick_broker: Any, run: Any, look: Any, wait: Any
 ) -> None:
@@ -426,7 +424,6 @@ def test_a_timed_out_kafka_transaction_is_abandoned_and_the_next_run_goes_on(
     assert look("status", shop.log).code == 0
 
 
-@pytest.mark.kafka
 @pytest.mark.long
 @pytest.mark.parametrize("spoil", [Path.unlink, partial(Path.write_bytes, data=b"")], ids=["removed", "damaged"])
 def test_what_has_a_whole_copy_is_written_again_and_never_given_up(

@@ -134,7 +134,6 @@ def test_open_files_are_those_that_a_dry_run_of_resolve_lists(shop: Any, look: A
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.crash
 def test_kafkas_open_transactions_have_an_age_and_a_timeout_and_hold_readers_back(
     quick_broker: KafkaBroker, make_kafka_shop: Any, wait: Any

@@ -48,8 +48,6 @@ def test_copies_of_an_empty_source_prove_nothing(report: Any) -> None:
     assert not report.CdcReport(0, {"a copy": report.Difference.of([], [])}, [], 0, 0, 0.0).is_exact
 
 
-@pytest.mark.kafka
-@pytest.mark.spark
 @pytest.mark.crash
 @pytest.mark.long  # eight starts of Spark
 @pytest.mark.timeout(900)

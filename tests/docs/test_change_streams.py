@@ -30,7 +30,6 @@ def record(op: str, offset: int, lsn: int, row: dict[str, Any]) -> dict[str, Any
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_the_code_of_the_page_applies_a_change_stream(spark: SparkSession, tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "customers.db")) as database:
         database.execute("CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, email TEXT)")

@@ -26,8 +26,6 @@ PATIENCE_S = 90.0
 
 
 @pytest.mark.long
-@pytest.mark.kafka
-@pytest.mark.spark
 @pytest.mark.crash
 def test_every_command_does_what_the_page_says(java_home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", java_home)

@@ -123,7 +123,6 @@ def test_the_spark_operator_sees_a_held_driver_as_not_ready() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_the_driver_can_be_checked_before_it_runs(kafka_broker: Any, s3: Any) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "twopc.cli", "doctor", "--query", "orders:write"],

@@ -77,8 +77,6 @@ def test_a_record_in_another_batch_tears_both(report: Any) -> None:
     assert counts(compared(report, iceberg=[{**first, "batch": 1}, *others])) == (0, 0, 2)
 
 
-@pytest.mark.kafka
-@pytest.mark.spark
 @pytest.mark.crash
 @pytest.mark.long  # seven starts of Spark
 @pytest.mark.timeout(600)

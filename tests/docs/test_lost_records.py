@@ -65,8 +65,6 @@ def test_the_script_names_the_batches_that_the_log_keeps_if_another_is_asked_for
 
 
 @pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.kafka
 @pytest.mark.parametrize("place", ["logged", "planned"])
 def test_the_steps_write_what_was_lost_and_double_nothing(
     script: Any,

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def page(tmp_path: Path) -> Any:
@@ -41,7 +39,6 @@ def orders(spark: SparkSession, folder: Path, *batches: range) -> DataFrame:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_query_moves_from_sparks_kafka_sink(
     page: Any, spark: SparkSession, kafka_broker: KafkaBroker, tmp_path: Path
 ) -> None:

@@ -24,8 +24,6 @@ README = ROOT / "README.md"
 
 
 @pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.kafka
 def test_its_code_writes_each_record_to_both_systems(spark: SparkSession, tmp_path: Path) -> None:
     [code] = blocks(README, "python")
     (tmp_path / "source").mkdir()
@@ -47,8 +45,6 @@ def test_its_code_writes_each_record_to_both_systems(spark: SparkSession, tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.kafka
 def test_the_first_query_of_the_page_on_spark_writes_each_record_to_both_systems(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -66,8 +62,6 @@ def test_the_first_query_of_the_page_on_spark_writes_each_record_to_both_systems
 
 
 @pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.kafka
 @pytest.mark.usefixtures("spark", "unpooled_sqlite")
 def test_the_program_of_the_checklist_writes_each_record_to_a_topic_and_to_a_table(tmp_path: Path) -> None:
     code, *_ = blocks(DOCS / "production.md", "python")

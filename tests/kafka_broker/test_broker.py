@@ -32,8 +32,6 @@ from twopc_kafka_broker.cache import publish
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.kafka
-
 
 @pytest.mark.long
 @pytest.mark.crash

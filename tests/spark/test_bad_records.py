@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline
     from twopc.events import Event
 
-pytestmark = pytest.mark.spark
-
 
 class Shop:
     """A table whose partition column takes no empty text, and a folder for what it refuses."""

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from twopc_kafka_broker import KafkaBroker
 
 pytestmark = [
-    pytest.mark.spark,
-    pytest.mark.kafka,
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Pipeline
 
-pytestmark = pytest.mark.spark
-
 
 @pytest.fixture
 def tables(spark: SparkSession) -> Tables:

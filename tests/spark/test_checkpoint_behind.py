@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Pipeline, Topic
 
-pytestmark = pytest.mark.spark
-
 Plan: TypeAlias = "Callable[[DataFrame], DataFrame]"
 
 
@@ -232,7 +230,6 @@ class FromKafka:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, topic: Topic) -> None:
     query = FromKafka(pipeline, topic)
     for first in (0, 100, 200):
@@ -252,7 +249,6 @@ def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, top
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_the_first_batch_begins_where_it_began(pipeline: Pipeline, topic: Topic) -> None:
     query = FromKafka(pipeline, topic)
     query.send(0, 100)

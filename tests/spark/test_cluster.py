@@ -14,7 +14,7 @@ from tests.support.spark_home import spark_home
 if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.kafka, pytest.mark.crash]
+pytestmark = [pytest.mark.long, pytest.mark.crash]
 
 
 def seen(pipeline: Pipeline, topic: Topic) -> dict[str, Any]:

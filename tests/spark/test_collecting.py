@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from twopc.spark.task import Written
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
 PARTITIONS, BATCHES, RECORDS = 2, 4, 10
 ON_DRIVER, BY_TASKS = True, False
 FIRST_BY_TASKS = [BY_TASKS, *[ON_DRIVER] * (BATCHES - 1)]

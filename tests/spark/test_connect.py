@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from twopc.spark import ForeachBatch
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 A_SLOW_START_S = 180
 

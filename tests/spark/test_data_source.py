@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
-    pytest.mark.spark,
     pytest.mark.usefixtures("data_source"),
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
@@ -65,7 +64,7 @@ class Target:
         return self.topic.ongoing() if self.topic else self.pipeline.pending_files()
 
 
-@pytest.fixture(params=["files", pytest.param("kafka", marks=[pytest.mark.kafka, pytest.mark.long])])
+@pytest.fixture(params=["files", pytest.param("kafka", marks=[pytest.mark.long])])
 def target(request: pytest.FixtureRequest, pipeline: Pipeline) -> Target:
     return Target(pipeline, request.getfixturevalue("topic") if request.param == "kafka" else None)
 
@@ -182,7 +181,6 @@ def _has_a_finished_task(pipeline: Pipeline) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
     pipeline: Pipeline, topic: Topic
 ) -> None:
@@ -213,7 +211,6 @@ def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it(
     pipeline: Pipeline, topic: Topic
 ) -> None:
@@ -243,7 +240,6 @@ def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_round_that_a_newer_driver_has_fenced_shows_nothing_and_touches_nothing_of_it(
     pipeline: Pipeline, topic: Topic
 ) -> None:
@@ -340,7 +336,6 @@ def test_a_query_can_change_from_foreach_batch_and_back(files: Target) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_names_stay_few_whatever_else_the_application_runs(pipeline: Pipeline, topic: Topic) -> None:
     target = Target(pipeline, topic)
     pipeline.spark.range(1000).repartition(50).count()  # task attempts that come before
@@ -368,7 +363,6 @@ def test_complete_output_mode_is_refused(files: Target) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_records_that_the_sink_cannot_write_are_refused_before_the_log_is_opened(
     pipeline: Pipeline, topic: Topic
 ) -> None:
@@ -390,7 +384,6 @@ def values(pipeline: Pipeline, *ids: int) -> DataFrame:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_batch_write_of_a_number_is_there_once_however_often_it_is_repeated(pipeline: Pipeline, topic: Topic) -> None:
     target = Target(pipeline, topic)
     write(values(pipeline, 1, 2), target, batch_id="0")

@@ -21,7 +21,6 @@ from twopc.observers.prometheus import PrometheusObserver
 from twopc.spark import forward_events
 
 pytestmark = [
-    pytest.mark.spark,
     pytest.mark.usefixtures("data_source"),
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),

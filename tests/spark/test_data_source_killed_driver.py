@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Topic
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
+pytestmark = pytest.mark.crash
 
 KILLS = {"seal": [], "commit": [0], "close": [0]}
 """The step of the first batch at which a driver is killed, and what is decided by then. At ``seal``, all tasks have

@@ -16,8 +16,6 @@ from twopc.spark.task import refusals_from_tasks
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.spark
-
 SCHEMA = "id INT, doc STRING, n INT"
 TOPIC = "shop.public.docs"
 HEADERS = "ARRAY<STRUCT<key: STRING, value: BINARY>>"

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Hold, Pipeline, Topic
 
-pytestmark = pytest.mark.spark
-
 OFTEN = {"processingTime": "50 milliseconds"}
 
 
@@ -76,7 +74,6 @@ def fed(topic: Topic, first: int) -> Iterator[None]:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_source_that_never_pauses_is_drained_to_where_it_was_at_the_call(pipeline: Pipeline, topic: Topic) -> None:
     with fed(topic, 2_000):
         source = topic.stream(pipeline.spark, 700).selectExpr("CAST(CAST(value AS STRING) AS LONG) AS id")

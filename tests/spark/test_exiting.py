@@ -64,7 +64,6 @@ ENVIRONMENT = os.environ | {
 }
 
 
-@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
@@ -90,7 +89,6 @@ def test_a_driver_ends_with_the_code_of_its_error(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 @pytest.mark.parametrize("mode", MODES)
 def test_a_driver_that_is_asked_to_end_finishes_its_batch_and_does_not_end_with_zero(mode: str, tmp_path: Path) -> None:
     folder = folder_of_query(tmp_path, {})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Topic
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.crash]
+pytestmark = pytest.mark.crash
 
 BATCHES = 6
 KILLS = {0: "pre-committing", 1: "deciding", 2: "committing", 3: "committed", 4: "sweeping"}

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Topic
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
 BATCHES, RECORDS = 4, 10
 
 FREES_AN_OBJECT = "m\n"

@@ -16,8 +16,6 @@ from twopc.spark import Output, foreach_batch
 if TYPE_CHECKING:
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
 
 @pytest.mark.long
 def test_a_query_reports_the_topics_that_it_reads_and_those_that_its_records_name(

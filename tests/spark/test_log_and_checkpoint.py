@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Pipeline, Topic
 
-pytestmark = pytest.mark.spark
-
 
 def refusal(pipeline: Pipeline, writer: ForeachBatch) -> str:
     """Return the text of the query's exception, which names the class of the error."""
@@ -80,7 +78,6 @@ def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipel
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.parametrize(
     "copied", [pickle, pytest.param(cloudpickle, marks=pytest.mark.long)], ids=["pickle", "cloudpickle"]
 )

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
 PARTITIONS = 2
 Place = tuple[str, int]
 """A topic and the number of a partition."""

@@ -33,7 +33,6 @@ NOT_PLAIN = [
 ]
 
 
-@pytest.mark.spark
 def test_an_output_takes_columns_as_well_as_texts(pipeline: Pipeline) -> None:
     pipeline.add_batch([{"id": number, "name": "one"} for number in range(4)])
     mixed = Output(pipeline.files(), [F.col("id").alias("key"), "name AS text", F.struct("id")], F.col("id") >= 2)
@@ -41,7 +40,6 @@ def test_an_output_takes_columns_as_well_as_texts(pipeline: Pipeline) -> None:
     assert pipeline.archived() == [{"key": key, "text": "one", "col3": {"id": key}} for key in (2, 3)]
 
 
-@pytest.mark.spark
 def test_a_column_of_another_frame_is_refused_by_its_text(spark: SparkSession) -> None:
     other = spark.range(1).withColumnRenamed("id", "key")
     output = Output(MemorySink(MemoryTarget()), ["id", other["key"]])
@@ -50,7 +48,6 @@ def test_a_column_of_another_frame_is_refused_by_its_text(spark: SparkSession) -
 
 
 @pytest.mark.variants
-@pytest.mark.spark
 @pytest.mark.parametrize(
     "by_plan", [False, pytest.param(True, marks=pytest.mark.long)], ids=["of its own expressions", "of the batch"]
 )
@@ -67,7 +64,6 @@ def test_a_sink_alone_gets_columns(
     assert pipeline.archived() == [record]
 
 
-@pytest.mark.spark
 def test_only_different_columns_or_names_that_python_cannot_hand_over_need_structs(spark: SparkSession) -> None:
     frame = spark.range(1)
     for outputs in ({"one": of()}, {"one": of(), "other": of()}):
@@ -86,7 +82,6 @@ def test_only_different_columns_or_names_that_python_cannot_hand_over_need_struc
     assert in_structs == [False, False, True, False, True, True]
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("columns", [ALL, ["id"]], ids=["shared", "in structs"])
 def test_each_sink_gets_its_rows_with_their_hashes_and_the_rest_is_unrouted(
     columns: Sequence[str], spark: SparkSession
@@ -115,7 +110,6 @@ def of(columns: Sequence[str] = ALL, where: str | None = None) -> Output:
     return Output(MemorySink(MemoryTarget()), columns, where)
 
 
-@pytest.mark.spark
 def test_foreach_batch_writes_timestamps(pipeline: Pipeline) -> None:
     archive = twopc.create_sink("files", {"path": str(pipeline.folder / "archive")})
     pipeline.add_batch([{"id": 1793138400}])
@@ -136,7 +130,6 @@ UNKEPT = [
 ]
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize(("value", "of_spark", "way_out"), UNKEPT)
 def test_a_type_that_a_sink_would_get_as_another_is_refused_by_name_and_the_advice_works(
     spark: SparkSession, value: str, of_spark: str, way_out: str

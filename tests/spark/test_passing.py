@@ -1,4 +1,4 @@
-"""What fails a job and is known to pass by itself may come for an hour."""
+"""Of what fails a job, outages may last, and lost processes may come for an hour."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pyspark.sql.functions import udf
 from tests.spark.test_task_errors import Spark
 from twopc import create_sink
 from twopc.errors import RepeatedFailure, Retriable, RoundAborted, SchemaMismatch
-from twopc.failures import passes as is_known_to_pass
+from twopc.failures import is_outage, passes
 from twopc.spark import exit_code, foreach_batch
-from twopc.spark.stopping import passes, passing_failures
+from twopc.spark.stopping import passing, passing_failures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,29 +23,29 @@ LOST = "Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.1 executor 2): "
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("kind", "line"),
     [
-        f"{LOST}ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: worker lost",
-        f"{LOST}FetchFailed(BlockManagerId(1, 10.0.0.1, 7337, None), shuffleId=0, mapId=3, reduceId=1)",
-        f"{LOST}org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)",
-        "Caused by: java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 120000 milliseconds",
-        "Caused by: java.net.ConnectException: Connection refused",
-        "Caused by: org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired",
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        "OSError: [Errno 28] No space left on device: '/tmp/spool'",
-        f"twopc.errors.RoundAborted: the server was shut down. {RoundAborted('').link}",
-        f"a.Busy: it restarts; {Retriable('').link}",
+        (RoundAborted, f"{LOST}ExecutorLostFailure (executor 2 exited caused by a running task) Reason: worker lost"),
+        (RoundAborted, f"{LOST}FetchFailed(BlockManagerId(1, 10.0.0.1, 7337, None), shuffleId=0, mapId=3, reduceId=1)"),
+        (RoundAborted, f"{LOST}org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
+        (RoundAborted, "Caused by: java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 1200 ms"),
+        (RoundAborted, f"twopc.errors.RoundAborted: the server was shut down. {RoundAborted('').link}"),
+        (Retriable, "Caused by: java.net.ConnectException: Connection refused"),
+        (Retriable, "Caused by: org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired"),
+        (Retriable, "ConnectionResetError: [Errno 104] Connection reset by peer"),
+        (Retriable, "OSError: [Errno 28] No space left on device: '/tmp/spool'"),
+        (Retriable, f"a.Busy: it restarts; {Retriable('').link}"),
     ],
 )
-def test_a_lost_process_and_an_outage_pass(line: str) -> None:
+def test_a_lost_process_is_counted_and_an_outage_is_not(kind: type[Exception], line: str) -> None:
     text = f"Job aborted due to stage failure: Traceback (most recent call last):\n{line}\n\n\tat org.apache.spark.A\n"
-    with pytest.raises(RoundAborted) as raised, passing_failures():
+    with pytest.raises(kind) as raised, passing_failures():
         raise Spark(text)
     assert text in str(raised.value)
     round = RoundAborted("the round failed")
     round.__cause__ = raised.value
-    assert is_known_to_pass(round)
-    assert not is_known_to_pass(raised.value)
+    assert passes(round)
+    assert is_outage(round) == (kind is Retriable)
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,12 @@ def test_a_lost_process_and_an_outage_pass(line: str) -> None:
         "ValueError: a TimeoutError: is only quoted",
     ],
 )
-def test_nothing_else_does(line: str) -> None:
-    assert not passes(f"Job aborted due to stage failure:\n{line}\n\tat org.apache.spark.A\n")
+def test_nothing_else_passes(line: str) -> None:
+    assert passing(f"Job aborted due to stage failure:\n{line}\n\tat org.apache.spark.A\n") is None
     with pytest.raises(Spark), passing_failures():
         raise Spark(line)
 
 
-@pytest.mark.spark
 @pytest.mark.long
 def test_a_query_whose_own_code_fails_at_every_start_ends_with_the_code_for_an_operator(
     spark: SparkSession, tmp_path: Path

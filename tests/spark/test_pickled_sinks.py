@@ -64,7 +64,6 @@ def test_a_sink_that_cannot_be_loaded_is_named_with_what_to_install(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_batch_whose_tasks_lack_a_sink_is_refused_and_no_aborted_round(
     elsewhere: FileSink, pipeline: Pipeline
 ) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
-    pytest.mark.spark,
     pytest.mark.skipif(
         tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1), reason="Spark 4.1 added pipelines"
     ),
@@ -96,6 +95,15 @@ def connected(client: Any, pipeline: Pipeline) -> Pipeline:
     return type(pipeline)(client, pipeline.folder)
 
 
+@pytest.fixture
+def project(connected: Pipeline) -> Project:
+    """A pipeline with one flow that has run once."""
+    made = Project(connected, "events")
+    connected.add_batch(rows(1))
+    made.run()
+    return made
+
+
 @pytest.mark.long
 def test_a_flow_writes_each_record_once_and_goes_on_at_the_next_run(connected: Pipeline) -> None:
     project = Project(connected, "events")
@@ -120,10 +128,7 @@ def test_two_flows_into_one_sink_have_a_log_each(connected: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pipeline) -> None:
-    project = Project(connected, "events")
-    connected.add_batch(rows(1))
-    project.run()
+def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pipeline, project: Project) -> None:
     for said in (project.run(full_refresh_all=True), project.run()):
         assert "a full refresh of flow 'events' would write again what the sink has already" in said
         assert f"delete file://{project.flow('events')}/1" in said
@@ -137,10 +142,9 @@ def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pi
 
 
 @pytest.mark.long
-def test_a_refused_full_refresh_writes_everything_again_once_the_log_is_deleted(connected: Pipeline) -> None:
-    project = Project(connected, "events")
-    connected.add_batch(rows(1))
-    project.run()
+def test_a_refused_full_refresh_writes_everything_again_once_the_log_is_deleted(
+    connected: Pipeline, project: Project
+) -> None:
     assert "a full refresh of flow 'events'" in project.run(full_refresh_all=True)
     shutil.rmtree(connected.folder / "archive")
     shutil.rmtree(project.flow("events") / "twopc-log")
@@ -161,10 +165,7 @@ def test_a_full_refresh_with_a_log_elsewhere_is_refused(connected: Pipeline) -> 
 
 
 @pytest.mark.long
-def test_spark_does_not_refresh_a_sink_by_its_name(connected: Pipeline) -> None:
-    project = Project(connected, "events")
-    connected.add_batch(rows(1))
-    project.run()
+def test_spark_does_not_refresh_a_sink_by_its_name(connected: Pipeline, project: Project) -> None:
     connected.add_batch(rows(2))
     assert "Flow 'events' is EXCLUDED" in project.run(full_refresh=("orders",))
     assert not (project.flow("events") / "1").exists()
@@ -231,7 +232,6 @@ def values():
 
 @pytest.mark.long
 @pytest.mark.crash
-@pytest.mark.kafka
 @pytest.mark.timeout(600)  # two runs, 15 s each on a quiet machine
 def test_a_pipeline_killed_after_its_decision_is_completed_by_the_next_run(tmp_path: Path, topic: Topic) -> None:
     source, faults = tmp_path / "source", tmp_path / "faults"

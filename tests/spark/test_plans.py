@@ -46,7 +46,6 @@ def test_a_frame_of_spark_connect_is_written_as_it_is() -> None:
     assert LimitedByRows().run(lambda given: given is frame, frame, Plan(), in_structs=False)
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("columns", [["*"], pytest.param(["id", "upper(name) AS name"], marks=pytest.mark.long)])
 def test_it_is_refused_before_its_tasks_begin(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch, columns: list[str]
@@ -64,7 +63,6 @@ def test_it_is_refused_before_its_tasks_begin(
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[Plan] = []
     of = Plans.of
@@ -83,8 +81,6 @@ def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monk
 
 
 @pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.kafka
 def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": topic.servers})
     for number in range(20):

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from twopc.events import Event
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.spark
-
 VALUE = ["CAST(id AS STRING) AS value"]
 
 
@@ -62,7 +60,6 @@ def replayed(events: list[Event]) -> int:
     return sum(isinstance(event, TransactionReplayed) for event in events)
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("beside", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "beside files"])
 def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
     pipeline: Pipeline, topic: Topic, loses: Loses, events: list[Event], beside: bool
@@ -82,7 +79,6 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.long
 def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
     pipeline: Pipeline, topic: Topic, loses: Loses, events: list[Event]
@@ -106,7 +102,6 @@ def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topic: Topic, loses: Loses) -> None:
     pipeline.add_batch([*rows(1, 2, 3), {"id": 4, "name": "bad"}])
     pipeline.add_batch([{"id": 5, "name": "bad"}])
@@ -122,7 +117,6 @@ def test_bad_records_stay_out_of_what_is_computed_again(pipeline: Pipeline, topi
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_its_source(
     pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, events: list[Event]
 ) -> None:
@@ -308,7 +302,6 @@ def test_a_column_that_has_no_hash_is_refused_before_anything_is_written(pipelin
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_only_the_partitions_and_sinks_that_are_lost_are_written_again(
     pipeline: Pipeline, topic: Topic, loses: Loses
 ) -> None:

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Pipeline
 
-pytestmark = pytest.mark.spark
-
 ROWS, LIMIT = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 SOME_LIMIT, SOME_BYTES, NO_LIMIT = str(64 * 1024), 64 * 1024, str(2**31 - 1)
 ROWS_A_RECORD_BATCH = 100  # by the session's limit of rows
@@ -102,13 +100,8 @@ def watched(pipeline: Pipeline) -> Watched:
     [
         lambda source: source,
         lambda source: source.selectExpr("id", "array(name) AS names", "map(name, id) AS ids", "struct(name) AS of"),
-        pytest.param(
-            lambda source: source.join(F.broadcast(source.sparkSession.range(10_000)), "id"), marks=pytest.mark.long
-        ),
-        pytest.param(
-            lambda source: source.select("id", F.explode(F.array("name")).alias("name")).where("id >= 0"),
-            marks=pytest.mark.long,
-        ),
+        lambda source: source.join(F.broadcast(source.sparkSession.range(10_000)), "id"),
+        lambda source: source.select("id", F.explode(F.array("name")).alias("name")).where("id >= 0"),
     ],
     ids=["plain", "nested", "join", "explode"],
 )
@@ -139,7 +132,7 @@ def test_outputs_of_other_columns_have_it_too(pipeline: Pipeline, watched: Watch
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("outputs", [1, pytest.param(2, marks=pytest.mark.long)], ids="{} outputs".format)
+@pytest.mark.parametrize("outputs", [1, 2], ids="{} outputs".format)
 def test_a_record_larger_than_its_share_of_the_limit_brings_the_limit_back(
     pipeline: Pipeline, watched: Watched, outputs: int
 ) -> None:
@@ -222,9 +215,7 @@ def through_an_rdd(source: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     "plan",
     [
-        python,
-        *(pytest.param(each, marks=pytest.mark.long) for each in (aggregation, in_arrow, grouped, beside)),
-        *(pytest.param(each, marks=pytest.mark.long) for each in (of_a_table_function, through_an_rdd)),
+        *(python, aggregation, in_arrow, grouped, beside, of_a_table_function, through_an_rdd),
     ],
 )
 def test_the_limit_of_bytes_stays_wherever_there_is_state_or_other_python(

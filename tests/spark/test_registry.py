@@ -40,8 +40,6 @@ from twopc.spark import debezium
 from twopc_kafka import registry
 from twopc_kafka_broker.jars import maven_jar
 
-pytestmark = pytest.mark.spark
-
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 SUBJECT = "orders-value"
 UTC = timezone.utc

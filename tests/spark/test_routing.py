@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from twopc.events import Event
     from twopc.spark import ForeachBatch
 
-pytestmark = pytest.mark.spark
-
 
 class Routed:
     """Outputs to folders of one pipeline."""
@@ -197,7 +195,6 @@ KILLS = {0: "pre-committing", 1: "deciding", 2: "committing"}
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.crash
 @pytest.mark.timeout(300)  # four starts of a driver
 def test_valid_rows_and_invalid_ones_are_each_once_in_their_places_though_the_driver_is_killed(

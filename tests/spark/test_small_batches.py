@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline
     from twopc.spark import ForeachBatch
 
-pytestmark = [pytest.mark.spark, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 CORES, PARTITIONS = 2, 5
 BATCHES = 2

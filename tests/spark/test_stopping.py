@@ -14,6 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import twopc
 from tests.spark.conftest import rows, wait_until
+from tests.support.observing import observing
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Hold, Pipeline
     from twopc import Committable
-
-pytestmark = pytest.mark.spark
 
 HELD_S = 60
 
@@ -152,11 +151,11 @@ QUESTIONS = ("validate", "open", "seal", "commit", "complete", "recover")
 
 
 class Silent(FileSink):
-    """A sink whose target system does not answer a question if ``folder`` has a file of its name."""
+    """A sink whose target system does not answer a question if the folder ``silent`` has a file of its name."""
 
-    def __init__(self, options: dict[str, str], folder: Path) -> None:
-        super().__init__(options)
-        self.folder = folder
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__({"path": str(pipeline.folder / "archive"), "format": "json"})
+        self.folder = pipeline.folder / "silent"
 
     def _ask(self, question: str) -> None:
         if (self.folder / question).exists():
@@ -193,8 +192,8 @@ class Silent(FileSink):
     ("end", "questions"),
     [
         pytest.param(stop, ("commit",), id="twopc.spark.stop"),
-        pytest.param(stop, QUESTIONS, id="twopc.spark.stop at each", marks=pytest.mark.long),
-        pytest.param(StreamingQuery.stop, QUESTIONS, id="query.stop at each", marks=pytest.mark.long),
+        pytest.param(stop, QUESTIONS, id="twopc.spark.stop at each"),
+        pytest.param(StreamingQuery.stop, QUESTIONS, id="query.stop at each"),
     ],
 )
 def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_goes_on_later(
@@ -202,11 +201,10 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
 ) -> None:
     folder = pipeline.folder / "silent"
     folder.mkdir()
-    options = {"path": str(pipeline.folder / "archive"), "format": "json"}
     for number, question in enumerate(questions):
         (folder / question).touch()
         pipeline.add_batch(rows(number))
-        query = pipeline.start(pipeline.writer(Silent(options, folder)))
+        query = pipeline.start(pipeline.writer(Silent(pipeline)))
         wait_until((folder / "asked").exists)
         began = time.monotonic()
         end(query)
@@ -219,9 +217,7 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "question", ["open", *(pytest.param(each, marks=pytest.mark.long) for each in ("validate", "recover"))]
-)
+@pytest.mark.parametrize("question", ["open", "validate", "recover"])
 def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
     pipeline: Pipeline, question: str
 ) -> None:
@@ -229,9 +225,8 @@ def test_a_first_start_without_an_answer_fails_in_bounded_time_with_the_reason(
     folder.mkdir()
     (folder / question).touch()
     pipeline.add_batch(rows(1))
-    silent = Silent({"path": str(pipeline.folder / "archive"), "format": "json"}, folder)
     with pytest.raises(StreamingQueryException, match=r"Retriable: .*no server answers at silent:1"):
-        pipeline.run(pipeline.writer(silent, start_timeout_s=2))
+        pipeline.run(pipeline.writer(Silent(pipeline), start_timeout_s=2))
     assert pipeline.decided_batches() == []
 
 
@@ -249,6 +244,17 @@ def test_a_stop_calls_a_batch_rolled_back_only_where_it_is(raised: Exception, to
 # twopc.spark.stop. -----------------------------------------------------------------------------------------------
 
 
+def stopped_at(phase: Phase, pipeline: Pipeline, hold: Hold, write: Any) -> StreamingQuery:
+    """Return a query that was asked to stop while its first batch was in a phase, and has ended since."""
+    hold.at(phase, 0)
+    query: StreamingQuery = pipeline.start(write)
+    assert hold.reached.wait(HELD_S)
+    stopping = in_background(lambda: stop(query))
+    hold.released.set()
+    stopping.join(HELD_S)
+    return query
+
+
 @pytest.mark.parametrize(
     "phase",
     [
@@ -261,12 +267,7 @@ def test_stop_finishes_the_current_batch_begins_no_other_and_closes_the_log(
 ) -> None:
     for number in range(3):
         pipeline.add_batch(rows(number))
-    hold.at(phase, 0)
-    query = pipeline.start(pipeline.writer())
-    assert hold.reached.wait(HELD_S)
-    stopping = in_background(lambda: stop(query))
-    hold.released.set()
-    stopping.join(HELD_S)
+    query = stopped_at(phase, pipeline, hold, pipeline.writer())
     assert not query.isActive
     assert query.exception() is None
     assert query.status["message"] == "Stopped"
@@ -317,12 +318,7 @@ def test_stop_of_a_query_whose_batch_fails_returns_and_the_query_has_the_error(p
 
     archive = Full({"path": str(pipeline.folder / "archive"), "format": "json"})
     pipeline.add_batch(rows(1))
-    hold.at(Phase.COMMITTING, 0)
-    query = pipeline.start(pipeline.writer(archive))
-    assert hold.reached.wait(HELD_S)
-    stopping = in_background(lambda: stop(query))
-    hold.released.set()
-    stopping.join(HELD_S)
+    query = stopped_at(Phase.COMMITTING, pipeline, hold, pipeline.writer(archive))
     assert "the disk is full" in str(query.exception())
 
     pipeline.run(pipeline.writer())
@@ -343,12 +339,8 @@ def test_stop_from_within_a_batch_is_refused(drain: bool, pipeline: Pipeline) ->
                 except ConfigurationError as error:
                     said.append(error)
 
-    impatient = Impatient()
-    twopc.register_observer(impatient)
-    try:
-        pipeline.add_batch(rows(1))
+    pipeline.add_batch(rows(1))
+    with observing(Impatient()):
         pipeline.run(pipeline.writer())
-    finally:
-        twopc.unregister_observer(impatient)
     assert ["from within a batch" in str(error) for error in said] == [True]
     assert pipeline.archived_ids() == [1]

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Rows
     from twopc import TwoPhaseCommitSink
 
-pytestmark = pytest.mark.spark
-
 SCHEMA = pa.schema({"id": pa.int64(), "name": pa.string()})
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from twopc import Round
 
 pytestmark = [
-    pytest.mark.spark,
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]
@@ -42,7 +41,6 @@ def aborted(events: list[Event]) -> dict[str, list[str]]:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.crash
 def test_an_attempt_that_died_after_its_vote_leaves_nothing(
     pipeline: Pipeline, topic: Topic, events: list[Event]
@@ -71,7 +69,6 @@ def test_an_attempt_that_died_after_its_vote_leaves_nothing(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topic: Topic) -> None:
     written = pipeline.folder / "written"
 
@@ -95,7 +92,6 @@ def test_an_attempt_that_failed_half_way_leaves_nothing(pipeline: Pipeline, topi
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_query_writes_it(
     pipeline: Pipeline, topic: Topic
 ) -> None:
@@ -125,7 +121,6 @@ def test_a_batch_of_which_every_attempt_fails_leaves_nothing_and_a_restarted_que
     assert [entry["incarnation"] for entry in pipeline.entries("decide")] == [2]
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("winner", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_of_two_attempts_at_the_same_time_only_the_vote_that_came_back_is_committed(
     pipeline: Pipeline, topic: Topic, events: list[Event], winner: int

@@ -124,7 +124,6 @@ def test_another_missing_module_stays_what_spark_raised() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.spark
 def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
     pipeline: Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,8 +138,6 @@ def test_a_batch_on_an_executor_without_pyarrow_is_no_aborted_round(
 
 
 @pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.kafka
 def test_a_record_that_can_not_be_written_is_located_in_the_querys_error(pipeline: Pipeline, topic: Topic) -> None:
     raised: list[RecordRefused] = []
     columns = ["name AS value", "CAST(IF(id = 3, -1, id) AS TIMESTAMP) AS timestamp"]

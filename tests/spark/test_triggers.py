@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Hold, Pipeline
     from twopc.events import Event
 
-pytestmark = pytest.mark.spark
-
 WAIT_S = 60
 
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from twopc.spark import ForeachBatch
 
 pytestmark = [
-    pytest.mark.spark,
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
     pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
 ]
@@ -31,7 +30,6 @@ pytestmark = [
 AS_JSON = ["CAST(id AS STRING) AS key", "to_json(struct(*)) AS value"]
 
 
-@pytest.mark.kafka
 def test_each_batch_reaches_kafka_and_files_exactly_once_from_one_evaluation(pipeline: Pipeline, topic: Topic) -> None:
     context = pipeline.spark.sparkContext
     evaluated = context.accumulator(0)
@@ -120,7 +118,6 @@ def test_an_empty_partition_begins_no_transaction(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_an_empty_batch_is_decided_all_the_same(pipeline: Pipeline, topic: Topic) -> None:
     for number in range(3):
         pipeline.add_batch(rows(number))
@@ -135,7 +132,6 @@ def test_an_empty_batch_is_decided_all_the_same(pipeline: Pipeline, topic: Topic
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize(
     ("columns", "named"),
     [(["name AS value", "id AS amount"], "'amount'"), (["name AS key"], "'value'"), (["id AS value"], "'value'")],

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from tests.spark.conftest import Pipeline
 
-pytestmark = pytest.mark.spark
-
 
 def by_foreach_batch(pipeline: Pipeline) -> None:
     pipeline.add_batch([{"id": 1, "name": "a"}])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.gcs_server import GcsServer
     from tests.support.hdfs_server import HdfsServer
 
-pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.long]
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 BATCHES = 3
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,42 +53,46 @@ class Faults:
     put: list[bytes] = field(default_factory=list)
     url: str = "faults://log"
 
+    def _call(self, operation: str, effect: Callable[[], Any], slot: int | None = None) -> Any:
+        self.calls.append(operation if slot is None else f"{operation} {slot}")
+        self._at(self.before, operation)
+        result = effect()
+        self._at(self.after, operation)
+        return result
+
     def _at(self, plan: dict[str, list[Callable[[], None]]], operation: str) -> None:
         if plan.get(operation):
             plan[operation].pop(0)()
 
-    def slots(self) -> list[int]:
-        self.calls.append("slots")
-        self._at(self.before, "slots")
-        found = self.behind.slots()
-        self._at(self.after, "slots")
-        return found
+    def slots(self) -> Any:
+        return self._call("slots", self.behind.slots)
 
-    def read(self, slot: int) -> bytes:
-        self.calls.append(f"read {slot}")
-        self._at(self.before, "read")
-        data = self.behind.read(slot)
-        self._at(self.after, "read")
-        return data
+    def read(self, slot: int) -> Any:
+        return self._call("read", lambda: self.behind.read(slot), slot)
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        self.calls.append(f"put {slot}")
         self.put.append(data)
-        self._at(self.before, "put")
-        self.behind.put_if_absent(slot, data)
-        self._at(self.after, "put")
+        self._call("put", lambda: self.behind.put_if_absent(slot, data), slot)
 
     def delete(self, slot: int) -> None:
-        self.calls.append(f"delete {slot}")
-        self._at(self.before, "delete")
-        self.behind.delete(slot)
-        self._at(self.after, "delete")
+        self._call("delete", lambda: self.behind.delete(slot), slot)
 
     def post(self, data: bytes) -> None:
         self.behind.post(data)
 
     def posted(self) -> bytes:
         return self.behind.posted()
+
+
+@pytest.fixture
+def faults(memory: LogStore) -> Faults:
+    return Faults(memory)
+
+
+@pytest.fixture
+def log(faults: Faults) -> CommitLog:
+    """A log that was opened on a store with faults."""
+    return CommitLog.open(faults, "query")
 
 
 def test_a_decision_that_is_too_long_is_not_written_and_the_log_goes_on(
@@ -104,6 +109,19 @@ def test_a_decision_that_is_too_long_is_not_written_and_the_log_goes_on(
 
 def times_out() -> None:
     raise TimeoutError("no reply")
+
+
+def refuses() -> None:
+    raise ConfigurationError("the right to write was taken away meanwhile")
+
+
+def works() -> None:
+    pass
+
+
+def remove(store: LogStore) -> None:
+    for slot in store.slots():
+        store.delete(slot)
 
 
 class ClientError(Exception):
@@ -224,21 +242,33 @@ def test_who_loses_the_race_for_a_slot_opens_behind_the_winner(memory: LogStore)
 # An append without a reply. ---------------------------------------------------------------------------------------
 
 
-def test_a_reply_lost_after_the_effect_is_settled_as_a_success(memory: LogStore) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.after["put"] = [times_out]
+@pytest.mark.parametrize(
+    ("before", "after", "puts"),
+    [
+        ([], [times_out], 3),  # the first request was written after all, though it is put again
+        ([times_out], [], 3),
+        (
+            [times_out],
+            [exists],
+            3,
+        ),  # of the second the reply is lost: the client repeats it, and meets its own
+    ],
+    ids=["lost reply", "lost request", "put twice by the client"],
+)
+def test_an_entry_that_was_put_again_is_the_coordinators_own(
+    before: list[Callable[[], None]],
+    after: list[Callable[[], None]],
+    puts: int,
+    memory: LogStore,
+    faults: Faults,
+    log: CommitLog,
+) -> None:
+    faults.before["put"], faults.after["put"] = [*before], [*after]
     log.decide(decision(0))
+    assert len(faults.put) == puts
     assert read_tail(memory) == (1, log.tail)
     assert log.tail.decided == 0
-
-
-def test_a_request_lost_before_the_effect_is_repeated(memory: LogStore) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.before["put"] = [times_out]
-    log.decide(decision(0))
-    assert read_tail(memory) == (1, log.tail)
+    log.decide(decision(1))
 
 
 def test_an_open_without_a_reply_is_settled_in_the_same_way(memory: LogStore) -> None:
@@ -248,32 +278,7 @@ def test_an_open_without_a_reply_is_settled_in_the_same_way(memory: LogStore) ->
     assert (log.incarnation, memory.slots()) == (2, [0, 1])
 
 
-def test_an_entry_that_the_stores_client_put_twice_is_the_coordinators_own(memory: LogStore) -> None:
-    """The first request is lost; of the second the reply is, and the client repeats it and meets its own entry."""
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.before["put"] = [times_out]
-    faults.after["put"] = [exists]
-    log.decide(decision(0))
-    assert read_tail(memory) == (1, log.tail)
-    log.decide(decision(1))
-
-
-def test_a_first_request_that_was_written_after_all_is_the_coordinators_own_though_it_was_put_again(
-    memory: LogStore,
-) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.after["put"] = [times_out]
-    log.decide(decision(0))
-    assert len(faults.put) == 3
-    assert read_tail(memory) == (1, log.tail)
-    log.decide(decision(1))
-
-
-def test_two_lost_requests_are_in_doubt(memory: LogStore) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
+def test_two_lost_requests_are_in_doubt(memory: LogStore, faults: Faults, log: CommitLog) -> None:
     faults.before["put"] = [times_out, times_out]
     with pytest.raises(InDoubt, match=r"00000000000000000001\.json \(TimeoutError: no reply\).*Start again"):
         log.decide(decision(0))
@@ -281,46 +286,27 @@ def test_two_lost_requests_are_in_doubt(memory: LogStore) -> None:
     assert memory.slots() == [0]
 
 
-def test_a_lost_reply_and_a_refused_repeat_are_in_doubt(memory: LogStore) -> None:
-    def refuses() -> None:
-        raise ConfigurationError("the right to write was taken away meanwhile")
-
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.before["put"] = [lambda: None, refuses]
-    faults.after["put"] = [times_out]
-    with pytest.raises(InDoubt, match="right to write was taken away"):
-        log.decide(decision(0))
-    assert CommitLog.open(memory, "query").tail.decided == 0
-
-
-def test_a_lost_reply_and_a_lost_request_are_in_doubt_though_the_entry_is_there(memory: LogStore) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.before["put"] = [lambda: None, times_out]
-    faults.after["put"] = [times_out]
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"put": [works, refuses]}, {"put": [times_out]}),  # a lost reply, and a refused repeat
+        ({"put": [works, times_out]}, {"put": [times_out]}),  # a lost reply, and a lost request
+        *(({"read": [fails]}, {"put": [times_out]}) for fails in (times_out, client_fails)),  # it can't be read back
+        *(({"read": [fails]}, {}) for fails in (times_out, client_fails)),  # nor its place be checked
+    ],
+)
+def test_an_append_that_can_not_be_settled_is_in_doubt_though_the_entry_is_there(
+    before: dict[str, list[Callable[[], None]]],
+    after: dict[str, list[Callable[[], None]]],
+    memory: LogStore,
+    faults: Faults,
+    log: CommitLog,
+) -> None:
+    for plan, given in ((faults.before, before), (faults.after, after)):
+        plan.update({operation: [*calls] for operation, calls in given.items()})
     with pytest.raises(InDoubt):
         log.decide(decision(0))
     assert CommitLog.open(memory, "query").tail.decided == 0
-
-
-@pytest.mark.parametrize("fails", [times_out, client_fails])
-def test_an_entry_that_is_put_and_cannot_be_read_back_is_in_doubt(memory: LogStore, fails: Callable[[], None]) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.after["put"] = [times_out]
-    faults.before["read"] = [fails]
-    with pytest.raises(InDoubt):
-        log.decide(decision(0))
-
-
-@pytest.mark.parametrize("fails", [times_out, client_fails])
-def test_an_append_whose_place_cannot_be_checked_is_in_doubt(memory: LogStore, fails: Callable[[], None]) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-    faults.before["read"] = [fails]
-    with pytest.raises(InDoubt):
-        log.decide(decision(0))
 
 
 @pytest.mark.parametrize("fails", [times_out, client_fails])
@@ -330,25 +316,22 @@ def test_a_first_entry_whose_place_cannot_be_checked_is_in_doubt(memory: LogStor
         CommitLog.open(faults, "query")
 
 
-@pytest.mark.parametrize(("operation", "works"), [("delete", 0), ("slots", 1)])
+@pytest.mark.parametrize(("operation", "works_before"), [("delete", 0), ("slots", 1)])
 def test_an_entry_that_does_not_count_and_may_still_be_the_newest_is_in_doubt(
-    operation: str, works: int, memory: LogStore
+    operation: str, works_before: int, memory: LogStore, faults: Faults, log: CommitLog
 ) -> None:
     """The next start takes it for the tail, so nobody may say that its batch will never be committed."""
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
     log.decide(decision(0))
     memory.delete(1)
-    faults.before[operation] = [*[lambda: None] * works, times_out]
+    faults.before[operation] = [*[works] * works_before, times_out]
     with pytest.raises(InDoubt, match="whether the entry was or will be written is not known"):
         log.decide(decision(1))
     assert CommitLog.open(memory, "query").tail.decided == 1
 
 
-def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced_not_in_doubt(memory: LogStore) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
-
+def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced_not_in_doubt(
+    memory: LogStore, faults: Faults, log: CommitLog
+) -> None:
     def newer_opens() -> None:
         CommitLog.open(memory, "query")
         times_out()
@@ -359,9 +342,9 @@ def test_a_lost_request_whose_slot_a_newer_coordinator_took_is_fenced_not_in_dou
     assert CommitLog.open(memory, "query").tail.decided is None
 
 
-def test_a_request_in_doubt_that_lands_late_has_no_effect_once_a_newer_one_has_opened(memory: LogStore) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
+def test_a_request_in_doubt_that_lands_late_has_no_effect_once_a_newer_one_has_opened(
+    memory: LogStore, faults: Faults, log: CommitLog
+) -> None:
     faults.before["put"] = [times_out, times_out]
     with pytest.raises(InDoubt):
         log.decide(decision(0))
@@ -395,7 +378,9 @@ def test_a_zombie_that_slept_on_slot_0_has_not_opened(memory: LogStore) -> None:
 
 @pytest.mark.parametrize("operation", ["decide", "close"])
 @pytest.mark.parametrize("slot", [1, 2, ENTRIES_KEPT - 1, ENTRIES_KEPT])
-def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(memory: LogStore, slot: int, operation: str) -> None:
+def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended_and_misleads_nobody(
+    memory: LogStore, slot: int, operation: str
+) -> None:
     zombie = CommitLog.open(memory, "query")
     for batch in range(slot - 1):
         zombie.decide(decision(batch))
@@ -405,6 +390,7 @@ def test_a_zombie_that_slept_on_a_pruned_slot_has_not_appended(memory: LogStore,
     assert zombie.view.slot == slot - 1
     newer.verify()
     assert read_tail(memory) == (newer.view.slot, newer.tail)
+    assert CommitLog.open(memory, "query").tail.decided == newer.tail.decided
 
 
 def test_a_zombie_is_not_fooled_by_another_that_refilled_the_slot_before_it(memory: LogStore) -> None:
@@ -425,22 +411,13 @@ def test_a_zombie_that_opens_on_a_pruned_slot_opens_again_behind_the_tail(memory
     assert log.tail.decided == newer[0].tail.decided
 
 
-def test_a_slot_pruned_while_the_zombie_writes_is_noticed_because_it_looks_afterwards(memory: LogStore) -> None:
-    older = Faults(memory)
-    zombie = CommitLog.open(older, "query")
-    older.before["put"] = [lambda: (run_until_pruned(memory, 1), None)[1]]
+def test_a_slot_pruned_while_the_zombie_writes_is_noticed_because_it_looks_afterwards(
+    memory: LogStore, faults: Faults, log: CommitLog
+) -> None:
+    faults.before["put"] = [lambda: (run_until_pruned(memory, 1), None)[1]]
     with pytest.raises(Fenced):
-        zombie.decide(decision(0))
-    assert older.calls[-4:] == ["put 1", "read 0", "slots", "slots"]
-
-
-def test_what_a_zombie_left_in_a_pruned_slot_misleads_nobody(memory: LogStore) -> None:
-    zombie = CommitLog.open(memory, "query")
-    newer = run_until_pruned(memory, 1)
-    with pytest.raises(Fenced):
-        zombie.decide(decision(0))
-    log = CommitLog.open(memory, "query")
-    assert log.tail.decided == newer.tail.decided
+        log.decide(decision(0))
+    assert faults.calls[-4:] == ["put 1", "read 0", "slots", "slots"]
 
 
 def test_what_a_zombie_left_in_a_slot_that_was_pruned_before_it_was_read_misleads_nobody(memory: LogStore) -> None:
@@ -481,12 +458,12 @@ def test_pruning_keeps_the_tail_and_what_people_may_want_to_read_behind_it(store
         assert min(log.view.slot + 1, ENTRIES_KEPT) <= len(slots) <= 2 * ENTRIES_KEPT
 
 
-def test_pruning_goes_oldest_first_and_stops_at_the_first_that_fails(memory: LogStore) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
+def test_pruning_goes_oldest_first_and_stops_at_the_first_that_fails(
+    memory: LogStore, faults: Faults, log: CommitLog
+) -> None:
     for batch in range(2 * ENTRIES_KEPT - 1):
         log.decide(decision(batch))
-    faults.before["delete"] = [lambda: None, lambda: None, times_out]
+    faults.before["delete"] = [works, works, times_out]
     log.decide(decision(2 * ENTRIES_KEPT - 1))
     assert [call for call in faults.calls if call.startswith("delete")] == ["delete 0", "delete 1", "delete 2"]
     assert memory.slots()[0] == 2
@@ -495,10 +472,8 @@ def test_pruning_goes_oldest_first_and_stops_at_the_first_that_fails(memory: Log
 @pytest.mark.parametrize("operation", ["slots", "delete"])
 @pytest.mark.parametrize("fails", [times_out, client_fails])
 def test_a_prune_that_fails_does_not_disturb_the_decision(
-    memory: LogStore, operation: str, fails: Callable[[], None]
+    memory: LogStore, faults: Faults, log: CommitLog, operation: str, fails: Callable[[], None]
 ) -> None:
-    faults = Faults(memory)
-    log = CommitLog.open(faults, "query")
     for batch in range(2 * ENTRIES_KEPT - 1):
         log.decide(decision(batch))
     faults.before[operation] = [fails]
@@ -579,8 +554,7 @@ def test_a_log_that_was_removed_or_replaced_lets_no_incarnation_go_on(store: Log
 def test_a_driver_whose_log_was_removed_begins_it_again_with_its_next_entry(store: LogStore) -> None:
     log = CommitLog.open(store, "query")
     log.decide(decision(0))
-    for slot in store.slots():
-        store.delete(slot)
+    remove(store)
     log.decide(decision(1))
     assert read_tail(store) == (2, log.tail)
     log.decide(decision(2))
@@ -588,32 +562,19 @@ def test_a_driver_whose_log_was_removed_begins_it_again_with_its_next_entry(stor
 
 
 @pytest.mark.parametrize("recorded", [CommitLog.complete, CommitLog.close])
+@pytest.mark.parametrize("when", ["before", "while it is recorded"])
 def test_a_log_that_was_removed_does_not_come_back_for_a_rest_or_a_stop(
-    store: LogStore, recorded: Callable[[CommitLog], None]
+    store: LogStore, recorded: Callable[[CommitLog], None], when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next query there would be refused, as the log belongs to another."""
     log = CommitLog.open(store, "query")
     log.decide(decision(0))
-    for slot in store.slots():
-        store.delete(slot)
+    if when == "before":
+        remove(store)
+    else:
+        monkeypatch.setattr(log, "verify", lambda: remove(store))
     with pytest.raises(Fenced, match="has removed entries"):
         recorded(log)
-    assert store.slots() == []
-
-
-def test_a_log_that_is_removed_while_a_rest_is_recorded_does_not_come_back(
-    store: LogStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = CommitLog.open(store, "query")
-    log.decide(decision(0))
-
-    def removed() -> None:
-        for slot in store.slots():
-            store.delete(slot)
-
-    monkeypatch.setattr(log, "verify", removed)
-    with pytest.raises(Fenced, match="has removed entries"):
-        log.complete()
     assert store.slots() == []
 
 
@@ -621,8 +582,7 @@ def test_a_log_that_was_removed_and_begun_again_keeps_no_entry_of_the_driver_bef
     zombie = CommitLog.open(store, "query")
     for batch in range(5):
         zombie.decide(decision(batch))
-    for slot in store.slots():
-        store.delete(slot)
+    remove(store)
     newer = CommitLog.open(store, "query")
     with pytest.raises(Fenced):
         zombie.decide(decision(5))
@@ -631,22 +591,15 @@ def test_a_log_that_was_removed_and_begun_again_keeps_no_entry_of_the_driver_bef
     assert read_tail(store) == (1, newer.tail)
 
 
-def test_a_store_that_lists_an_entry_and_can_not_read_it_is_reported_by_and_by(
-    memory: LogStore, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("operation", "answer"), [("read", lambda slot: MemoryLog().read(slot)), ("slots", list)], ids=["read", "list"]
+)
+def test_a_store_that_does_not_read_what_it_lists_or_list_what_it_has_is_reported_by_and_by(
+    operation: str, answer: Any, memory: LogStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "SETTLES_WITHIN_S", 0.05)
     CommitLog.open(memory, "query")
-    monkeypatch.setattr(memory, "read", lambda _: memory.__class__().read(0))
-    with pytest.raises(Retriable, match="lists other entries than it reads"):
-        CommitLog.open(memory, "query")
-
-
-def test_a_store_that_does_not_list_what_it_has_is_reported_by_and_by(
-    memory: LogStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commit_log, "SETTLES_WITHIN_S", 0.05)
-    CommitLog.open(memory, "query")
-    monkeypatch.setattr(memory, "slots", list)
+    monkeypatch.setattr(memory, operation, answer)
     with pytest.raises(Retriable, match="lists other entries than it reads"):
         CommitLog.open(memory, "query")
 

@@ -99,8 +99,7 @@ def lost(committable: Committable) -> None:
 
 
 def test_an_error_of_a_commit_names_sink_batch_transaction_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator = World().coordinator()
-    run(coordinator, 0)
+    coordinator = World().ran(0)
     monkeypatch.setattr(sink(coordinator, "b"), "commit", lost)
     with pytest.raises(TransactionLost) as raised:
         run(coordinator, 1)
@@ -127,8 +126,7 @@ def test_a_failed_round_names_sink_batch_and_phase() -> None:
 
 def test_an_error_of_the_log_names_the_batch_and_the_phase() -> None:
     world = World()
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     world.coordinator().recover()
     with pytest.raises(Fenced) as fenced:
         run(coordinator, 1)

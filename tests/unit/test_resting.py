@@ -33,9 +33,8 @@ def world() -> World:
 
 
 def kinds(world: World) -> list[str]:
-    newest = read_tail(world.log)
-    assert newest
-    return [newest[1].kind, *(str(decision.batch_id) for decision in newest[1].unresolved)]
+    newest = world.newest()
+    return [newest.kind, *(str(decision.batch_id) for decision in newest.unresolved)]
 
 
 def begin_late(coordinator: Any, batch_id: int) -> None:
@@ -48,8 +47,7 @@ def begin_late(coordinator: Any, batch_id: int) -> None:
 
 
 def test_a_rest_records_that_everything_decided_is_committed_without_the_next_decision(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     assert kinds(world) == ["decide", "0"]
     coordinator.rest()
     assert kinds(world) == ["complete"]
@@ -60,8 +58,7 @@ def test_a_rest_records_that_everything_decided_is_committed_without_the_next_de
 
 
 def test_a_rest_ends_what_a_late_attempt_began_after_the_last_sweep(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     begin_late(coordinator, 0)
     assert world.open()
     coordinator.rest()
@@ -80,8 +77,7 @@ def test_a_rest_before_the_first_batch_and_after_a_stop_does_nothing(world: Worl
 
 
 def test_a_rest_while_a_batch_runs_does_nothing(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     sink(coordinator, "a").during["seal"] = coordinator.rest
     run(coordinator, 1)
     assert world.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
@@ -89,8 +85,7 @@ def test_a_rest_while_a_batch_runs_does_nothing(world: World) -> None:
 
 
 def test_a_batch_waits_for_a_rest_that_is_under_way(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     resting, go_on = threading.Event(), threading.Event()
 
     def slowly() -> None:
@@ -113,23 +108,20 @@ def test_a_batch_waits_for_a_rest_that_is_under_way(world: World) -> None:
 
 
 def test_a_rest_that_gets_no_answer_asks_once_and_leaves_the_coordinator_as_it_is(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
     coordinator.rest()
     assert coordinator.phase is Phase.IDLE
     sink(coordinator, "a").during.clear()
     run(coordinator, 1)
-    newest = read_tail(world.log)
-    assert newest
-    assert newest[1].incarnation == 1
+    newest = world.newest()
+    assert newest.incarnation == 1
 
 
 def test_rests_that_get_no_answer_for_a_minute_are_for_an_operator_until_one_succeeds(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
     now_s = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
@@ -139,19 +131,17 @@ def test_rests_that_get_no_answer_for_a_minute_are_for_an_operator_until_one_suc
     now_s[0] += 61
     coordinator.rest()
     assert [record.levelname for record in caplog.records if "between batches" in record.message][-1] == "ERROR"
-    newest = read_tail(world.log)
-    assert newest
-    notice = notices.read(world.log, newest[1])
+    newest = world.newest()
+    notice = notices.read(world.log, newest)
     assert notice
     assert (notice.what, notice.reason, notice.waited_s) == ("rest between batches", "no broker", 61)
     sink(coordinator, "a").during.clear()
     coordinator.rest()
-    assert notices.read(world.log, newest[1]) is None
+    assert notices.read(world.log, newest) is None
 
 
 def test_a_batch_ends_a_row_of_rests_that_get_no_answer(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    coordinator = world.coordinator(rest_interval_s=3600)
-    run(coordinator, 0)
+    coordinator = world.ran(0, rest_interval_s=3600)
     now_s = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
     monkeypatch.setattr("twopc.performer.time", clock)
@@ -175,8 +165,7 @@ def test_a_batch_ends_a_row_of_rests_that_get_no_answer(world: World, monkeypatc
 
 
 def test_who_is_fenced_while_it_rests_does_not_open_again_but_learns_it_with_the_next_batch(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     newer = world.coordinator()
     newer.recover()
     for _ in range(2):
@@ -190,8 +179,7 @@ def test_who_is_fenced_while_it_rests_does_not_open_again_but_learns_it_with_the
 @pytest.mark.parametrize("is_complete", [False, True])
 def test_who_is_fenced_rests_no_more_and_sweeps_nothing(world: World, is_complete: bool) -> None:
     """A query that is started again in the same process leaves its older coordinator behind."""
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     if is_complete:
         coordinator.rest()
     resting = coordinator._resting
@@ -206,8 +194,7 @@ def test_who_is_fenced_rests_no_more_and_sweeps_nothing(world: World, is_complet
 
 
 def test_who_was_fenced_and_has_recovered_rests_again(world: World) -> None:
-    coordinator = world.coordinator(rest_interval_s=0.01)
-    run(coordinator, 0)
+    coordinator = world.ran(0, rest_interval_s=0.01)
     resting = coordinator._resting
     assert resting
     world.coordinator().recover()
@@ -224,8 +211,7 @@ def test_who_was_fenced_and_has_recovered_rests_again(world: World) -> None:
 
 
 def test_a_forked_child_does_not_rest_in_its_parents_name(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     child = os.fork()
     if child == 0:
         os._exit(len(resting_module._resting))
@@ -235,8 +221,7 @@ def test_a_forked_child_does_not_rest_in_its_parents_name(world: World) -> None:
 
 def test_a_rest_that_can_not_read_the_log_opens_it_no_more(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else an older driver would fence the newer one."""
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     coordinator.rest()
     with monkeypatch.context() as away:
         away.setattr(type(world.log), "slots", raises(OSError("no store")))
@@ -247,8 +232,7 @@ def test_a_rest_that_can_not_read_the_log_opens_it_no_more(world: World, monkeyp
 def test_a_rest_whose_entry_is_in_doubt_is_followed_by_a_recovery(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
 
     with monkeypatch.context() as context:
         context.setattr("twopc.log.steps.append", raises(InDoubt("no answer")))
@@ -271,8 +255,7 @@ def test_a_coordinator_rests_by_itself(world: World) -> None:
 
 
 def test_a_coordinator_that_nobody_has_any_more_stops_resting(world: World) -> None:
-    coordinator = world.coordinator(rest_interval_s=0.01)
-    run(coordinator, 0)
+    coordinator = world.ran(0, rest_interval_s=0.01)
     assert coordinator._resting
     thread, gone = coordinator._resting._thread, weakref.ref(coordinator)
     assert thread
@@ -299,8 +282,7 @@ def test_a_process_that_ends_records_that_its_last_batch_is_complete(tmp_path: P
 
 
 def test_a_batch_that_is_known_to_be_complete_is_not_asked_about_at_the_next_start(world: World) -> None:
-    coordinator = world.coordinator()
-    run(coordinator, 0)
+    coordinator = world.ran(0)
     coordinator.rest()
     again = world.coordinator()
     sink(again, "a").during["commit"] = raises(AssertionError("it was asked"))

@@ -162,29 +162,26 @@ def is_interrupt(error: BaseException | None) -> bool:
     return False
 
 
-# Failures of a job that are known to pass, and so may come for an hour: see ``RepeatedFailure``. ---------------------
+# Failures of a job that are known to pass. ---------------------------------------------------------------------------
 # PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass.
 
-_ANSWERS = rf"{re.escape(DESCRIBED_BY)}(?:Retriable|RoundAborted)\b"
-"""A task has failed with an answer of twopc, which ends with this."""
-
-_OF_SPARK = r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|Answer from Java side is empty"
-"""A process of Spark was lost."""
-
-_OF_JAVA = (
+_OUTAGES = re.compile(
+    rf"{re.escape(DESCRIBED_BY)}Retriable\b|"  # a task has failed with an answer of twopc, which ends with this
     r"java\.net\.(?:Connect|NoRouteToHost|Socket|SocketTimeout|UnknownHost)Exception\b|"
-    r"java\.util\.concurrent\.TimeoutException\b|"
     r"org\.apache\.kafka\.common\.errors\.(?:Disconnect|Network|NotLeaderOrFollower|Timeout|CoordinatorNotAvailable)"
-    r"Exception\b"
-)
-"""A system that Spark reads from did not answer."""
-
-_OF_PYTHON = (
+    r"Exception\b|"
     r"^(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
-    r"|TimeoutError): "
+    r"|TimeoutError): ",
+    re.MULTILINE,
 )
+"""A system did not answer."""
 
-_PASSES = re.compile(f"{_ANSWERS}|{_OF_SPARK}|{_OF_JAVA}|{_OF_PYTHON}", re.MULTILINE)
+_ENDED = re.compile(
+    rf"{re.escape(DESCRIBED_BY)}RoundAborted\b|"
+    r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|Answer from Java side is empty|"
+    r"java\.util\.concurrent\.TimeoutException\b"  # records that are gone end a fetch so, too
+)
+"""A round was rolled back, or a process of Spark was lost, which may come to the same end each time."""
 
 _ERRNO = re.compile(r"^\w*Error: \[Errno (\d+)\]", re.MULTILINE)
 
@@ -194,25 +191,25 @@ def passing_failures() -> Iterator[None]:
     """On the driver: have what passes by itself fail the round as an answer of twopc does.
 
     Raises:
-        Retriable: instead of an interrupt.
-        RoundAborted: instead of the loss of a process, or of an outage. That is counted, as it may never pass.
+        Retriable: instead of an interrupt, or of an outage.
+        RoundAborted: instead of the loss of a process. That is counted, as it may never pass: see ``RepeatedFailure``.
     """
     try:
         yield
     except TwoPhaseCommitError:
         raise
     except Exception as error:
-        if is_interrupt(error):
-            raise Retriable(f"{type(error).__name__}: {error}") from error
-        if passes(str(error)):
-            raise RoundAborted(f"{type(error).__name__}: {error}") from error
-        raise
+        if (kind := Retriable if is_interrupt(error) else passing(str(error))) is None:
+            raise
+        raise kind(f"{type(error).__name__}: {error}") from error
 
 
-def passes(text: str) -> bool:
-    """Whether what has failed a job, by its text, is known to pass."""
-    numbers = {int(number) for number in _ERRNO.findall(text)}
-    return bool(_PASSES.search(text) or not numbers.isdisjoint(PASSING))
+def passing(text: str) -> type[Retriable | RoundAborted] | None:
+    """Return what the failure of a job counts as, by its text; None if it is not known to pass."""
+    if _ENDED.search(text):
+        return RoundAborted
+    is_outage = _OUTAGES.search(text) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text))
+    return Retriable if is_outage else None
 
 
 # A query that is to be stopped first processes what its sources have. ------------------------------------------------

@@ -11,7 +11,6 @@ import pytest
 CASES = Path(__file__).with_name("spark_cases.py")
 
 
-@pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_spark_with_delta_and_the_sink_read_and_write_the_same_tables(java_home: str) -> None:  # sets it up

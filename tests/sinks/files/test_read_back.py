@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from twopc_files.formats import Format
 
-pytestmark = pytest.mark.spark
-
 UTC = dt.timezone.utc
 
 

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 FILES = 3
 """Of a batch, with a record each."""
 
-pytestmark = pytest.mark.spark
-
 
 class Query:
     """Commits batches of ``FILES`` files through the sink, which keeps both logs."""

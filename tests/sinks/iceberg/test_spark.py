@@ -62,7 +62,6 @@ if TYPE_CHECKING:
     from twopc import Committable
 
 pytestmark = [
-    pytest.mark.spark,
     pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not())),

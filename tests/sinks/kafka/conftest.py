@@ -160,6 +160,11 @@ def make_sink(prefix: str) -> MakeSink:
 
 
 @pytest.fixture
+def sink(topic: Topic, make_sink: MakeSink) -> KafkaSink:
+    return make_sink(topic)
+
+
+@pytest.fixture
 def pre_commit() -> PreCommit:
     """Have a participant pre-commit ``values`` and drop it; what comes back is sealed and has been through a log."""
 

@@ -22,7 +22,7 @@ from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.long]
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 
 @dataclass(frozen=True)

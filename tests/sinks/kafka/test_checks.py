@@ -14,8 +14,6 @@ from twopc_kafka import checks
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka.options import WRITERS
 
-pytestmark = pytest.mark.kafka
-
 TRIED = "trial transaction"
 MARKERS = "right to write missing markers (KAFKA-20734)"
 

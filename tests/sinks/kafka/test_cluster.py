@@ -24,7 +24,7 @@ from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
 from twopc_kafka.options import WRITERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.long]
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 PARTITIONS = 3
 CHANCES = 5

@@ -17,8 +17,6 @@ from twopc_kafka.client import control
 from twopc_kafka.client.control import Control
 from twopc_kafka.writers.librdkafka import Writer
 
-pytestmark = pytest.mark.kafka
-
 
 def pre_committed(number: int, sink: Any, pre_commit: Any) -> list[Committable]:
     return [pre_commit(sink, [f"{each:02}"], partition=each) for each in range(number)]

@@ -18,8 +18,6 @@ from twopc_kafka.markers import HEADER
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.kafka
-
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 

@@ -24,8 +24,6 @@ from twopc_kafka.client import control
 from twopc_kafka.writers import librdkafka as writer
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.kafka
-
 PATIENCE_S = 200.0
 """Longer than a killed broker may take to answer again."""
 

@@ -31,14 +31,13 @@ from tests.sinks.kafka.access import (
     scram_user,
 )
 from tests.sinks.kafka.hanging import will_hang
+from tests.sinks.kafka.writing import sealed
 from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, Retriable, RoundAborted
 from twopc_kafka.client import control
 from twopc_kafka.client.control import CONNECT_TIMEOUT_MS
 from twopc_kafka.client.kafka_python import OfProcess
 from twopc_kafka.options import WRITERS
-
-pytestmark = pytest.mark.kafka
 
 SCHEMA = pa.schema([("value", pa.string())])
 
@@ -55,10 +54,8 @@ LOGINS = {
 
 def pre_committed(sink: Any, partition: int = 0) -> Committable:
     sink._validated = SCHEMA  # as of a sink that comes from a driver
-    with Participant({"orders": sink}, Round(1, 0), partition=partition) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    return sealed  # type: ignore[no-any-return]
+    decided: Committable = sealed(sink, "a", partition=partition)
+    return decided
 
 
 @pytest.mark.variants

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from kafka.partitioner.default import murmur2
 
+from tests.sinks.kafka.writing import sealed, text, written
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
 from twopc_kafka import checks, leases
@@ -30,7 +31,7 @@ from twopc_kafka.options import WRITERS
 from twopc_kafka.writers import librdkafka
 from twopc_kafka.writers.librdkafka import Writer
 
-pytestmark = [pytest.mark.kafka, pytest.mark.in_turn("make_either")]
+pytestmark = pytest.mark.in_turn("make_either")
 
 CLOSED_PORT = "127.0.0.1:1"
 VALUE = pa.schema([("value", pa.string())])
@@ -42,18 +43,6 @@ def make_sink(make_sink: Any) -> Any:
         return make_sink(on, **{"writer": "librdkafka"} | options)
 
     return make
-
-
-def written(sink: Any, *batches: pa.RecordBatch) -> Any:
-    """The vote of a participant that wrote ``batches``."""
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        for batch in batches:
-            participant.write("orders", batch)
-        return participant.pre_commit()["orders"]
-
-
-def text(*values: str) -> pa.RecordBatch:
-    return pa.record_batch({"value": list(values)})
 
 
 def threads_of_librdkafka() -> int:
@@ -90,9 +79,9 @@ def test_every_column_arrives_as_it_was_given(make_topic: Any, make_either: Any,
         }
     )
     before_ms = int(time.time() * 1000)
-    [sealed] = sink.seal([written(sink, batch)], age_s=0)
+    decided = sealed(sink, batch)
     assert topic.visible() == []
-    wait.repeated(lambda: sink.commit(sealed))
+    wait.repeated(lambda: sink.commit(decided))
     wait.until("nothing holds back readers", topic.has_no_open_transaction)
     found = {record.value: record for record in topic.records()}
     by_key = (murmur2(b"e") & 0x7FFFFFFF) % 3
@@ -135,14 +124,6 @@ def stored_batches(segment: bytes) -> list[tuple[int, int]]:
 
 
 # Delivery modes. ------------------------------------------------------------------------------------------------------
-
-
-def test_exactly_once_is_visible_only_after_the_commit(topic: Any, make_sink: Any, wait: Any) -> None:
-    sink = make_sink(topic)
-    [sealed] = sink.seal([written(sink, text("a"))], age_s=0)
-    assert topic.visible() == []
-    wait.repeated(lambda: sink.commit(sealed))
-    topic.becomes(["a"])
 
 
 def test_at_least_once_is_flushed_and_visible_at_pre_commit_and_its_commit_does_nothing(
@@ -255,8 +236,8 @@ def test_the_reason_is_told_also_when_a_later_record_runs_into_its_consequence(m
         participant.write("orders", text("b"))
 
 
-def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(topic: Any, make_sink: Any) -> None:
-    options = make_sink(topic)._options
+def test_a_certificate_that_is_missing_where_the_task_runs_is_a_wrong_option(sink: Any) -> None:
+    options = sink._options
     tls = {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}
     elsewhere = replace(options, properties={**options.properties, **tls})
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location"):
@@ -299,8 +280,7 @@ def test_a_producer_whose_rollback_got_no_answer_leaves_no_thread(
     wait.until("no thread is left", lambda: threads_of_librdkafka() <= before)
 
 
-def test_a_transaction_that_was_rolled_back_takes_no_more_records_and_has_no_vote(topic: Any, make_sink: Any) -> None:
-    sink = make_sink(topic)
+def test_a_transaction_that_was_rolled_back_takes_no_more_records_and_has_no_vote(topic: Any, sink: Any) -> None:
     writer = Writer(sink._options, f"ended-{topic.name}")
     writer.write(text("a"))
     writer.abort()
@@ -311,10 +291,10 @@ def test_a_transaction_that_was_rolled_back_takes_no_more_records_and_has_no_vot
 
 
 def test_polling_goes_on_when_a_handler_of_log_records_raises(
-    topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(librdkafka, "POLL_INTERVAL_S", 0.05)
-    writer = Writer(make_sink(topic)._options, f"handler-{topic.name}")
+    writer = Writer(sink._options, f"handler-{topic.name}")
     polls = list[int]()
 
     def raises() -> None:
@@ -328,11 +308,11 @@ def test_polling_goes_on_when_a_handler_of_log_records_raises(
 
 @pytest.mark.parametrize("has_rolled_back", [False, True])
 def test_statistics_are_taken_for_as_long_as_a_writer_is_kept(
-    has_rolled_back: bool, topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+    has_rolled_back: bool, topic: Any, sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """librdkafka would keep them, which takes 3 MB of memory per second."""
     monkeypatch.setattr(librdkafka, "POLL_INTERVAL_S", 0.05)
-    writer = Writer(make_sink(topic)._options, f"slow-{topic.name}")
+    writer = Writer(sink._options, f"slow-{topic.name}")
     if has_rolled_back:
         writer.abort()
     for _ in range(10):  # a queue that nobody polls any more would still hand out a few
@@ -354,18 +334,17 @@ def refused_by_librdkafka(*_: object, **__: object) -> None:
     ("what", "refuses"), [("threading.Thread.start", refused), ("confluent_kafka.Producer", refused_by_librdkafka)]
 )
 def test_a_host_without_threads_to_spare_fails_the_attempt_and_not_the_query(
-    what: str, refuses: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    what: str, refuses: Any, topic: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = make_sink(topic)._options
+    options = sink._options
     monkeypatch.setattr(what, refuses)
     with pytest.raises(RoundAborted, match="this host can start no thread for a producer"):
         Writer(options, f"no-thread-{topic.name}")
 
 
 def test_a_transaction_is_rolled_back_on_a_host_without_threads_to_spare(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = make_sink(topic)
     with contextlib.suppress(ValueError), Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
         participant.write("orders", text("a"))
         participant._transactions["orders"].writer._producer.flush(10)  # type: ignore[attr-defined]
@@ -457,8 +436,8 @@ class Broken:
         self.is_closed = True
 
 
-def test_a_producer_that_has_failed_for_good_is_closed(topic: Any, make_sink: Any) -> None:
-    writer = Writer(make_sink(topic)._options, f"broken-{topic.name}")
+def test_a_producer_that_has_failed_for_good_is_closed(topic: Any, sink: Any) -> None:
+    writer = Writer(sink._options, f"broken-{topic.name}")
     live, broken = writer._producer, Broken()
     writer._producer = broken  # type: ignore[assignment]
     with pytest.raises(RoundAborted, match="could not be rolled back by its own producer: gap"):
@@ -500,19 +479,12 @@ def test_a_producer_that_stops_without_a_reason_makes_the_vote_no(delivery: str,
 
 
 def test_a_topic_that_a_broker_does_not_know_yet_is_asked_for_again(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look, unknown = Control.unknown_topics, [[topic.name]] * 3
     monkeypatch.setattr(Control, "unknown_topics", lambda self, names: unknown.pop() if unknown else look(self, names))
-    make_sink(topic).validate(pa.schema({"value": pa.string()}))
+    sink.validate(pa.schema({"value": pa.string()}))
     assert unknown == []
-
-
-@pytest.mark.long
-def test_a_topic_that_does_not_exist_is_refused_before_anything_is_written(topic: Any, make_sink: Any) -> None:
-    with pytest.raises(ConfigurationError, match="'no-such-topic' \\(the option 'topic'\\) does not exist"):
-        make_sink(topic, topic="no-such-topic").validate(VALUE)
-    make_sink(topic).validate(VALUE)
 
 
 @pytest.mark.parametrize(
@@ -557,21 +529,20 @@ def test_what_asks_a_broker_that_can_not_be_reached_is_retriable_and_told_by_add
             assert "kafka.errors" not in "".join(traceback.format_exception(raised.value))  # its text is in the message
 
 
-def test_what_a_broker_answers_is_in_the_message_and_not_below_a_trace_of_its_client(
-    topic: Any, make_sink: Any
-) -> None:
+def test_what_a_broker_answers_is_in_the_message_and_not_below_a_trace_of_its_client(sink: Any) -> None:
     async def fails() -> None:
         raise kafka.errors.CoordinatorNotAvailableError("orders.7")
 
     with pytest.raises(Retriable, match=r"a broker answered COORDINATOR_NOT_AVAILABLE about orders\.7\.") as raised:
-        make_sink(topic)._control.run(fails)
+        sink._control.run(fails)
     assert "direct cause" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.variants
 @pytest.mark.timeout(60, method="thread")  # a call of librdkafka without a limit hears no signal
 @pytest.mark.parametrize(
-    ("writer", "delivery"), [("arrow", "exactly-once"), ("librdkafka", "exactly-once"), ("librdkafka", "at-least-once")]
+    ("writer", "delivery"),
+    [("arrow", "exactly-once"), *(("librdkafka", each) for each in ("exactly-once", "at-least-once", "none"))],
 )
 def test_a_task_waits_for_a_broker_that_is_gone_as_long_as_message_timeout_says(
     writer: str, delivery: str, make_sink: Any, topic: Any

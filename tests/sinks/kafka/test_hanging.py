@@ -18,20 +18,12 @@ from twopc_kafka.writers.librdkafka import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.kafka
-
 NOTICED, UNNOTICED = 0, 1  # partitions: one gets its marker, one does not
 
 
 @pytest.fixture
 def topic(second_broker: Any, make_topic: Any) -> Any:
     return make_topic(partitions=2, on=second_broker.broker)
-
-
-@pytest.fixture
-def sink(topic: Any, make_sink: Any) -> KafkaSink:
-    made: KafkaSink = make_sink(topic)
-    return made
 
 
 def begun(sink: KafkaSink, value: str, round: Round = Round(1, 0)) -> Committable:  # noqa: B008

@@ -13,7 +13,7 @@ from tests.support.loop import Job
 from twopc import Committable
 from twopc_kafka.options import LIBRDKAFKA, WRITERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.long]
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 
 def written(topic: Any, prefix: str, writer: str, when: str = AFTER) -> Committable | None:

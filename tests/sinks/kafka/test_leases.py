@@ -139,14 +139,8 @@ def test_what_a_late_attempt_used_is_for_the_next_round() -> None:
     assert late in [used((1, 5)) for _ in range(2)]
 
 
-def test_a_name_whose_begin_was_not_answered_is_never_used_again() -> None:
-    unanswered = lease(POOL, (1, 0))
-    unanswered.release()
-    assert unanswered.name.rpartition(".")[0] not in {used((1, batch)) for batch in range(1, 9)}
-
-
-def test_a_name_whose_attempt_failed_amid_its_writing_is_never_used_again() -> None:
-    """A write of it may still arrive, and would be part of what is open under the name by then."""
+def test_a_name_of_which_not_all_was_answered_is_never_used_again() -> None:
+    """A begin, or a write of a failed attempt, may still arrive, and would be part of what is open by then."""
     failed = lease(POOL, (1, 0))
     failed.release()
     assert failed.name.rpartition(".")[0] not in {used((1, batch)) for batch in range(1, 9)}

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import confluent_kafka
@@ -27,8 +28,6 @@ from twopc.log.store import store_of
 from twopc.loop import run
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka.source import KafkaSource
-
-pytestmark = pytest.mark.kafka
 
 
 def produce(topic: Any, values: list[str], partition: int = 0) -> None:
@@ -115,19 +114,11 @@ def test_deleted_records_are_refused_with_their_number_and_skipped_only_where_th
 def test_records_that_are_deleted_while_a_source_reads_end_it_and_only_a_refusal_keeps_it_stopped(
     fails: bool, kind: type[Exception]
 ) -> None:
-    class Report:
-        def error(self) -> confluent_kafka.KafkaError:
-            return confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTO_OFFSET_RESET)
-
-        def topic(self) -> str:
-            return "orders"
-
-        def partition(self) -> int:
-            return 0
-
+    error = confluent_kafka.KafkaError(confluent_kafka.KafkaError._AUTO_OFFSET_RESET)
+    report = SimpleNamespace(error=lambda: error, topic=lambda: "orders", partition=lambda: 0)
     source = KafkaSource({"bootstrap.servers": "127.0.0.1:1"}, ["orders"], fail_on_data_loss=fails)
     with pytest.raises(kind, match="orders-0 no longer has the next record"):
-        source._is_passing(Report())  # type: ignore[arg-type]
+        source._is_passing(report)  # type: ignore[arg-type]
 
 
 @pytest.mark.variants

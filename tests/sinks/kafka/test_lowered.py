@@ -22,7 +22,7 @@ from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 
 class Cluster:
@@ -64,6 +64,13 @@ def topic(cluster: Cluster, make_topic: Any) -> Any:
     return make_topic(on=cluster.broker)
 
 
+@pytest.fixture
+def committable(sink: Any, pre_commit: Any) -> Committable:
+    """Sealed while transaction.version is 2."""
+    decided: Committable = pre_commit(sink, ["a"])
+    return decided
+
+
 def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
     """By the version that was sealed, whatever the cluster's is."""
     of: Any = committable.handle
@@ -77,10 +84,8 @@ def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
 
 @pytest.mark.parametrize("version", [0, 1])
 def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_it_is_raised_again(
-    version: int, cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+    version: int, cluster: Cluster, topic: Any, sink: Any, make_sink: Any, committable: Committable, wait: Any
 ) -> None:
-    sink = make_sink(topic)
-    committable = pre_commit(sink, ["a"])
     assert committable.handle["end_txn_version"] == 5
     cluster.set(version, wait)
     wait.repeated(lambda: sink.commit(committable))
@@ -93,9 +98,8 @@ def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_
 
 
 def test_what_was_committed_before_the_version_was_lowered_is_committed(
-    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+    cluster: Cluster, topic: Any, sink: Any, pre_commit: Any, wait: Any
 ) -> None:
-    sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     wait.repeated(lambda: sink.commit(committable))
     wait.repeated(lambda: sink.complete(0, [committable]))
@@ -135,13 +139,12 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
     raised: int,
     cluster: Cluster,
     topic: Any,
+    sink: Any,
     make_sink: Any,
-    pre_commit: Any,
+    committable: Committable,
     wait: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sink = make_sink(topic)
-    committable = pre_commit(sink, ["a"])
     cluster.set(0, wait)
     assert ended(sink, committable, commit=True) == "UNSUPPORTED_VERSION"
     with monkeypatch.context() as patch:
@@ -170,13 +173,12 @@ def test_only_a_transaction_that_looks_stuck_each_time_counts_as_stuck(
     answer_first: Any,
     cluster: Cluster,
     topic: Any,
-    make_sink: Any,
+    sink: Any,
     pre_commit: Any,
     wait: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Such as after a restart, while coordinators load their transactions."""
-    sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     cluster.set(0, wait)
     monkeypatch.setattr(ending, "STUCK_S", 0.0)
@@ -187,9 +189,8 @@ def test_only_a_transaction_that_looks_stuck_each_time_counts_as_stuck(
 
 
 def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_look_at_it_and_the_commit(
-    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     cluster.set(0, wait)
 
@@ -204,18 +205,11 @@ def test_an_operator_is_told_at_once_where_the_version_is_lowered_between_the_lo
 
 @pytest.mark.parametrize("version", [0, 2])
 def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
-    version: int,
-    cluster: Cluster,
-    topic: Any,
-    make_sink: Any,
-    pre_commit: Any,
-    wait: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    version: int, cluster: Cluster, sink: Any, pre_commit: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As seen when the version is lowered amid the markers: they are all written, and it stays like that."""
     monkeypatch.setattr(ending, "STUCK_S", 0.2)
     monkeypatch.setattr(ending, "MARKERS_TIMEOUT_S", 0.2)
-    sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     sink.commit(committable)
     cluster.set(version, wait)
@@ -229,9 +223,8 @@ def test_an_operator_is_told_of_a_commit_whose_end_kafka_could_not_note(
 
 
 def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(
-    cluster: Cluster, topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+    cluster: Cluster, topic: Any, sink: Any, pre_commit: Any, wait: Any
 ) -> None:
-    sink = make_sink(topic)
     pre_commit(sink, ["a"])
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 1))
     sink.write(transaction, pa.record_batch({"value": ["b"]}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import re
 import time
 import uuid
 from collections import Counter
@@ -57,22 +58,20 @@ STAMP = (HEADER, b"log/7")
 # The option. --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("delivery", ["at-least-once", "none"])
-def test_records_that_may_come_twice_get_no_markers(delivery: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"'batch\.markers' is only for 'delivery' = 'exactly-once'"):
-        KafkaSink({**SERVERS, "batch.markers": "markers", "delivery": delivery})
-
-
-def test_markers_among_the_records_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"'batch\.markers' and 'topic' are both 'orders'"):
-        KafkaSink({**SERVERS, "batch.markers": "orders", "topic": "orders"})
-
-
-def test_a_name_that_no_topic_can_have_is_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"'batch\.markers' of the kafka sink must be the name of another topic"
-    ):
-        KafkaSink({**SERVERS, "batch.markers": "no such/topic"})
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(
+            ({"batch.markers": "markers", "delivery": each}, "'batch.markers' is only for 'delivery' = 'exactly-once'")
+            for each in ("at-least-once", "none")  # records may come twice
+        ),
+        ({"batch.markers": "orders", "topic": "orders"}, "'batch.markers' and 'topic' are both 'orders'"),
+        ({"batch.markers": "no such/topic"}, "'batch.markers' of the kafka sink must be the name of another topic"),
+    ],
+)
+def test_markers_of_nothing_or_among_the_records_or_in_no_topic_are_refused(options: dict[str, str], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(told)):
+        KafkaSink({**SERVERS, **options})
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
@@ -275,7 +274,6 @@ def query(request: Any, make_topic: Any, make_sink: Any, tmp_path: Path) -> Quer
     return Query(make_topic, make_sink, tmp_path, writer=request.param)
 
 
-@pytest.mark.kafka
 def test_every_record_names_its_batch_and_the_marker_has_what_a_committed_reader_finds(query: Query) -> None:
     coordinator = query.coordinator()
     for batch_id in range(3):
@@ -287,7 +285,6 @@ def test_every_record_names_its_batch_and_the_marker_has_what_a_committed_reader
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_the_marker_is_written_when_all_of_the_batch_is_visible(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, seen = query.coordinator(), []
     memory = coordinator._sinks["memory"]
@@ -300,7 +297,6 @@ def test_the_marker_is_written_when_all_of_the_batch_is_visible(query: Query, mo
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_what_was_rolled_back_is_in_no_marker(query: Query) -> None:
     with pytest.raises(Exception, match="the job failed"):
         query.run(0, fails=True)
@@ -309,7 +305,6 @@ def test_what_was_rolled_back_is_in_no_marker(query: Query) -> None:
     assert dict(query.stated()) == query.written()
 
 
-@pytest.mark.kafka
 def test_a_batch_that_comes_again_gets_no_second_marker(query: Query) -> None:
     coordinator = query.coordinator()
     query.run(0, coordinator)
@@ -317,7 +312,6 @@ def test_a_batch_that_comes_again_gets_no_second_marker(query: Query) -> None:
     assert len(query.stated()) == 1
 
 
-@pytest.mark.kafka
 def test_a_crash_after_the_marker_repeats_it_as_it_was(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = query.coordinator()
     monkeypatch.setattr(coordinator._sinks["memory"], "announce", lambda *_: killed())
@@ -330,7 +324,6 @@ def test_a_crash_after_the_marker_repeats_it_as_it_was(query: Query, monkeypatch
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query: Query) -> None:
     class Dies:
         @hookimpl
@@ -350,7 +343,6 @@ def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.parametrize("now", [None, "another"])
 def test_what_is_written_again_after_the_option_changed_is_written_for_the_marker_of_its_batch(
     query: Query, now: str | None, make_topic: Any, monkeypatch: pytest.MonkeyPatch
@@ -385,7 +377,6 @@ def test_what_is_written_again_after_the_option_changed_is_written_for_the_marke
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_batch_of_which_a_transaction_was_given_up_has_a_marker_with_its_ends(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,7 +404,6 @@ def test_a_batch_of_which_a_transaction_was_given_up_has_a_marker_with_its_ends(
     assert sum(count for count, _ in parts.values()) == RECORDS - RECORDS // 4
 
 
-@pytest.mark.kafka
 def test_a_missing_topic_of_markers_is_refused_before_anything_is_written(topic: Any, make_sink: Any) -> None:
     sink = make_sink(topic, **{"batch.markers": "no-such-topic"})
     with pytest.raises(
@@ -423,7 +413,6 @@ def test_a_missing_topic_of_markers_is_refused_before_anything_is_written(topic:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_topic_of_markers_that_was_deleted_after_the_decision_stops_the_query_until_it_is_there(
     query: Query, kafka_broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +444,6 @@ def granted(second_broker: Any, make_topic: Any, make_sink: Any) -> Any:
     return SimpleNamespace(sink=sink, let=let, markers=markers)
 
 
-@pytest.mark.kafka
 def test_a_missing_right_to_write_markers_is_refused_before_anything_is_written(granted: Any, wait: Any) -> None:
     schema = pa.schema({"value": pa.string()})
     granted.let(AclOperation.DESCRIBE)
@@ -475,7 +463,6 @@ def test_a_missing_right_to_write_markers_is_refused_before_anything_is_written(
     granted.sink.validate(schema)
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("operations", [[], [AclOperation.DESCRIBE]], ids=str)
 def test_a_right_to_write_markers_that_is_taken_away_needs_an_operator_and_is_not_asked_for_for_ever(
     granted: Any, operations: list[AclOperation]
@@ -499,7 +486,6 @@ def test_a_reader_of_whole_batches_takes_forty_lines(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.crash
 @pytest.mark.parametrize("language", [PYTHON, JAVA])
 def test_a_reader_that_is_killed_again_and_again_shows_each_batch_once_and_whole(
@@ -556,7 +542,6 @@ class Hand:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.crash
 @pytest.mark.parametrize("language", [PYTHON, pytest.param(JAVA, marks=pytest.mark.long)])
 def test_a_reader_passes_what_it_cannot_show(language: str, make_topic: Any, tmp_path: Path) -> None:
@@ -646,7 +631,6 @@ class Storm:
             reader.kill()
 
 
-@pytest.mark.kafka
 @pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.timeout(5 * STORM_S)

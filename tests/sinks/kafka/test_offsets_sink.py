@@ -29,8 +29,6 @@ from twopc_kafka import offsets_sink as progress
 from twopc_kafka.client import control
 from twopc_kafka.offsets_sink import KafkaProgressSink
 
-pytestmark = pytest.mark.kafka
-
 LOOP = "tests.sinks.kafka.offsets_loop"
 
 
@@ -88,9 +86,8 @@ def test_a_zombies_late_commit_does_not_set_the_group_back(group: Group, wait: A
     assert group.offsets() == {0: 9}
 
 
-def test_a_batch_is_complete_when_the_markers_are_written(topic: Any, make_sink: Any, pre_commit: Any) -> None:
+def test_a_batch_is_complete_when_the_markers_are_written(sink: Any, pre_commit: Any) -> None:
     """Kafka mostly answers a commit before, and what commits last would be visible sooner than the records."""
-    sink = make_sink(topic)
     for batch_id in range(20):
         committable = pre_commit(sink, ["a"], Round(1, batch_id))
         sink.commit(committable)

@@ -63,13 +63,11 @@ def without(topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-@pytest.mark.kafka
 def test_brokers_without_a_request_that_a_crash_needs_are_refused_before_the_first_batch(without: Any) -> None:
     with pytest.raises(ConfigurationError, match="do not support DescribeProducers"):
         without(DescribeProducersRequest).open()
 
 
-@pytest.mark.kafka
 def test_what_is_decided_is_committed_before_the_next_batch_is_refused(
     without: Any, pre_commit: Any, topic: Any
 ) -> None:
@@ -85,18 +83,16 @@ def test_what_is_decided_is_committed_before_the_next_batch_is_refused(
         sink.validate(pa.schema({"value": "string"}))
 
 
-@pytest.mark.kafka
 def test_the_doctor_warns_of_brokers_that_write_no_missing_marker(without: Any) -> None:
     warned = found(without(WriteTxnMarkersRequest), CheckStatus.WARNING)
     assert "WriteTxnMarkers" in warned["right to write missing markers (KAFKA-20734)"].detail
 
 
-@pytest.mark.kafka
 def test_the_doctor_goes_on_where_no_topic_of_transactions_is_listed(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checks, "TRANSACTION_LOG", "not-listed")
-    results = {each.check: each for each in make_sink(topic).check()}
+    results = {each.check: each for each in sink.check()}
     assert "list no such topic" in results["topic 'not-listed': replication"].detail
     assert results["right to write missing markers (KAFKA-20734)"].result is CheckStatus.PASSED
 
@@ -135,7 +131,6 @@ def run_a_batch(sink: TwoPhaseCommitSink[Any], batch: pa.RecordBatch, log: Path,
 
 
 @pytest.mark.long  # starts a broker twice
-@pytest.mark.kafka
 @pytest.mark.parametrize("setting", ["transaction.state.log.replication.factor", "offsets.topic"])
 def test_a_single_broker_with_kafkas_default_replication_is_told_in_time_and_the_advice_works(
     setting: str, tmp_path: Path
@@ -196,11 +191,9 @@ async def _soon(answer: Any) -> Any:
     return answer
 
 
-@pytest.mark.kafka
 def test_a_cluster_that_can_not_prove_what_it_says_vetoes_the_batch_and_stops_a_decided_one(
-    topic: Any, make_sink: Any, pre_commit: Any, wait: Any, request: pytest.FixtureRequest
+    topic: Any, sink: Any, pre_commit: Any, wait: Any, request: pytest.FixtureRequest
 ) -> None:
-    sink = make_sink(topic)
     committable = pre_commit(sink, ["a"])
     sink.abort(committable)
     name = committable.transaction_id
@@ -214,14 +207,13 @@ def test_a_cluster_that_can_not_prove_what_it_says_vetoes_the_batch_and_stops_a_
     assert not sink._control.can_prove(sink.transactional_ids.scope)
 
 
-@pytest.mark.kafka
 def test_the_doctor_tells_what_a_cluster_can_not_prove_or_does_not_report(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Control, "can_prove", lambda *_: False)
     monkeypatch.setattr(TransactionState, "may_go_on", False)
     monkeypatch.setattr(Control, "expiration_ms", lambda _: 3_600_000)
-    warned = found(make_sink(topic), CheckStatus.WARNING)
+    warned = found(sink, CheckStatus.WARNING)
     assert "OutcomeUnknown" in warned["proof of what coordinators report"].detail
     assert "takes a new one" in warned["report of a committed transaction"].detail
     assert warned["transactional.id.expiration.ms of the brokers"].detail.startswith("1 h: ")
@@ -253,7 +245,6 @@ def answering_groups(monkeypatch: pytest.MonkeyPatch, group: str, type_: str) ->
     monkeypatch.setattr(Control, "send", answered)
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize(("type_", "is_taken"), [("share", True), ("streams", True), ("Classic", False), ("", False)])
 def test_only_an_empty_consumer_group_takes_offsets(
     type_: str, is_taken: bool, topic: Any, progress_sink: Any, monkeypatch: pytest.MonkeyPatch, wait: Any
@@ -268,7 +259,6 @@ def test_only_an_empty_consumer_group_takes_offsets(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_what_refuses_the_offsets_is_found_by_the_trial_of_the_doctor(
     progress_sink: Any, monkeypatch: pytest.MonkeyPatch, topic: Any
 ) -> None:
@@ -288,7 +278,6 @@ def _into_another_group(commit_offsets: Any) -> Any:
 
 
 @pytest.mark.long  # compiles a Java program
-@pytest.mark.kafka
 def test_a_share_group_is_refused_by_the_doctor_and_at_the_first_batch(
     topic: Any, progress_sink: Any, tmp_path: Path
 ) -> None:

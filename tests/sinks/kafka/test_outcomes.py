@@ -84,10 +84,22 @@ def test_only_no_error_ends_a_transaction_without_a_further_question() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", ["INVALID_TXN_STATE", "PRODUCER_FENCED", "INVALID_PRODUCER_EPOCH", "INVALID_PRODUCER_ID_MAPPING"]
+    ("error", "means"),
+    [
+        # These follow a roll-back as well as a commit.
+        *(
+            (f"INVALID_{what}", EndTxnAnswer.DESCRIBE)
+            for what in ("TXN_STATE", "PRODUCER_EPOCH", "PRODUCER_ID_MAPPING")
+        ),
+        ("PRODUCER_FENCED", EndTxnAnswer.DESCRIBE),
+        # What the sink makes of one that is not listed is in test_settling.py.
+        ("AN_ERROR_OF_KAFKA_9", EndTxnAnswer.DESCRIBE),
+        (meaning(4242).name, EndTxnAnswer.DESCRIBE),
+        ("CONCURRENT_TRANSACTIONS", EndTxnAnswer.REPEAT),  # markers are being written
+    ],
 )
-def test_an_error_that_follows_a_roll_back_as_well_as_a_commit_means_describe(error: str) -> None:
-    assert to_end(error) is EndTxnAnswer.DESCRIBE
+def test_an_error_means_to_describe_or_to_repeat(error: str, means: EndTxnAnswer) -> None:
+    assert to_end(error) is means
 
 
 def test_a_version_that_kafka_began_to_end_a_transaction_by_and_could_not_leaves_it_stuck() -> None:
@@ -108,16 +120,6 @@ def test_a_transaction_counts_as_stuck_only_if_no_long_silence_came_between(
         looked.refuse(cast("Control", None), committable)
     with pytest.raises(OperatorRequired) if is_told else contextlib.nullcontext():
         looked.refuse(cast("Control", None), committable)
-
-
-def test_markers_that_are_being_written_mean_the_same_call_again() -> None:
-    assert to_end("CONCURRENT_TRANSACTIONS") is EndTxnAnswer.REPEAT
-
-
-def test_an_error_that_is_not_listed_means_describe() -> None:
-    # What the sink makes of it is in test_settling.py.
-    assert to_end("AN_ERROR_OF_KAFKA_9") is EndTxnAnswer.DESCRIBE
-    assert to_end(meaning(4242).name) is EndTxnAnswer.DESCRIBE
 
 
 def test_no_two_codes_have_one_name() -> None:

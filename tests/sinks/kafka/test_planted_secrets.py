@@ -23,8 +23,6 @@ from tests.support.kills import all_of, arguments, bound, kill_all_of
 from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import S3Server
 
-pytestmark = [pytest.mark.kafka, pytest.mark.spark]
-
 DRIVER = Path(__file__).with_name("secrets_driver.py")
 TIMEOUT_S = 120
 

@@ -13,13 +13,15 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from twopc import Committable, Coordinator, Participant, Round
+from tests.sinks.kafka.writing import writing, written
+from tests.support.observing import Killed, killed
+from twopc import Committable, Coordinator, Round, Vote
 from twopc.errors import OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.leaders import Leaders
 from twopc_kafka.options import WRITERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.in_turn("writer")]
+pytestmark = pytest.mark.in_turn("writer")
 
 
 def deleted(topic: Any, wait: Any, kafka_broker: Any, *, and_created_again: bool = True) -> None:
@@ -39,6 +41,17 @@ def text(value: str, topic: str | None = None) -> pa.RecordBatch:
     return pa.record_batch({"value": [value]} if topic is None else {"value": [value], "topic": [topic]})
 
 
+def before(what: Callable[[], None], sink: Any, batch: pa.RecordBatch) -> Callable[[Round], list[Vote]]:
+    """Return the first phase of a batch, amid which something happens: before the decision."""
+
+    def phase_one(round: Round) -> list[Vote]:
+        votes = writing(sink, batch)(round)
+        what()
+        return votes
+
+    return phase_one
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize("by", ["option", "column"])
 @pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
@@ -48,28 +61,14 @@ def test_a_batch_whose_topic_is_deleted_while_it_is_written_fails_before_its_dec
 ) -> None:
     named = topic.name if by == "column" else None
     sink = make_sink(topic, log_id=None, writer=writer, topic=None if named else topic.name)
-    value = "before"
-
-    def phase_one(round: Round) -> list[Any]:
-        with Participant({"orders": sink}, round, partition=0) as participant:
-            participant.write("orders", text(value, named))
-            return [participant.pre_commit()]
-
-    def phase_one_and_then(round: Round) -> list[Any]:
-        votes = phase_one(round)
-        recreate(topic, and_created_again=again)
-        return votes
-
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
-        coordinator.run(0, phase_one)
-        value = "gone"
+        coordinator.run(0, writing(sink, text("before", named)))
         with pytest.raises(RoundAborted, match=rf"topic '{topic.name}' was deleted while the batch was written"):
-            coordinator.run(1, phase_one_and_then)
+            coordinator.run(1, before(lambda: recreate(topic, and_created_again=again), sink, text("gone", named)))
         if not again:
             kafka_broker.create_topic(topic.name)
         assert topic.visible() == []
-        value = "after"
-        coordinator.run(1, phase_one)
+        coordinator.run(1, writing(sink, text("after", named)))
     assert topic.visible() == ["after"]
 
 
@@ -81,18 +80,11 @@ def test_so_does_the_first_batch_that_a_query_writes_to_the_topic(
     named = topic.name if by == "column" else None
     sink = make_sink(topic, log_id=None, writer=writer, topic=None if named else topic.name)
 
-    def phase_one(round: Round) -> list[Any]:
-        with Participant({"orders": sink}, round, partition=0) as participant:
-            participant.write("orders", text("gone", named))
-            vote = participant.pre_commit()
-        recreate(topic)
-        return [vote]
-
     with (
         Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator,
         pytest.raises(RoundAborted, match=rf"topic '{topic.name}' was deleted while the batch was written"),
     ):
-        coordinator.run(0, phase_one)
+        coordinator.run(0, before(lambda: recreate(topic), sink, text("gone", named)))
 
 
 def test_a_topic_that_is_created_again_between_two_batches_fails_neither(
@@ -101,15 +93,10 @@ def test_a_topic_that_is_created_again_between_two_batches_fails_neither(
     monkeypatch.setattr("twopc_kafka.sink.METADATA_MAX_AGE_S", 0.0)  # as if the query had rested
     sink = make_sink(topic, log_id=None)
 
-    def phase_one(round: Round) -> list[Any]:
-        with Participant({"orders": sink}, round, partition=0) as participant:
-            participant.write("orders", text(str(round.batch_id)))
-            return [participant.pre_commit()]
-
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, writing(sink, "0"))
         recreate(topic)
-        coordinator.run(1, phase_one)
+        coordinator.run(1, writing(sink, "1"))
     assert topic.visible() == ["1"]
 
 
@@ -119,9 +106,7 @@ def test_a_coordinator_in_another_process_than_the_one_before_the_tasks_sees_it_
     """As with ``format("twopc")``: what was known before the tasks travels with their votes."""
     before_tasks = make_sink(topic)
     in_task: KafkaSink = pickle.loads(pickle.dumps(before_tasks))  # noqa: S301  # our own
-    with Participant({"orders": in_task}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", text("gone"))
-        vote = participant.pre_commit()["orders"]
+    vote = written(in_task, text("gone"))
     recreate(topic)
     with pytest.raises(RoundAborted, match="was deleted while the batch was written"):
         make_sink(topic).seal([Committable.from_json(json.loads(json.dumps(vote.to_json())))], age_s=0)
@@ -153,22 +138,10 @@ def test_what_was_decided_is_written_again_from_its_copy_into_the_new_topic(
         return sink, Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query", replay_copies=stage)
 
     sink, coordinator = start()
-
-    def phase_one(round: Round) -> list[Any]:
-        with Participant({"orders": sink}, round, partition=0) as participant:
-            participant.write("orders", text("a"))
-            return [participant.pre_commit()]
-
-    class Killed(BaseException):
-        pass
-
-    def die(*_: object) -> None:
-        raise Killed
-
     with monkeypatch.context() as dying:
-        dying.setattr(KafkaSink, "commit", die)
+        dying.setattr(KafkaSink, "commit", lambda *_: killed())
         with pytest.raises(Killed):
-            coordinator.run(0, phase_one)
+            coordinator.run(0, writing(sink, "a"))
     recreate(topic)
     sink._leaders._topics.clear()  # another process
     _, coordinator = start()
@@ -191,8 +164,7 @@ def test_a_batch_that_was_committed_when_its_topic_was_deleted_stops_the_query_l
         make_sink(topic).commit(committable)
 
 
-def test_a_decision_of_before_topics_were_noted_is_committed(topic: Any, make_sink: Any, pre_commit: Any) -> None:
-    sink = make_sink(topic)
+def test_a_decision_of_before_topics_were_noted_is_committed(topic: Any, sink: Any, pre_commit: Any) -> None:
     noted = pre_commit(sink, ["a"])
     committable = replace(noted, handle={key: noted.handle[key] for key in noted.handle if key != "topic_ids"})
     sink.commit(committable)

@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.sinks.kafka.writing import written
 from tests.support.observing import Killed, observing
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc_kafka import KafkaSink
-
-pytestmark = pytest.mark.kafka
 
 TIMEOUT_MS = 2000
 
@@ -115,39 +114,24 @@ def test_without_a_copy_the_query_stops_and_stays_stopped(run: Any, kill: Kill, 
 
 def test_a_batch_with_too_little_time_left_is_not_decided(topic: Any, make_sink: Any) -> None:
     sink = make_sink(topic, **{"transaction.timeout.ms": 60_000, "commit.margin.ms": 20_000})
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        committables = list(participant.pre_commit().values())
+    vote = written(sink, "a")
     with pytest.raises(RoundAborted, match=r"19000 ms are left.*'commit\.margin\.ms' = 20000"):
-        sink.seal(committables, age_s=41)
-    sink.seal(committables, age_s=39)
+        sink.seal([vote], age_s=41)
+    sink.seal([vote], age_s=39)
 
 
 def test_more_than_half_of_the_time_is_warned_of(topic: Any, make_sink: Any, caplog: pytest.LogCaptureFixture) -> None:
     sink = make_sink(topic, **{"transaction.timeout.ms": 60_000})
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        committables = list(participant.pre_commit().values())
-    warning = "more than half of 'transaction.timeout.ms'"
-    sink.seal(committables, age_s=29)
-    assert warning not in caplog.text
-    sink.seal(committables, age_s=31)
-    assert warning in caplog.text
+    vote = written(sink, "a")
+    for age_s, is_warned_of in ((29, False), (31, True)):
+        sink.seal([vote], age_s=age_s)
+        assert ("more than half of 'transaction.timeout.ms'" in caplog.text) is is_warned_of
 
 
-def test_the_longest_time_out_that_the_broker_grants_is_asked_for(topic: Any, make_sink: Any) -> None:
-    sink = make_sink(topic)
+def test_the_longest_time_out_that_the_broker_grants_is_asked_for(sink: Any) -> None:
     sink.open()
     largest_ms = sink._control.largest_timeout_ms()
     assert sink._options.transaction_timeout_ms == largest_ms == 900_000
-
-
-def test_a_time_out_that_the_broker_does_not_grant_is_refused_before_anything_is_written(
-    topic: Any, make_sink: Any, tmp_path: Path
-) -> None:
-    sink = make_sink(topic, log_id=None, **{"transaction.timeout.ms": 900_001})
-    with pytest.raises(ConfigurationError, match=r"'transaction\.timeout\.ms' = 900001.*transaction\.max\.timeout\.ms"):
-        Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query").run(0, lambda _: [])
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.kafka
-
 UNANSWERED = "-"  # the table has no such row
 
 # facts.md: state → the answers to commit by version 4, commit by 5, abort by 4, abort by 5.
@@ -234,11 +232,9 @@ def test_a_task_repeats_its_rollback_until_it_is_certain_and_does_not_wait_for_e
     patience_s: float,
     expected: type[Exception] | None,
     answer_first: Any,
-    topic: Any,
-    make_sink: Any,
+    sink: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    sink = make_sink(topic)
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     sink.write(transaction, pa.record_batch({"value": ["a"]}))
     transaction.writer.finish()  # so that the broker has the record, and the transaction
@@ -323,10 +319,7 @@ def test_what_a_forged_log_names_of_another_is_refused_and_stays(
     ],
     ids=str,
 )
-def test_a_number_that_kafka_can_not_have_given_is_in_doubt(
-    topic: Any, make_sink: Any, pre_commit: Any, forged: dict[str, Any]
-) -> None:
-    sink = make_sink(topic)
+def test_a_number_that_kafka_can_not_have_given_is_in_doubt(sink: Any, pre_commit: Any, forged: dict[str, Any]) -> None:
     committable = pre_commit(sink, ["a"])
     with pytest.raises(OutcomeUnknown, match=next(iter(forged))):
         sink.commit(replace(committable, handle={**committable.handle, **forged}))
@@ -364,9 +357,9 @@ def test_brokers_that_came_back_at_other_addresses_are_found_again(topic: Any, w
     control.close()
 
 
-def test_an_answer_about_very_many_transactions_is_not_too_long(topic: Any, make_sink: Any) -> None:
+def test_an_answer_about_very_many_transactions_is_not_too_long(topic: Any, sink: Any) -> None:
     """A driver that died with 10 000 of them open."""
-    scope = make_sink(topic).transactional_ids.scope
+    scope = sink.transactional_ids.scope
     names = [f"{scope}{number:016x}.0" for number in range(30_000)]
     control = Control({"bootstrap_servers": [topic.servers]})
     assert control.describe(names) == {}
@@ -374,9 +367,9 @@ def test_an_answer_about_very_many_transactions_is_not_too_long(topic: Any, make
 
 
 def test_a_broker_that_joined_after_the_connection_was_made_is_asked_too(
-    topic: Any, make_sink: Any, pre_commit: Any, wait: Any
+    topic: Any, sink: Any, pre_commit: Any, wait: Any
 ) -> None:
-    committable = pre_commit(make_sink(topic), ["a"])
+    committable = pre_commit(sink, ["a"])
     control = Control({"bootstrap_servers": [topic.servers]})
     control.list_ongoing("twopc")
     control.manager.cluster._brokers.clear()  # as before it joined
@@ -426,10 +419,7 @@ def test_the_hash_is_javas() -> None:
     assert hash_of_java("polygenelubricants") == -(2**31)  # a word that is known for it
 
 
-def test_what_a_coordinator_says_is_proven_by_a_write_that_leaves_nothing_open(
-    topic: Any, make_sink: Any, pre_commit: Any
-) -> None:
-    sink = make_sink(topic)
+def test_what_a_coordinator_says_is_proven_by_a_write_that_leaves_nothing_open(sink: Any, pre_commit: Any) -> None:
     committable = pre_commit(sink, ["a"])
     name, scope = committable.transaction_id, sink.transactional_ids.scope
     assert sink._control.describe_proven([name, f"{name}0"], scope) == sink._control.describe([name])

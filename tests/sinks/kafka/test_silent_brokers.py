@@ -9,18 +9,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from kafka.protocol.broker_version_data import BrokerVersionData
 
-from twopc import Participant, Round
+from tests.sinks.kafka.writing import written
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka.client import control
 from twopc_kafka.client import kafka_python as connections
 from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.client.control import Control
-
-pytestmark = pytest.mark.kafka
 
 PATIENCE_MS = 60_000
 """How long a task, or a question of the coordinator's, may wait for brokers in these tests."""
@@ -69,9 +66,7 @@ def test_a_task_finds_the_broker_that_answers_among_silent_ones(
     all_servers = ",".join([*silent_servers, topic.servers])
     sink = make_sink(topic, writer="arrow", bootstrap_servers=all_servers, message_timeout_ms=PATIENCE_MS)
     started = time.monotonic()
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        vote = participant.pre_commit()["orders"]
+    vote = written(sink, "a")
     assert time.monotonic() - started < SOON_S
     sink.abort(vote)
 

@@ -292,7 +292,6 @@ def filled(expected: dict[str, Any], topic: Any) -> dict[str, Any]:
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize("bad", BY_VALUE, ids=lambda bad: bad.name)
 def test_what_can_never_be_written_is_refused_alike_whatever_writes_it(
     bad: Bad, make_topic: Any, make_sink: Any
@@ -312,7 +311,6 @@ def test_what_can_never_be_written_is_refused_alike_whatever_writes_it(
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize(("config", "bad"), BY_BROKER, ids=lambda each: getattr(each, "name", ""))
 def test_what_the_brokers_will_always_refuse_is_refused_alike_whatever_writes_it(
     config: dict[str, str], bad: Bad, make_topic: Any, make_sink: Any
@@ -330,7 +328,6 @@ def test_what_the_brokers_will_always_refuse_is_refused_alike_whatever_writes_it
     assert (refused.sink, refused.topic, refused.partition) == ("orders", topic.name, 0)
 
 
-@pytest.mark.kafka
 def test_a_supervisor_sees_that_to_run_the_batch_again_is_in_vain(
     make_topic: Any, make_sink: Any, tmp_path: Any
 ) -> None:
@@ -349,7 +346,6 @@ def test_a_supervisor_sees_that_to_run_the_batch_again_is_in_vain(
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_the_first_millisecond_of_1970_is_written_or_refused_and_never_another_time(
     unit: str, make_topic: Any, make_sink: Any, wait: Any
@@ -372,7 +368,6 @@ def test_the_first_millisecond_of_1970_is_written_or_refused_and_never_another_t
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 def test_bytes_that_are_no_text_arrive_as_they_are(
     writer: str, delivery: str, make_topic: Any, make_sink: Any, wait: Any
@@ -389,7 +384,6 @@ def test_bytes_that_are_no_text_arrive_as_they_are(
     assert found == {(each, each) for each in (b"\xff\x00", b"\xc3\x28")}
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "none"])
 def test_a_record_that_librdkafkas_queue_has_no_room_for_is_refused_and_waits_for_nothing(
     delivery: str, make_topic: Any, make_sink: Any
@@ -404,7 +398,6 @@ def test_a_record_that_librdkafkas_queue_has_no_room_for_is_refused_and_waits_fo
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 def test_records_without_a_key_for_a_compacted_topic_are_left_out_before_the_broker_refuses_all(
     writer: str, delivery: str, make_topic: Any, make_sink: Any, wait: Any
@@ -458,7 +451,6 @@ NOT_ACCEPTED = {
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("case", NOT_ACCEPTED)
 def test_a_record_that_its_topic_does_not_accept_is_left_out_before_the_broker_refuses_all(
@@ -478,7 +470,6 @@ def test_a_record_that_its_topic_does_not_accept_is_left_out_before_the_broker_r
     wait.until("the others are there", lambda: {each.value for each in topic.records("read_uncommitted")} == written)
 
 
-@pytest.mark.kafka
 def test_a_topic_that_sets_the_timestamps_itself_and_a_compressed_batch_are_left_to_the_brokers(
     make_topic: Any, make_sink: Any
 ) -> None:
@@ -491,7 +482,6 @@ def test_a_topic_that_sets_the_timestamps_itself_and_a_compressed_batch_are_left
     assert len(topic.records("read_uncommitted")) == 4
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_column(
     before: int, make_topic: Any, make_sink: Any
@@ -519,7 +509,6 @@ def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_col
     assert (refused.value.record, refused.value.column) == (4 * before + 4, "timestamp")
 
 
-@pytest.mark.kafka
 def test_a_topic_is_asked_for_what_it_accepts_once_per_transaction(
     topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -539,7 +528,6 @@ def test_a_topic_is_asked_for_what_it_accepts_once_per_transaction(
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 def test_a_topic_that_is_missing_is_waited_for_once_however_many_records_name_one(
     writer: str, delivery: str, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
@@ -568,7 +556,6 @@ def test_a_topic_that_is_missing_is_waited_for_once_however_many_records_name_on
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("wrong", [b"no topic!", b"\xff", b"", b"x" * 250, None])
 def test_a_record_whose_topic_has_no_possible_name_is_left_out_though_it_has_no_key(
@@ -601,7 +588,6 @@ def delete(topic: Any) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("by", ["option", "column"])
 def test_a_misspelt_topic_is_refused_and_not_created_where_brokers_create_topics(
@@ -624,7 +610,6 @@ def test_a_misspelt_topic_is_refused_and_not_created_where_brokers_create_topics
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_topic_that_was_deleted_since_it_was_seen_is_not_created_again(
     make_topic: Any, make_sink: Any, wait: Any, creating_topics: KafkaBroker
 ) -> None:
@@ -642,7 +627,6 @@ def test_a_topic_that_was_deleted_since_it_was_seen_is_not_created_again(
     assert topic.name not in topics_of(topic.servers)
 
 
-@pytest.mark.kafka
 def test_a_process_looks_for_a_topic_once_in_a_while_and_for_a_new_partition_at_once(
     make_topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -682,7 +666,6 @@ def takes(write: Callable[[], None]) -> bool:
     return True
 
 
-@pytest.mark.kafka
 def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
     make_topic: Any, make_sink: Any, wait: Any
 ) -> None:
@@ -700,21 +683,3 @@ def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
         wait.until("it has another partition", lambda: takes(lambda: written(1)))
         written(0)
         assert participant.pre_commit()["orders"].records == 3
-
-
-# A broker that does not say. ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-@pytest.mark.kafka
-@pytest.mark.parametrize("delivery", ["at-least-once", "none"])
-def test_a_topic_that_no_broker_can_be_asked_for_makes_the_vote_no_within_message_timeout(
-    delivery: str, make_topic: Any, make_sink: Any
-) -> None:
-    sink = make_sink(
-        make_topic(), writer="librdkafka", delivery=delivery, bootstrap_servers="127.0.0.1:1", message_timeout_ms=1000
-    )
-    started = time.monotonic()
-    with pytest.raises(RoundAborted, match=r"no broker answered at 127.0.0.1:1 within 1000 ms.*Is the broker up"):
-        write_directly(sink, pa.record_batch({"value": ["a"]}))
-    assert time.monotonic() - started < 10

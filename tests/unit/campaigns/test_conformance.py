@@ -27,8 +27,6 @@ from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = pytest.mark.kafka
-
 TOPIC, PARTITIONS, UNNOTICED = "conformance", 5, 4
 
 PATIENCE_S = 30.0

@@ -72,7 +72,6 @@ def test_a_defect_in_a_sink_of_another_system_is_caught(mutant: Mutant, of_dear_
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.parametrize("mutant", OF_KAFKA, ids=lambda mutant: mutant.name)
 def test_a_defect_in_the_kafka_sink_is_caught(mutant: Mutant, of_kafka: Verdicts) -> None:
     assert of_kafka[mutant.name]["caught_by"]

@@ -75,6 +75,11 @@ class Encoding:
         return found
 
 
+@pytest.fixture
+def sink(topic: Any, make_sink: Any) -> Any:
+    return make_sink(topic, writer="arrow")
+
+
 @pytest.fixture(scope="session")
 def encoding() -> Encoding:
     return Encoding()

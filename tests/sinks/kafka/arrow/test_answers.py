@@ -22,9 +22,10 @@ from kafka.protocol.producer import (
     ProduceResponse,
 )
 
+from tests.sinks.kafka.writing import sealed, written
 from tests.support import kills
 from tests.support.pages import DOCS
-from twopc import Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted
 from twopc_kafka.answers import MEANINGS, WriteAnswer, after_the_decision, failure, lasting, meaning
 from twopc_kafka.client import control, requests
@@ -173,53 +174,36 @@ def partitions_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "IMPLICIT_PARTITIONS", 99)
 
 
-def written(sink: Any, *values: str, partition: int = 0) -> Any:
-    """The vote of a participant that wrote a batch of each of ``values``."""
-    with Participant({"orders": sink}, Round(1, 0), partition=partition) as participant:
-        for value in values:
-            participant.write("orders", pa.record_batch({"value": [value]}))
-        return participant.pre_commit()["orders"]
-
-
 def uncommitted(topic: Any) -> list[bytes]:
     return [record.value for record in topic.records("read_uncommitted")]
 
 
-@pytest.mark.kafka
-def test_all_replicas_in_sync_must_have_the_records(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, seen = sending.Sending._produce, []
+@pytest.fixture
+def requests_sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, int]]:
+    """The requests with records, and of how many partitions each has some."""
+    real, seen = sending.Sending._produce, list[tuple[Any, int]]()
 
     def produce(self: Any, lanes: Any) -> Any:
-        seen.append(real(self, lanes))
-        return seen[-1]
+        seen.append((real(self, lanes), len(lanes)))
+        return seen[-1][0]
 
     monkeypatch.setattr(sending.Sending, "_produce", produce)
-    vote = written(make_sink(topic, writer="arrow"), "a")
-    assert {(request.acks, request.transactional_id) for request in seen} == {(-1, vote.transaction_id)}
+    return seen
 
 
-@pytest.mark.kafka
+def test_all_replicas_in_sync_must_have_the_records(requests_sent: list[tuple[Any, int]], sink: Any) -> None:
+    vote = written(sink, "a")
+    assert {(request.acks, request.transactional_id) for request, _ in requests_sent} == {(-1, vote.transaction_id)}
+
+
 def test_the_partitions_of_a_broker_share_a_request(
-    make_topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    requests_sent: list[tuple[Any, int]], make_topic: Any, make_sink: Any
 ) -> None:
-    real, seen = sending.Sending._produce, []
-
-    def produce(self: Any, lanes: Any) -> Any:
-        seen.append(len(lanes))
-        return real(self, lanes)
-
-    monkeypatch.setattr(sending.Sending, "_produce", produce)
-    with Participant(
-        {"orders": make_sink(make_topic(partitions=5), writer="arrow")}, Round(1, 0), partition=0
-    ) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"] * 100, "key": [str(n) for n in range(100)]}))
-        participant.pre_commit()
-    assert seen[0] == 5  # a topic so new may not be led yet; then some are repeated
+    batch = pa.record_batch({"value": ["a"] * 100, "key": [str(n) for n in range(100)]})
+    written(make_sink(make_topic(partitions=5), writer="arrow"), batch)
+    assert requests_sent[0][1] == 5  # a topic so new may not be led yet; then some are repeated
 
 
-@pytest.mark.kafka
 def test_what_is_held_for_the_broker_is_bounded(
     broker_answers: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,80 +224,72 @@ REPEATED = [code for code, each in MEANINGS.items() if each.answer is WriteAnswe
 FAILING = [(code, meaning(code)) for code in (-1, 2, 10, 17, 18, 20, 32, 45, 46, 47, 87, 90, 120, 76, 29, 53)]
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("having_done", [False, True], ids=["not done", "done"])
 def test_what_is_repeated_is_there_once_and_in_order(
-    having_done: bool, broker_answers: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    having_done: bool, broker_answers: Any, topic: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "pause_s", lambda _: 0.001)
     left = broker_answers(ProduceRequest, *REPEATED, having_done=having_done)
     values = [str(n) for n in range(5)]
-    assert written(make_sink(topic, writer="arrow"), *values).records == 5
+    assert written(sink, *values).records == 5
     assert left == []
     assert uncommitted(topic) == [value.encode() for value in values]
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize(("code", "told"), FAILING, ids=lambda value: getattr(value, "name", None))
 def test_what_is_not_repeated_fails_the_task_with_its_name_and_advice(
-    code: int, told: Any, broker_answers: Any, topic: Any, make_sink: Any
+    code: int, told: Any, broker_answers: Any, topic: Any, sink: Any
 ) -> None:
     broker_answers(ProduceRequest, code)
     with pytest.raises(RAISED[told.answer], match=told.name) as refused:
-        written(make_sink(topic, writer="arrow"), "a")
+        written(sink, "a")
     assert f"topic {topic.name!r}" in str(refused.value)
     assert "partition 0" in str(refused.value)
     assert told.advice in str(refused.value) or told.answer is WriteAnswer.DENIED
 
 
-@pytest.mark.kafka
-def test_a_duplicate_is_a_success_only_behind_a_repeat(broker_answers: Any, topic: Any, make_sink: Any) -> None:
+def test_a_duplicate_is_a_success_only_behind_a_repeat(broker_answers: Any, topic: Any, sink: Any) -> None:
     broker_answers(ProduceRequest, 6, 46, having_done=True)
-    assert written(make_sink(topic, writer="arrow"), "a", "b").records == 2
+    assert written(sink, "a", "b").records == 2
     assert uncommitted(topic) == [b"a", b"b"]
 
 
 @pytest.mark.variants
-@pytest.mark.kafka
 @pytest.mark.parametrize("having_done", [False, True], ids=["not done", "done"])
 @pytest.mark.parametrize("kind", [InitProducerIdRequest, AddPartitionsToTxnRequest])
 def test_a_beginning_and_an_adding_are_repeated(
-    kind: Any, having_done: bool, partitions_are_added: None, broker_answers: Any, topic: Any, make_sink: Any
+    kind: Any, having_done: bool, partitions_are_added: None, broker_answers: Any, sink: Any
 ) -> None:
     left = broker_answers(kind, 51, 14, 15, 16, having_done=having_done)
-    sink = make_sink(topic, writer="arrow")
     vote = written(sink, "a")
     assert left == []
     assert sink.seal([vote], age_s=0)
 
 
-@pytest.mark.kafka
+@pytest.fixture
+def earlier(sink: Any, wait: Any) -> Committable:
+    """A transaction that is committed and complete, so that SAME_NAME may use its id again."""
+    committable: Committable = sealed(sink, "earlier")
+    wait.repeated(lambda: sink.commit(committable))
+    wait.repeated(lambda: sink.complete(0, [committable]))
+    return committable
+
+
 @pytest.mark.parametrize("code", INIT_PRODUCER_ID_REPEATED)
 def test_a_used_id_is_given_up_if_its_beginning_had_an_effect_and_was_answered_otherwise(
-    code: int, broker_answers: Any, topic: Any, make_sink: Any, wait: Any
+    code: int, broker_answers: Any, earlier: Committable, sink: Any
 ) -> None:
     """Whoever asks again sees that the id was initialized since the commit, and not by whom."""
-    sink = make_sink(topic, writer="arrow")
-    [earlier] = sink.seal([written(sink, "earlier")], age_s=0)
-    wait.repeated(lambda: sink.commit(earlier))
-    wait.repeated(lambda: sink.complete(0, [earlier]))
     left = broker_answers(InitProducerIdRequest, code, having_done=True)
-    with Participant({"orders": sink}, SAME_NAME, partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        vote = participant.pre_commit()["orders"]
+    vote = written(sink, "a", round=SAME_NAME)
     assert left == []
     assert vote.transaction_id != earlier.transaction_id
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("moved", [False, True], ids=["still there", "moved"])
 def test_an_id_that_was_begun_lately_begins_at_the_same_coordinator_unless_that_has_moved(
-    moved: bool, broker_answers: Any, topic: Any, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
+    moved: bool, broker_answers: Any, earlier: Committable, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink = make_sink(topic, writer="arrow")
-    [earlier] = sink.seal([written(sink, "earlier")], age_s=0)
-    wait.repeated(lambda: sink.commit(earlier))
-    wait.repeated(lambda: sink.complete(0, [earlier]))
     left = broker_answers(InitProducerIdRequest, *[16] * moved)
     found, find = [], Cluster.coordinator
 
@@ -322,69 +298,57 @@ def test_an_id_that_was_begun_lately_begins_at_the_same_coordinator_unless_that_
         return await find(self, key, *kind)
 
     monkeypatch.setattr(Cluster, "coordinator", coordinator)
-    with Participant({"orders": sink}, SAME_NAME, partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        vote = participant.pre_commit()["orders"]
+    vote = written(sink, "a", round=SAME_NAME)
     assert left == []
     assert vote.transaction_id == earlier.transaction_id
     assert found == [vote.transaction_id] * moved
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize("kind", [InitProducerIdRequest, AddPartitionsToTxnRequest])
 @pytest.mark.parametrize(("code", "raised"), [(53, OperatorRequired), (90, RoundAborted), (-1, RoundAborted)])
 def test_a_beginning_and_an_adding_that_are_refused_fail_the_task(
-    kind: Any, code: int, raised: Any, partitions_are_added: None, broker_answers: Any, topic: Any, make_sink: Any
+    kind: Any, code: int, raised: Any, partitions_are_added: None, broker_answers: Any, topic: Any, sink: Any
 ) -> None:
     broker_answers(kind, code)
     with pytest.raises(raised, match=meaning(code).name):
-        written(make_sink(topic, writer="arrow"), "a")
+        written(sink, "a")
     assert uncommitted(topic) == []
 
 
-@pytest.mark.kafka
 def test_of_several_partitions_the_one_that_was_refused_is_told_not_the_ones_that_were_not_tried(
-    partitions_are_added: None, broker_answers: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    partitions_are_added: None, broker_answers: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def added(*_: object) -> set[int]:
         return {0, 55, 29}
 
     monkeypatch.setattr(sending.Sending, "_added", added)
     with pytest.raises(OperatorRequired, match="TOPIC_AUTHORIZATION_FAILED"):
-        written(make_sink(topic, writer="arrow"), "a")
+        written(sink, "a")
 
 
-@pytest.mark.kafka
-def test_a_request_that_did_not_leave_is_sent_again(broker_answers: Any, topic: Any, make_sink: Any) -> None:
+def test_a_request_that_did_not_leave_is_sent_again(broker_answers: Any, topic: Any, sink: Any) -> None:
     left = broker_answers((InitProducerIdRequest, ProduceRequest), *[NotSent("not connected")] * 3)
-    sink = make_sink(topic, writer="arrow")
     assert sink.seal([written(sink, "a")], age_s=0)
     assert left == []
     assert uncommitted(topic) == [b"a"]
 
 
-@pytest.mark.kafka
-def test_a_lost_beginning_fails_the_task_as_it_could_take_effect_later(
-    broker_answers: Any, topic: Any, make_sink: Any
-) -> None:
+def test_a_lost_beginning_fails_the_task_as_it_could_take_effect_later(broker_answers: Any, sink: Any) -> None:
     broker_answers(InitProducerIdRequest, Unanswered("broker 1: connection lost"), having_done=True)
     with pytest.raises(RoundAborted, match=r"beginning transaction .* got no answer: broker 1"):
-        written(make_sink(topic, writer="arrow"), "a")
+        written(sink, "a")
 
 
-@pytest.mark.kafka
 def test_a_lost_answer_to_records_makes_the_vote_no_and_rolls_them_back(
-    broker_answers: Any, topic: Any, make_sink: Any
+    broker_answers: Any, topic: Any, sink: Any
 ) -> None:
     broker_answers(ProduceRequest, Unanswered("broker 1: connection lost"), having_done=True)
-    sink = make_sink(topic, writer="arrow")
     with pytest.raises(RoundAborted, match="got no answer and may have been written: broker 1: connection lost"):
         written(sink, "a")
     assert list(sink.recover()) == []
     topic.stays_empty()
 
 
-@pytest.mark.kafka
 def test_what_is_refused_for_message_timeout_makes_the_vote_no(broker_answers: Any, topic: Any, make_sink: Any) -> None:
     broker_answers(ProduceRequest, *[19] * 100)
     with pytest.raises(
@@ -394,9 +358,8 @@ def test_what_is_refused_for_message_timeout_makes_the_vote_no(broker_answers: A
         written(make_sink(topic, writer="arrow", message_timeout_ms=500), "a")
 
 
-@pytest.mark.kafka
 def test_an_abort_sends_nothing_more_and_waits_for_what_is_under_way(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request that reaches the broker after the roll-back could begin a transaction of its own there."""
     events: list[str] = []
@@ -417,7 +380,6 @@ def test_an_abort_sends_nothing_more_and_waits_for_what_is_under_way(
 
     monkeypatch.setattr(Cluster, "send", slow)
     monkeypatch.setattr(control.Control, "end", ended)
-    sink = make_sink(topic, writer="arrow")
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     while "sent" not in events:
         sink.write(transaction, pa.record_batch({"value": ["a"]}))
@@ -426,20 +388,16 @@ def test_an_abort_sends_nothing_more_and_waits_for_what_is_under_way(
     topic.stays_empty()
 
 
-@pytest.mark.kafka
-def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(
-    topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = sending.Sending.put
     monkeypatch.setattr(sending.Sending, "put", lambda self, name, batches: real(self, name, batches[1:]))
     with pytest.raises(RoundAborted, match=r"only 0 of 1 records were acknowledged"):
-        written(make_sink(topic, writer="arrow"), "a")
+        written(sink, "a")
 
 
-@pytest.mark.kafka
 @pytest.mark.parametrize(("level", "version"), [(2, 12), (99, 11)], ids=["implicit", "added"])
 def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
-    level: int, version: int, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
+    level: int, version: int, sink: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "IMPLICIT_PARTITIONS", level)
     real, seen = Cluster.send, []
@@ -450,7 +408,7 @@ def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
         return response
 
     monkeypatch.setattr(Cluster, "send", send)
-    written(make_sink(topic, writer="arrow"), "a")
+    written(sink, "a")
     assert (Produce, version) in seen
     assert ((AddPartitionsToTxnRequest, 3) in seen) == (version == 11)
 
@@ -459,7 +417,6 @@ def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 @pytest.mark.crash
 def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(
     second_broker: Any, make_topic: Any, make_sink: Any
@@ -478,7 +435,6 @@ def test_a_broker_that_falls_silent_with_records_under_way_makes_the_vote_no(
 
 
 @pytest.mark.long
-@pytest.mark.kafka
 def test_a_throttled_client_waits_and_loses_nothing(
     topic: Any, make_sink: Any, kafka_broker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

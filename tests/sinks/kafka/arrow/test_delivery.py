@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from twopc import Committable, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
+from tests.sinks.kafka.writing import sealed, text, written
+from twopc import Committable, Round
+from twopc.errors import OperatorRequired, RoundAborted
 from twopc_kafka.client import requests
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.encoding.compression import NUMBERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.in_turn("partitions_come")]
+pytestmark = pytest.mark.in_turn("partitions_come")
 
 CLOSED_PORT = "127.0.0.1:1"
 
@@ -38,18 +39,6 @@ def partitions_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     return str(request.param)
 
 
-def written(sink: Any, *batches: pa.RecordBatch, partition: int = 0, incarnation: int = 1) -> Any:
-    """The vote of a participant that wrote ``batches``."""
-    with Participant({"orders": sink}, Round(incarnation, 0), partition=partition) as participant:
-        for batch in batches:
-            participant.write("orders", batch)
-        return participant.pre_commit()["orders"]
-
-
-def text(*values: str) -> pa.RecordBatch:
-    return pa.record_batch({"value": list(values)})
-
-
 # As given. ------------------------------------------------------------------------------------------------------------
 
 
@@ -59,8 +48,8 @@ def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, ma
     topic = make_topic(partitions=2)
     sink = make_arrow_sink(topic, compression_type=codec)
     values = [f"{n % 10:0100d}{n}" for n in range(1000)]
-    [sealed] = sink.seal([written(sink, text(*values))], age_s=0)
-    wait.repeated(lambda: sink.commit(sealed))
+    decided = sealed(sink, text(*values))
+    wait.repeated(lambda: sink.commit(decided))
     topic.becomes(values)
 
 
@@ -80,9 +69,9 @@ def test_many_batches_to_many_partitions_and_topics_keep_their_order(
         )
         for batch in range(10)
     ]
-    [sealed] = sink.seal([written(sink, *batches)], age_s=0)
-    assert sealed.records == 2000
-    wait.repeated(lambda: sink.commit(sealed))
+    decided = sealed(sink, *batches)
+    assert decided.records == 2000
+    wait.repeated(lambda: sink.commit(decided))
     for topic in topics:
         wait.until("all are visible", topic.has_no_open_transaction)
         by_key: dict[bytes, list[bytes]] = {}
@@ -209,23 +198,3 @@ def test_a_broker_that_was_restarted_between_tasks_is_connected_anew(
     second_broker.broker.kill()
     second_broker.broker.start()
     assert written(sink, text("b"), partition=1).records == 1
-
-
-# What a user sets. ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"delivery": "at-least-once"}, r"'writer' = 'arrow' is only for 'delivery' = 'exactly-once'"),
-        ({"linger_ms": 5}, r"'linger.ms' is an option of librdkafka that the arrow writer does not support"),
-        ({"partitioner": "consistent"}, r"'partitioner' can't be set with 'writer' = 'arrow'"),
-        ({"compression_type": "gzip", "compression_level": 11}, r"'compression.level' = 11 is not supported with"),
-        ({"writer": "java"}, r"'writer' of the kafka sink must be one of librdkafka, arrow"),
-    ],
-)
-def test_what_the_arrow_writer_can_not_honor_is_refused_by_name(
-    options: dict[str, Any], told: str, topic: Any, make_sink: Any
-) -> None:
-    with pytest.raises(ConfigurationError, match=told):
-        make_sink(topic, **{"writer": "arrow", **options})

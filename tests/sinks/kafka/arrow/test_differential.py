@@ -14,7 +14,7 @@ from tests.sinks.kafka.arrow.java import run_java, text
 from twopc import Participant, Round
 from twopc_kafka.options import WRITERS
 
-pytestmark = [pytest.mark.kafka, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 PARTITIONS = 7
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

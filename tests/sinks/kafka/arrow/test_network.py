@@ -23,7 +23,7 @@ from twopc_kafka.client import cluster
 from twopc_kafka.options import WRITERS
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.long]
+pytestmark = pytest.mark.long
 
 FAST = "1gbit"
 PLAINTEXT_PORT, TLS_PORT, LOCAL_PORT, CONTROLLER_PORT = 9092, 9093, 9094, 9095  # free ones: the host is new

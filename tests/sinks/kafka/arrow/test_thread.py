@@ -17,6 +17,7 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import InitProducerIdRequest, ProduceRequest
 
+from tests.sinks.kafka.writing import text, written
 from twopc import Participant, Round
 from twopc.errors import OperatorRequired, RoundAborted
 from twopc_kafka.client import cluster as cluster_module
@@ -25,21 +26,8 @@ from twopc_kafka.client.kafka_python import Connections, OfProcess
 from twopc_kafka.client.retry import NotSent
 from twopc_kafka.writers.sender import Sending
 
-pytestmark = pytest.mark.kafka
-
 LIMIT_S = 20
 """A task that has not ended by then waits forever: every timeout in these tests is shorter."""
-
-
-def text(*values: str) -> pa.RecordBatch:
-    return pa.record_batch({"value": list(values)})
-
-
-def written(sink: Any, *batches: pa.RecordBatch, partition: int = 0) -> Any:
-    with Participant({"orders": sink}, Round(1, 0), partition=partition) as participant:
-        for batch in batches:
-            participant.write("orders", batch)
-        return participant.pre_commit()["orders"]
 
 
 def cluster_of(sink: Any) -> Cluster:
@@ -176,11 +164,9 @@ def defect(*_: Any) -> Any:
 
 
 @pytest.mark.parametrize("step", ["_accept", "_produce", "_settle", "_delivered", "_dispatch"])
-def test_a_defect_in_any_step_of_sending_fails_the_task(
-    step: str, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_in_any_step_of_sending_fails_the_task(step: str, sink: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Sending, step, defect)
-    assert isinstance(ended(lambda: written(make_sink(topic, writer="arrow"), text("a"))), ZeroDivisionError)
+    assert isinstance(ended(lambda: written(sink, text("a"))), ZeroDivisionError)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from kafka.protocol.admin import AlterPartitionReassignmentsRequest, ElectLeadersRequest
 from kafka.protocol.metadata import MetadataRequest
 
 from tests.sinks.kafka.known_topics import wait_until_known
 from tests.sinks.kafka.three_brokers import CONTROLLER, OTHERS, ThreeBrokers
+from tests.sinks.kafka.writing import sealed, text
 from twopc import Coordinator, Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import RoundAborted
@@ -23,7 +23,7 @@ from twopc_kafka.checks import replication
 from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import Control
 
-pytestmark = [pytest.mark.kafka, pytest.mark.crash, pytest.mark.long]
+pytestmark = [pytest.mark.crash, pytest.mark.long]
 
 TIMEOUT_MS = 10_000
 _PREFERRED = 0  # of the kinds of election
@@ -80,14 +80,9 @@ def topic(brokers: ThreeBrokers, leadership: Leadership, make_topic: Any, wait: 
     return topic
 
 
-def text(*values: str) -> pa.RecordBatch:
-    return pa.record_batch({"value": list(values)})
-
-
 def test_a_leader_that_moves_amid_a_transaction_loses_and_doubles_nothing(
-    leadership: Leadership, topic: Any, make_sink: Any, wait: Any
+    leadership: Leadership, topic: Any, sink: Any, wait: Any
 ) -> None:
-    sink = make_sink(topic, writer="arrow")
     participant: Any = Participant({"orders": sink}, Round(1, 0), partition=0)
     for value, then in (("a", [3, 1]), ("b", [1, 2]), ("c", [2, 3])):
         participant.write("orders", text(value))
@@ -144,21 +139,18 @@ def test_a_leader_that_is_killed_and_restarted_amid_a_transaction_loses_and_doub
 
 
 def test_what_is_decided_is_committed_although_the_broker_that_coordinates_it_is_gone(
-    brokers: ThreeBrokers, topic: Any, make_sink: Any, wait: Any
+    brokers: ThreeBrokers, topic: Any, sink: Any, wait: Any
 ) -> None:
-    sink = make_sink(topic, writer="arrow")
     while True:
-        with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-            participant.write("orders", text("a"))
-            [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-        node = coordinator(sink, sealed.transaction_id, wait)
+        decided = sealed(sink, text("a"))
+        node = coordinator(sink, decided.transaction_id, wait)
         if node in OTHERS:  # which may be killed
             break
-        sink.abort(sealed)
+        sink.abort(decided)
     brokers.nodes[node].kill()
-    wait.repeated(lambda: sink.commit(sealed))
+    wait.repeated(lambda: sink.commit(decided))
     topic.becomes(["a"])
-    assert coordinator(sink, sealed.transaction_id, wait) != node
+    assert coordinator(sink, decided.transaction_id, wait) != node
 
 
 def coordinator(sink: Any, name: str, wait: Any) -> int:

@@ -13,6 +13,7 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 
 import twopc
 from tests.sinks.kafka.access import as_user, grant
+from tests.sinks.kafka.writing import text, writing, written
 from tests.support.observing import Killed, observing
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, LogMismatch, Retriable, RoundAborted, TransactionLost
@@ -20,8 +21,6 @@ from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
 from twopc_kafka.client.control import Control
 from twopc_kafka.offsets_sink import KafkaProgressSink
-
-pytestmark = pytest.mark.kafka
 
 NEVER_MS = (1 << 31) - 1
 TIMEOUT_MS = 1000
@@ -57,12 +56,11 @@ def make_arrow_sink(make_sink: Any) -> Any:
     return make
 
 
-def written(sink: Any, partition: int = 0) -> Committable:
+def pre_committed(sink: Any, partition: int = 0) -> Committable:
     """A participant's vote, in a sink that was opened as a coordinator does."""
     sink.open()
-    with Participant({"orders": sink}, Round(1, 0), partition=partition) as participant:
-        participant.write("orders", pa.record_batch({"value": VALUES}))
-        return participant.pre_commit()["orders"]
+    vote: Committable = written(sink, text(*VALUES), partition=partition)
+    return vote
 
 
 def timeout_ms(sink: Any, committable: Committable) -> int:
@@ -78,17 +76,9 @@ def timeout_ms(sink: Any, committable: Committable) -> int:
 
 
 def run_batch(sink: Any, log: Path, stage: Path | None = None) -> None:
-    sinks = {"orders": sink}
-
-    def phase_one(round: Round) -> list[Any]:
-        with Participant(sinks, round, partition=0) as participant:
-            participant.write("orders", pa.record_batch({"value": VALUES}))
-            return [participant.pre_commit()]
-
-    with Coordinator(
-        sinks, f"file://{log}", owner="query", replay_copies=f"file://{stage}" if stage else None
-    ) as coordinator:
-        coordinator.run(0, phase_one)
+    copies = f"file://{stage}" if stage else None
+    with Coordinator({"orders": sink}, f"file://{log}", owner="query", replay_copies=copies) as coordinator:
+        coordinator.run(0, writing(sink, text(*VALUES)))
 
 
 @pytest.mark.long
@@ -100,7 +90,7 @@ def test_what_was_decided_is_committed_after_all_was_down_for_longer_than_the_ti
     log, stage = tmp_path / "log", tmp_path / "stage"
     other = make_topic(on=broker_without_timeouts.broker)
     with_timeout = make_arrow_sink(other, log_id="timed", two_phase_commit="off")
-    [timed] = with_timeout.seal([written(with_timeout)], age_s=0)
+    [timed] = with_timeout.seal([pre_committed(with_timeout)], age_s=0)
     killed_at(Phase.COMMITTING)
     with pytest.raises(Killed):
         run_batch(make_arrow_sink(topic, log_id=None, two_phase_commit="require"), log, stage)
@@ -157,7 +147,7 @@ def test_where_it_is_granted_no_transaction_ends_by_itself(
     mode: str, topic: Any, make_arrow_sink: Any, wait: Any
 ) -> None:
     sink = make_arrow_sink(topic, two_phase_commit=mode)
-    vote = written(sink)
+    vote = pre_committed(sink)
     assert timeout_ms(sink, vote) == NEVER_MS
     [found] = sink.recover()
     assert found.is_same_transaction(vote)
@@ -170,7 +160,7 @@ def test_where_it_is_granted_no_transaction_ends_by_itself(
 
 def test_where_it_is_off_transactions_have_their_time_out(topic: Any, make_arrow_sink: Any) -> None:
     sink = make_arrow_sink(topic, two_phase_commit="off")
-    vote = written(sink)
+    vote = pre_committed(sink)
     assert timeout_ms(sink, vote) == TIMEOUT_MS
     with pytest.raises(RoundAborted, match=r"'transaction\.timeout\.ms' = 1000 ms"):
         sink.seal([vote], age_s=10 * TIMEOUT_MS)
@@ -205,7 +195,7 @@ def test_brokers_that_do_not_know_it_are_refused_or_done_without(make_topic: Any
     with pytest.raises(ConfigurationError, match=REFUSED):
         make_arrow_sink(topic, two_phase_commit="require").open()
     sink = make_arrow_sink(topic)
-    vote = written(sink)
+    vote = pre_committed(sink)
     assert timeout_ms(sink, vote) == TIMEOUT_MS
     assert sink.seal([vote], age_s=0)
     sink.abort(vote)
@@ -219,13 +209,13 @@ def test_a_principal_without_the_right_is_refused_or_does_without(
     grant(broker_without_timeouts, "granted", topic.name, prefix)
     auto = make_arrow_sink(topic, **login)
     wait.until("the grant has arrived", lambda: _is_allowed(auto))
-    assert timeout_ms(auto, written(auto)) == TIMEOUT_MS
+    assert timeout_ms(auto, pre_committed(auto)) == TIMEOUT_MS
     require = make_arrow_sink(topic, two_phase_commit="require", **login)
     with pytest.raises(ConfigurationError, match=REFUSED):
         require.open()
     grant_two_phase_commit(control, prefix)
     wait.until("the grant has arrived", lambda: auto._control.grants_no_timeout(f"{prefix}.log.orders.probe"))
-    vote = written(require)
+    vote = pre_committed(require)
     assert timeout_ms(require, vote) == NEVER_MS
     require.abort(vote)
     control.close()
@@ -253,7 +243,7 @@ def grant_two_phase_commit(control: Control, prefix: str) -> None:
 
 def _is_allowed(sink: Any) -> bool:
     try:
-        sink.abort(written(sink))
+        sink.abort(pre_committed(sink))
     except Exception:  # noqa: BLE001  # whichever right is not there yet
         return False
     return True
