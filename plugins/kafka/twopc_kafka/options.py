@@ -125,7 +125,7 @@ OPTIONS = (
         "transaction.timeout.ms",
         _ms(1000),
         "Kafka aborts a transaction this long after its begin, also a decided one."
-        f" {DEFAULTS['transaction.timeout.ms']}, the brokers' default, if this principal can't read the maximum",
+        f" If the principal can't read the maximum: {DEFAULTS['transaction.timeout.ms']}, the brokers' default",
         default_text="the brokers' maximum",
     ),
     Option(

@@ -288,7 +288,6 @@ def test_a_batch_whose_partition_spec_was_removed_calls_an_operator(
     [
         ({"properties": {"encryption.key-id": "k"}}, r"is encrypted \(encryption.key-id\)"),
         ({"properties": {"write.metadata.path": "gs://bucket/metadata"}}, "has files at gs://"),
-        ({"format-version": 3, "next-row-id": 0}, "has the format version 3"),
     ],
 )
 def test_a_table_that_the_sink_can_not_write_any_more_takes_nothing(

@@ -23,12 +23,15 @@ END_TIMEOUT_S = 30
 
 
 _NOT_LEFT = """
-    SELECT 1 FROM information_schema.innodb_trx
+    SELECT id FROM information_schema.innodb_trx
     LEFT JOIN information_schema.processlist ON id = trx_mysql_thread_id
     WHERE trx_mysql_thread_id <> 0 AND (id IS NULL OR db = %s)
 """
-"""Whether a session of a database, or one that has ended, is still in a transaction: 0 stands for a transaction that
-its session has left."""
+"""The sessions of a database that are still in a transaction, and null for one that has ended, of whichever database. 0
+stands for a transaction that its session has left."""
+
+LEAVES_WITHIN_S = 3
+"""How long an ended session may take to leave its transaction. A test beside this one may keep such a session."""
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,12 @@ class Place(PreparedPlace[MysqlSink]):
 
     def end(self, verb: str, name: str) -> None:
         """End a transaction as soon as its session has left it. Its name is free earlier, and would end alone."""
-        deadline = time.monotonic() + END_TIMEOUT_S
-        while self.ask(_NOT_LEFT, self.database):
-            assert time.monotonic() < deadline
+        start = time.monotonic()
+        while found := self.ask(_NOT_LEFT, self.database):
+            waited_s = time.monotonic() - start
+            if waited_s > LEAVES_WITHIN_S and {id for [id] in found} == {None}:
+                break
+            assert waited_s < END_TIMEOUT_S
             time.sleep(0.11)  # the server renews what it shows after 0.1 s
         self.ask(f"XA {verb} {name}")
 
