@@ -50,7 +50,7 @@ class Coordinator:
         log: the commit log's folder, as path or URL, or a store that ``open_store`` returns.
         owner: the query's name, the same after a restart and different from any other query's (Spark's query id).
         first_batch_id: the first batch that an empty log accepts. Set it only for a query that ran without twopc
-            before: an empty log can't be told from a lost one.
+            before, or whose log is lost: an empty log can't be told from a lost one.
         replay_copies: a folder where participants keep a copy of what they write, or None. If a target system rolls
             back a decided transaction, as Kafka does after a timeout, the coordinator writes its records again from
             the copy. Without copies the query stops.

@@ -73,7 +73,7 @@ def foreach_batch(
             ``all-tasks``: the tasks of the plan. Each task saved is 10 to 20 ms.
         checkpoint: the query's ``checkpointLocation``. Only for Spark Connect, whose server runs this function in a
             process that can't ask Spark for it; Python must be able to read it there.
-        first_batch_id: see ``Coordinator``; only for a query that ran without twopc before.
+        first_batch_id: see ``Coordinator``; only for a query that ran without twopc before, or lost its log.
         start_timeout_s: how long a target system may give no answer before the query's first batch is decided. Then the
             query fails with the reason. Later batches wait without limit, except for the last check of a sink before
             each decision: after 120 seconds the batch is rolled back.

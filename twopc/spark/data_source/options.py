@@ -61,7 +61,8 @@ OPTIONS = (
     Option(
         "first_batch_id",
         whole_number(least=0),
-        "the first batch that an empty log accepts; other than 0 only for a query that ran without twopc before",
+        "the first batch that an empty log accepts; other than 0 only for a query that ran without twopc before, or"
+        " lost its log",
         default=0,
     ),
     Option(
