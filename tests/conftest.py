@@ -13,7 +13,7 @@ from _pytest.logging import caplog_records_key
 from hypothesis import settings
 
 from tests.support.hdfs_server import HdfsServer, why_not
-from tests.support.leftovers import OfTheRun, left, running
+from tests.support.leftovers import OfTheRun, left, of_the_run, running
 from tests.support.once_per_run import ADDRESS, once_per_run
 from tests.support.pages import ROOT
 from tests.support.shared_servers import SharedServers
@@ -140,9 +140,7 @@ def nothing_of_a_module_goes_on_after_it(pytestconfig: pytest.Config) -> Iterato
             of_process._kept.popitem()[1].close()
     if not hasattr(pytestconfig, "workerinput"):
         return  # this process has the servers of the run, too
-    of_the_run = pytestconfig.pluginmanager.get_plugin(OfTheRun.__name__)
-    assert isinstance(of_the_run, OfTheRun)
-    if leftovers := left(before | of_the_run.started):
+    if leftovers := left(before | of_the_run(pytestconfig).started):
         pytest.fail("not ended by the tests of this module:\n" + "\n".join(sorted(leftovers)), pytrace=False)
 
 

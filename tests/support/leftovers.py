@@ -43,6 +43,13 @@ class OfTheRun:
         return result
 
 
+def of_the_run(config: pytest.Config) -> OfTheRun:
+    """Return the plugin of a run."""
+    plugin = config.pluginmanager.get_plugin(OfTheRun.__name__)
+    assert isinstance(plugin, OfTheRun)
+    return plugin
+
+
 def running() -> set[str]:
     """Return the threads of this project, the processes that this one has started, and its open files."""
     threads = {f"thread {each.name} {each.ident}" for each in threading.enumerate() if each.name.startswith(OURS)}

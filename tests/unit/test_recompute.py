@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import logging
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -354,6 +354,13 @@ def test_a_batch_with_other_input_is_refused_before_it_is_computed_again(world: 
     assert not world.is_resolved
 
 
+def failing(failure: Exception) -> Callable[..., Iterator[Any]]:
+    def fails(*_: object) -> Iterator[Any]:
+        raise failure
+
+    return fails
+
+
 @pytest.mark.parametrize(
     ("failure", "meant"),
     [
@@ -366,12 +373,9 @@ def test_a_batch_with_other_input_is_refused_before_it_is_computed_again(world: 
 def test_a_failure_while_it_is_computed_again_leaves_the_batch_decided(
     world: World, failure: Exception, meant: type[Exception]
 ) -> None:
-    def fails(*_: object) -> Iterator[Any]:
-        raise failure
-
     decided_and_lost(world)
     with pytest.raises(meant, match="the job failed"):
-        world.run(recompute=fails)
+        world.run(recompute=failing(failure))
     assert not world.is_resolved
     world.run()
     assert world.visible("a") == RECORDS
@@ -383,13 +387,10 @@ def test_a_failure_while_it_is_computed_again_leaves_the_batch_decided(
 def test_what_can_not_be_computed_again_at_three_starts_stops_for_an_operator(
     world: World, failure: Exception, third: type[Exception]
 ) -> None:
-    def fails(*_: object) -> Iterator[Any]:
-        raise failure
-
     decided_and_lost(world)
     for kind in (Retriable, Retriable, third):
         with pytest.raises(kind, match="no plan"):
-            world.run(recompute=fails)
+            world.run(recompute=failing(failure))
     world.run()
     assert world.visible("a") == RECORDS
 

@@ -30,9 +30,8 @@ such as a mounted bucket, and where a file may have one name. link(2)."""
 class LocalFolder(Folder):
     """A folder on a disk.
 
-    Every method may raise ``Unusable``: this process lacks a right, or the disk has no hard links, or its folders
-    can't be synced. Any other OSError of a writing method is an unknown
-    outcome.
+    Every method may raise ``Unusable``: this process lacks a right, the disk has no hard links, or its folders can't be
+    synced. Any other OSError of a writing method is an unknown outcome.
     """
 
     def __init__(self, path: Path) -> None:

@@ -11,7 +11,7 @@ import struct
 import uuid
 import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -155,8 +155,9 @@ class DeletesOfSnapshot:
             found |= self._rows(delete, file.path)
         return found
 
-    def of_file(self, file: LiveFile) -> Iterator[DataFile]:
-        """Yield the delete files that may be for a data file. Raises Unsearchable: one can't be read."""
+    def of_file(self, file: LiveFile) -> list[DataFile]:
+        """Return the delete files that may be for a data file. Raises Unsearchable: one can't be read."""
+        found: list[DataFile] = []
         for entry in (*self.by_path.get(file.path, ()), *self.others):
             delete = entry.data_file
             is_meant = _only_path(delete) is not None or (
@@ -170,7 +171,8 @@ class DeletesOfSnapshot:
                     " property 'write.delete.format.default' to parquet, run rewrite_position_delete_files with"
                     " rewrite-all=true"
                 )
-            yield delete
+            found.append(delete)
+        return found
 
     def _rows(self, delete: DataFile, path: str) -> BitMap64:
         location = delete.file_path

@@ -121,8 +121,8 @@ class Positions:
         live = (file.path for of_manifest in self._kept.values() for file in of_manifest)
         self._searchable = search.finds_by, proven.intersection(live).union(file.path for file in files)
         deletes = DeletesOfSnapshot.read(io, manifests)
-        for _ in (delete for file in files for delete in deletes.of_file(file)):
-            """Each has a format that can be read."""
+        for file in files:
+            deletes.of_file(file)
 
     def changes(
         self, table: Table, io: DurableFileIO, snapshot_id: int, manifests: Sequence[ManifestFile], keys: Keys

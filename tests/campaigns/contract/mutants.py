@@ -78,7 +78,6 @@ _METHODS = "    # On the task that writes.\n"  # where a method is added to the 
 _PARTITION = '.rsplit(".", 2)[0]'  # what the name of an attempt has in common with those of others
 _UNSTAGE = 'connection.execute("DELETE FROM staged WHERE name = ?", (name,))'
 _UNSTAGE_LIKE = 'connection.execute("DELETE FROM staged WHERE name LIKE ?",'
-_MOVE_ROW = 'connection.execute("INSERT INTO records SELECT document FROM staged WHERE rowid = ?", row)'
 
 
 def _cut(text: str) -> str:

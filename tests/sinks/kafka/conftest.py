@@ -23,7 +23,7 @@ from tests.sinks.kafka.access import scram_user
 from tests.sinks.kafka.issuer import AUDIENCE, ISSUER, Issuer
 from tests.sinks.kafka.three_brokers import ThreeBrokers, started
 from tests.support.broker_properties import WITHOUT_TIMEOUT
-from tests.support.leftovers import OfTheRun, running
+from tests.support.leftovers import of_the_run, running
 from tests.support.topic_reader import records_of
 from twopc import Committable, Participant, Round
 from twopc.errors import Retriable
@@ -210,10 +210,8 @@ def second_broker(broker_to_kill: SecondBroker, pytestconfig: pytest.Config) -> 
     """The broker that tests may kill, running: a failed test may have left it dead. A test may start it again."""
     broker_to_kill.broker.start()
     yield broker_to_kill
-    of_the_run = pytestconfig.pluginmanager.get_plugin(OfTheRun.__name__)
-    assert isinstance(of_the_run, OfTheRun)
     its_own = (f"process {broker_to_kill.broker.pid}:", "thread kafka-broker")
-    of_the_run.started |= {each for each in running() if each.startswith(its_own)}
+    of_the_run(pytestconfig).started |= {each for each in running() if each.startswith(its_own)}
 
 
 @pytest.fixture(scope="session")

@@ -149,6 +149,14 @@ def require_unlocked(place: Place) -> None:
     place.ask("SELECT * FROM {markers} LOCK IN SHARE MODE NOWAIT")
 
 
+def left_nameless(place: Place, verb: str) -> Committable:
+    """The same, whose session has ended."""
+    place.sink()
+    transaction, committable = nameless(place, verb)
+    transaction.connection.close()
+    return committable
+
+
 def test_a_commit_that_ended_the_name_alone_is_not_believed_and_repeated(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,9 +176,7 @@ def test_a_commit_that_ended_the_name_alone_is_not_believed_and_repeated(
 def test_a_server_that_would_roll_the_transaction_back_is_not_asked_to_commit_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.sink()
-    transaction, committable = nameless(place, "COMMIT")
-    transaction.connection.close()
+    committable = left_nameless(place, "COMMIT")
     with monkeypatch.context() as patch:
         patch.setattr(tables.Table, "write_nothing", lambda table, connection: None)
         with pytest.raises(OutcomeUnknown, match=r"the server has lost its name\. Restart the server"):
@@ -180,9 +186,7 @@ def test_a_server_that_would_roll_the_transaction_back_is_not_asked_to_commit_it
 
 
 def test_a_rollback_that_ended_the_name_alone_is_repeated(place: Place) -> None:
-    place.sink()
-    transaction, committable = nameless(place, "ROLLBACK")
-    transaction.connection.close()
+    committable = left_nameless(place, "ROLLBACK")
     place.sink().abort(committable)
     assert (place.values(), place.prepared()) == ([], [])
     require_unlocked(place)
@@ -190,9 +194,7 @@ def test_a_rollback_that_ended_the_name_alone_is_repeated(place: Place) -> None:
 
 def test_a_crash_between_a_rollback_and_the_adoption_leaves_no_locked_rows(place: Place) -> None:
     """Nothing lists the transaction then but its marker."""
-    place.sink()
-    transaction, committable = nameless(place, "ROLLBACK")
-    transaction.connection.close()
+    committable = left_nameless(place, "ROLLBACK")
     [left] = place.sink().recover()
     assert left.transaction_id == committable.transaction_id
     place.sink().abort(left)
@@ -203,9 +205,7 @@ def test_a_crash_between_a_rollback_and_the_adoption_leaves_no_locked_rows(place
 def test_a_crash_amid_an_adoption_leaves_a_trial_that_the_next_start_rolls_back(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.sink()
-    transaction, committable = nameless(place, "COMMIT")
-    transaction.connection.close()
+    committable = left_nameless(place, "COMMIT")
     with monkeypatch.context() as patch:
         patch.setattr(sink.MysqlSink, "_end_name", lambda *_: (_ for _ in ()).throw(Retriable("a crash")))
         with pytest.raises(Retriable, match="a crash"):
