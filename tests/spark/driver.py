@@ -215,6 +215,8 @@ def run_exiting(job: dict[str, Any]) -> None:
         else:
             spark.dataSource.register(TwoPhaseCommitDataSource)
             writer = writer.format("twopc").options(sink="faulty-files", log=log, **options)
+        if job["ends"]:
+            writer = writer.trigger(availableNow=True)
         until_stopped(writer.option("checkpointLocation", str(folder / "checkpoint")).start())
 
 

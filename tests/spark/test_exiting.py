@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.spark.conftest import wait_until
 from tests.spark.driver import BACKENDS, driver
+from tests.support.pages import DOCS
 from twopc import errors
 from twopc.exit_codes import ExitCode
 from twopc.log.commit_log import read_tail
@@ -64,42 +68,93 @@ ENVIRONMENT = os.environ | {
 }
 
 
+OPERATOR = "an operator must act before the next start"
+RESTART = "it may be started again"
+
+
+@contextlib.contextmanager
+def ending(folder: Path, mode: str, *, ends: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    job = {"scene": "exiting", "folder": str(folder), "mode": mode, "ends": ends}
+    with driver(job, ENVIRONMENT) as process:
+        yield process
+
+
+def last_line(folder: Path) -> str:
+    """The last line that the driver has printed, whether to stdout or stderr, or its JVM has."""
+    return (folder / "driver.log").read_text().splitlines()[-1]
+
+
+ENDS: dict[str, tuple[str, str, ExitCode, str]] = {
+    "refused": ("seal", "raise ConfigurationError", ExitCode.REFUSED, "ConfigurationError: .*a fault at seal"),
+    "refused in a task": (
+        "pre_commit",
+        "raise RecordRefused",
+        ExitCode.REFUSED,
+        "RecordRefused: .*a fault at pre_commit",
+    ),
+    "lost": ("commit", "raise TransactionLost", ExitCode.OPERATOR_REQUIRED, "TransactionLost: .*a fault at commit"),
+    "fenced": ("seal", "fence {log}", ExitCode.FENCED, "Fenced: .*a newer coordinator has opened the log"),
+    "rolled back": ("seal", "raise RoundAborted", ExitCode.NO_ANSWER, "RoundAborted: .*a fault at seal"),
+    "unknown": ("complete", "raise", ExitCode.OTHER, "RuntimeError: a fault at complete"),
+}
+"""Name → the step that fails, the fault, the exit code, and the sentence of the last line."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ENDS)
+def test_a_driver_ends_with_the_code_of_its_error_and_prints_its_sentence_last(
+    name: str, mode: str, tmp_path: Path
+) -> None:
+    step, fault, code, sentence = ENDS[name]
+    folder = folder_of_query(tmp_path, {step: fault.format(log=tmp_path / "log")})
+    with ending(folder, mode) as process:
+        assert process.wait(timeout=200) == code, (folder / "driver.log").read_text()
+    advice = OPERATOR if code in (3, 4, 5) else RESTART
+    assert re.match(rf"twopc: exit code {int(code)}: {advice}\. {sentence}", last_line(folder))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(
-    ("step", "fault", "code"),
-    [
-        ("seal", "raise ConfigurationError", ExitCode.REFUSED),
-        ("pre_commit", "raise RecordRefused", ExitCode.REFUSED),  # in a task
-        ("commit", "raise TransactionLost", ExitCode.OPERATOR_REQUIRED),
-        ("seal", "fence {log}", ExitCode.FENCED),
-        ("seal", "raise RoundAborted", ExitCode.NO_ANSWER),
-        ("complete", "raise", ExitCode.OTHER),
-    ],
+    ("asked", "code"), [(signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGINT, ExitCode.INTERRUPTED)]
 )
-def test_a_driver_ends_with_the_code_of_its_error(
-    step: str, fault: str, code: ExitCode, mode: str, tmp_path: Path
+def test_a_driver_that_is_asked_to_end_does_not_end_with_zero(
+    asked: signal.Signals, code: ExitCode, mode: str, tmp_path: Path
 ) -> None:
-    folder = folder_of_query(tmp_path, {step: fault.format(log=tmp_path / "log")})
-    with driver({"scene": "exiting", "folder": str(folder), "mode": mode}, ENVIRONMENT) as process:
-        assert process.wait(timeout=200) == code, (folder / "driver.log").read_text()
-    said = (folder / "driver.log").read_text()
-    assert f"twopc: exit code {int(code)}: " in said
-    assert ("an operator must act" in said) is (code in (3, 4, 5))
+    """On SIGTERM it finishes its batch. Ctrl-C reaches the JVM as well."""
+    folder = folder_of_query(tmp_path, {})
+    with ending(folder, mode) as process:
+        # The time of a start of Spark on a busy machine.
+        wait_until(lambda: process.poll() is not None or any((folder / "archive").glob("*.json")), timeout_s=200)
+        os.killpg(process.pid, asked) if asked is signal.SIGINT else process.send_signal(asked)
+        assert process.wait(timeout=100) == code, (folder / "driver.log").read_text()
+    if asked is signal.SIGINT:  # the JVM may still print what it interrupts
+        assert f"\ntwopc: exit code 130: {RESTART}. KeyboardInterrupt" in (folder / "driver.log").read_text()
+        return
+    tail = read_tail(open_store(str(folder / "log")))
+    assert tail is not None
+    assert (tail[1].kind, tail[1].decided) == ("close", 0)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
-def test_a_driver_that_is_asked_to_end_finishes_its_batch_and_does_not_end_with_zero(mode: str, tmp_path: Path) -> None:
+def test_a_driver_whose_query_is_complete_ends_with_zero(mode: str, tmp_path: Path) -> None:
     folder = folder_of_query(tmp_path, {})
-    with driver({"scene": "exiting", "folder": str(folder), "mode": mode}, ENVIRONMENT) as process:
-        # The time of a start of Spark on a busy machine.
-        wait_until(lambda: process.poll() is not None or any((folder / "archive").glob("*.json")), timeout_s=200)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=100) == ExitCode.TERMINATED, (folder / "driver.log").read_text()
-    tail = read_tail(open_store(str(folder / "log")))
-    assert tail is not None
-    assert (tail[1].kind, tail[1].decided) == ("close", 0)
+    with ending(folder, mode, ends=True) as process:
+        assert process.wait(timeout=200) == ExitCode.FINE, (folder / "driver.log").read_text()
+    assert len([*(folder / "archive").glob("*.json")]) == 1
+    assert "exit code" not in (folder / "driver.log").read_text()
+
+
+def test_the_pages_have_the_codes_that_drivers_end_with() -> None:
+    table = (DOCS / "cli.md").read_text(encoding="utf-8").partition("\n## Exit codes\n")[2].partition("\n## ")[0]
+    assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*ExitCode]
+    stopped = [int(code) for code in ExitCode if code.stays_stopped]
+    assert f"After {stopped[0]}, {stopped[1]} and {stopped[2]}, leave the driver" in " ".join(
+        (DOCS / "production.md").read_text(encoding="utf-8").split()
+    )
+    assert f"must not restart a driver after {stopped[0]}, {stopped[1]} and {stopped[2]}." in table
 
 
 @pytest.mark.variants
@@ -214,6 +269,22 @@ def test_any_other_error_may_be_restarted() -> None:
     assert exit_code(KeyboardInterrupt()) is ExitCode.INTERRUPTED
 
 
+OF_A_FUNCTION = """[STREAM_FAILED] Query terminated with exception: Return Message: Traceback (most recent call last):
+  File "py4j/clientserver.py", line 641, in _call_proxy
+    return_value = getattr(self.pool[obj_id], method)(*params)
+KeyError: 'amount'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "orders.py", line 7, in write
+    amount = row["price"]
+             ~~~^^^^^^^^^
+KeyError: 'price'
+ SQLSTATE: 39000
+
+\tat java.lang"""
+
 FAILED = "[STREAM_FAILED] Query\nTraceback\nx.OfABackend: {}\n SQLSTATE: 39000\n\tat java.lang"
 
 
@@ -223,6 +294,7 @@ FAILED = "[STREAM_FAILED] Query\nTraceback\nx.OfABackend: {}\n SQLSTATE: 39000\n
         (OfABackend("it is gone"), 4, "TransactionLost: it is gone; see python -m pydoc twopc.TransactionLost"),
         (Spark(FAILED.format(errors.Refused("No."))), 3, "Refused: No. See python -m pydoc twopc.Refused"),
         (ValueError("no\nnumber"), 70, "ValueError: no"),
+        (Spark(OF_A_FUNCTION), 70, "KeyError: 'price'"),
     ],
 )
 def test_the_last_line_is_the_sentence_of_the_error(

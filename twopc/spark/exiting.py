@@ -28,6 +28,9 @@ _POLL_INTERVAL_S = 1
 
 _LINK = re.compile(rf"^(?:[\w.]+: )?(.*{re.escape(errors.DESCRIBED_BY)}(\w+))", re.MULTILINE)
 
+_RAISED = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)
+"""The error at the end of a traceback, which Spark's text may have in the middle."""
+
 _KINDS = {
     kind.__name__: kind
     for kind in vars(errors).values()
@@ -46,10 +49,9 @@ def exit_code(error: BaseException) -> ExitCode:
 def _outcome(error: BaseException) -> tuple[ExitCode, str]:
     """Return the exit code, and the sentence of the error that it stands for."""
     found = [(code_of(kind), sentence) for kind, sentence in _errors_in(error)]
-    first = next(
-        iter(found), (code_of(type(error)), f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0])
-    )
-    return next((each for each in found if each[0].stays_stopped), first)
+    text = f"{type(error).__name__}: {str(error).strip()}"
+    other = code_of(type(error)), [text.partition("\n")[0], *_RAISED.findall(text)][-1]
+    return next((each for each in found if each[0].stays_stopped), next(iter(found), other))
 
 
 def _errors_in(error: BaseException | None) -> Iterator[tuple[type[BaseException], str]]:
