@@ -1,7 +1,8 @@
 """Fills ``docs/internals/advice.md`` in from the tests: ``python docs/site/advice.py``.
 
 A test that follows the advice of an error, and sees it work, has the mark ``advice`` with what names the error in
-``docs/errors.md``: the words of a row, or the class. The tests are read, not imported.
+``docs/errors.md``: the words of a row, or the class. A mark may have the keys of a dict of its module, as ``*CASES``.
+The tests are read, not imported. A row without such a test has its reason here.
 """
 
 from __future__ import annotations
@@ -16,13 +17,18 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals" / "advice.md"
 ERRORS = ROOT / "docs" / "errors.md"
 
+REASONS: Mapping[str, Sequence[str]] = {
+    "an operator compares and corrects the target systems": ["as done, with other input than it was decided with"],
+}
+"""Why no test follows an advice → the words of the rows."""
+
 _BLOCK = re.compile(r"^<!-- tests -->\n.*^<!-- end -->$", re.MULTILINE | re.DOTALL)
-_SECTION = re.compile(r"^## (\w+)$", re.MULTILINE)
+_SECTION = re.compile(r"^## (.+)$", re.MULTILINE)
 _ROW = re.compile(r"^\| `(.+?)` \|", re.MULTILINE)
 
 
 def catalog() -> dict[str, list[str]]:
-    """Return the words of each error of the catalog, by its class."""
+    """Return the words of each row of the catalog, by the class of the error or the heading of the section."""
     _, *sections = _SECTION.split(ERRORS.read_text(encoding="utf-8"))
     found = dict(zip(sections[::2], sections[1::2], strict=True))
     del found["TwoPhaseCommitError"]
@@ -32,19 +38,24 @@ def catalog() -> dict[str, list[str]]:
 def followed() -> Mapping[str, Sequence[str]]:
     """Return the tests that follow an advice, by what their marks name."""
     found = defaultdict(list)
-    for file in sorted((ROOT / "tests").glob("**/test_*.py")):
+    for file in sorted((ROOT / "tests").glob("**/*.py")):
         text = file.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if ".advice(" in text else ():
+        module = ast.parse(text if ".advice(" in text else "")
+        dicts = {ast.unparse(node.target): node.value for node in module.body if isinstance(node, ast.AnnAssign)}
+        for node in ast.walk(module):
             if isinstance(node, ast.FunctionDef):
-                for named in _named(node):
+                for named in _named(node, dicts):
                     found[named].append(f"{file.relative_to(ROOT / 'tests')}: {node.name}")
     return found
 
 
-def _named(test: ast.FunctionDef) -> Iterator[str]:
+def _named(test: ast.FunctionDef, dicts: Mapping[str, ast.expr | None]) -> Iterator[str]:
     for each in test.decorator_list:
         if isinstance(each, ast.Call) and ast.unparse(each.func) == "pytest.mark.advice":
-            yield from map(ast.literal_eval, each.args)
+            for argument in each.args:
+                cases = dicts[ast.unparse(argument.value)] if isinstance(argument, ast.Starred) else None
+                for name in cases.keys if isinstance(cases, ast.Dict) else [argument]:
+                    yield str(ast.literal_eval(name or argument))
 
 
 def filled(page: str) -> str:
@@ -53,18 +64,17 @@ def filled(page: str) -> str:
 
 
 def _tables() -> str:
-    tests = followed()
-    sections = []
-    for kind, rows in catalog().items():
-        lines = [
-            f"| {'any' if name == kind else f'`{name}`'} | `{test}` |"
-            for name in [kind, *rows]
-            for test in tests.get(name, ())
-        ]
-        untried = sum(name not in tests for name in rows)
-        left = f"\n\nWithout a test of their own: {untried} of {len(rows)} rows." if untried else ""
-        table = "\n".join(["| the message has | test |", "| --- | --- |", *lines])
-        sections.append(f"## {kind}\n\n{table}{left}")
+    tests, rows = followed(), catalog()
+    reasons = {words: reason for reason, those in REASONS.items() for words in those}
+    count, followed_rows = sum(map(len, rows.values())), sum(name in tests for names in rows.values() for name in names)
+    sections = [f"Of {count} rows, tests follow the advice of {followed_rows}. The others have a reason."]
+    for kind, names in rows.items():
+        lines = [f"| any | `{test}` |" for test in tests.get(kind, ())]
+        for name in names:
+            lines += [f"| `{name}` | `{test}` |" for test in tests.get(name, ())] or [
+                f"| `{name}` | {reasons.get(name, '')} |"
+            ]
+        sections.append("\n".join([f"## {kind}", "", "| the message has | test |", "| --- | --- |", *lines]))
     return "\n\n".join(sections)
 
 

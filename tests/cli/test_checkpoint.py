@@ -119,6 +119,7 @@ def test_a_log_whose_batches_spark_has_not_read_is_refused(case: Case, look: Loo
         assert "the input of batch 6 in the log does not have the form of Spark's checkpoint" in done.err
 
 
+@pytest.mark.advice("has changed since they were compared: the query runs")
 def test_a_query_that_runs_meanwhile_is_noticed(case: Case, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     case.lose_batches(5)
 
@@ -129,8 +130,10 @@ def test_a_query_that_runs_meanwhile_is_noticed(case: Case, look: Look, monkeypa
     monkeypatch.setattr(click, "confirm", confirm)
     done = case.call(look, "repair")
     assert done.code == ExitCode.REFUSED
-    assert "has changed since they were compared: the query runs. Nothing was changed." in done.err
+    assert "the query runs. Nothing was changed. Stop it, and run this again." in done.err
     assert not (case.path / "twopc-put-aside").exists()
+    assert case.call(look, "repair", "--yes").code == ExitCode.FINE
+    assert case.planned().changes == ()
 
 
 def test_json_has_all_of_it(case: Case, look: Look) -> None:

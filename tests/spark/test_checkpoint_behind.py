@@ -188,6 +188,7 @@ def compacted(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.long
+@pytest.mark.advice(", and comes again with other input")
 def test_a_checkpoint_from_a_backup_goes_on_exactly_where_it_was(pipeline: Pipeline) -> None:
     query = Query(pipeline, plain)
     query.add(1, 2)
@@ -201,6 +202,8 @@ def test_a_checkpoint_from_a_backup_goes_on_exactly_where_it_was(pipeline: Pipel
     query.add(4, 5)
 
     said = refusal(pipeline, lambda: query.run(3))
+    assert ", and comes again with other input" in said
+    assert "run 'twopc checkpoint repair'" in said
     assert re.search(r"files\.0\.1\.2: decided nothing, now {'path': 'file:", said)  # long values are cut
     assert repaired(pipeline)["goes_on_with"] == 2
     query.run()

@@ -128,6 +128,7 @@ def test_two_flows_into_one_sink_have_a_log_each(connected: Pipeline) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.advice("would write again what the sink has already")
 def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pipeline, project: Project) -> None:
     for said in (project.run(full_refresh_all=True), project.run()):
         assert "a full refresh of flow 'events' would write again what the sink has already" in said
@@ -142,6 +143,7 @@ def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pi
 
 
 @pytest.mark.long
+@pytest.mark.advice("would write again what the sink has already")
 def test_a_refused_full_refresh_writes_everything_again_once_the_log_is_deleted(
     connected: Pipeline, project: Project
 ) -> None:

@@ -188,6 +188,7 @@ class Silent(FileSink):
 
 
 @pytest.mark.long
+@pytest.mark.advice("was interrupted: its query was stopped, or its job cancelled")
 @pytest.mark.parametrize(
     ("end", "questions"),
     [

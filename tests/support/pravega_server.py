@@ -358,6 +358,12 @@ class Admin(Controller):
         status = self._ask("createStream", config).status
         assert status == 0, f"no stream: {status}"
 
+    def delete_stream(self, stream: Stream) -> None:
+        info = self._messages["StreamInfo"](scope=stream.scope, stream=stream.name)
+        for method in ("sealStream", "deleteStream"):
+            status = self._ask(method, info).status
+            assert status == 0, f"{method}: {status}"
+
     def scale(self, stream: Stream, segments: int) -> None:
         """Replace all segments of a stream by others that share the keys evenly, and wait until that is done."""
         ends = [(n / segments, (n + 1) / segments) for n in range(segments)]

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.kafka.test_leases import POOL
+from tests.support.advice import told
 from tests.support.memory_log import MemoryLog
 from tests.unit import test_recovery as recovery
 from tests.unit.test_coordinator import World, raises, run, sink
@@ -94,13 +95,14 @@ def test_the_next_start_uses_the_ids_that_ran_out(monkeypatch: pytest.MonkeyPatc
     assert lease(POOL, (2, 0)).name
 
 
-def write(options: Mapping[str, Any], columns: Columns) -> None:
+def write(options: Mapping[str, Any], columns: Columns | pa.RecordBatch) -> None:
     """Write records to files, as one batch of a new query."""
     files = create_sink("files", options)
+    batch = columns if isinstance(columns, pa.RecordBatch) else pa.record_batch(dict(columns))
 
     def phase_one(round: Round) -> list[Vote]:
         with Participant({"out": files}, round, partition=0) as participant:
-            participant.write("out", pa.record_batch(dict(columns)))
+            participant.write("out", batch)
             return [participant.pre_commit()]
 
     with Coordinator({"out": files}, MemoryLog(), owner="query", rest_interval_s=None) as coordinator:
@@ -138,68 +140,58 @@ def days(*values: str) -> Columns:
     return {"v": pa.array([1] * len(values)), "day": pa.array(values)}
 
 
-@pytest.mark.advice(
-    "it is null, and a line of text can't be one",
-    "it has a line break",
-    "it is null and the only column",
-    "a text is not valid UTF-8",
-    "a map has a key twice",
-    "its zone's offset from UTC had seconds",
-    "Spark can't read back from an ORC file",
-    "a folder can't be named after it",
-    "a folder named after it would have",
-    "readers take an empty text and '__HIVE_DEFAULT_PARTITION__'",
-)
-@pytest.mark.parametrize(
-    ("words", "given", "refused", "corrected", "columns"),
-    [
-        (
-            "it is null, and a line of text can't be one",
-            "format=text", {"v": pa.array([None], pa.string())}, "format=text", {"v": pa.array([""])},
-        ),
-        ("it has a line break", "format=text", {"v": pa.array(["a\nb"])}, "format=text", {"v": pa.array(["a b"])}),
-        (
-            "it is null and the only column",
-            "format=csv", {"v": pa.array([None], pa.string())},
-            "format=csv null_value=NULL", {"v": pa.array([None], pa.string())},
-        ),
-        (
-            "a text is not valid UTF-8",
-            "format=parquet", {"v": pa.array([b"\xff"]).view(pa.string())},
-            "format=parquet", {"v": pa.array([b"\xff"])},
-        ),
-        (
-            "a map has a key twice",
-            "format=parquet", {"v": pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))},
-            "format=parquet", {"v": pa.array([[("a", 2)]], pa.map_(pa.string(), pa.int64()))},
-        ),
-        (
-            "its zone's offset from UTC had seconds",
-            "format=json", {"v": pa.array([OF_SECONDS], pa.timestamp("us", "Europe/Amsterdam"))},
-            "format=json", {"v": pa.array([OF_SECONDS], pa.timestamp("us", "UTC"))},
-        ),
-        (
-            "Spark can't read back from an ORC file",
-            "format=orc", {"v": pa.array([LONG_AGO])},
-            "format=parquet", {"v": pa.array([LONG_AGO])},
-        ),
-        ("a folder can't be named after it", "partition_by=day", days("a\0"), "partition_by=day", days("a")),
-        (
-            "a folder named after it would have",
-            "partition_by=day", days("a" * 300), "partition_by=day", days("a" * 100),
-        ),
-        (
-            "readers take an empty text and '__HIVE_DEFAULT_PARTITION__'",
-            "partition_by=day", days(""), "partition_by=day", days("none"),
-        ),
-    ],
-)  # fmt: skip
-def test_a_record_that_is_refused_is_corrected_or_the_setting_changed(  # the words, and both ways to write it
-    words: str, given: str, refused: Columns, corrected: str, columns: Columns, tmp_path: Path
-) -> None:
-    with pytest.raises(RecordRefused, match=re.escape(words)):
+TEXT = pa.array([None], pa.string())
+MAP = pa.map_(pa.string(), pa.int64())
+WITHOUT_NULLS = pa.record_batch([pa.array([None], pa.int64())], schema=pa.schema([pa.field("v", pa.int64(), False)]))
+CORRECT = "Correct or filter such records"
+
+REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
+    "it is null, and a line of text can't be one": (
+        "format=text", {"v": TEXT}, "Write an empty string for it", "format=text", {"v": pa.array([""])}
+    ),
+    "it has a line break": (
+        "format=text", {"v": pa.array(["a\nb"])}, CORRECT, "format=text", {"v": pa.array(["a b"])}
+    ),
+    "it is null and the only column": (
+        "format=csv", {"v": TEXT}, "Set the option '(.*?)'", "format=csv {}=NULL", {"v": TEXT}
+    ),
+    "a text is not valid UTF-8": (
+        "format=parquet", {"v": pa.array([b"\xff"]).view(pa.string())},
+        "Or write the column as binary", "format=parquet", {"v": pa.array([b"\xff"])},
+    ),
+    "a map has a key twice": (
+        "format=parquet", {"v": pa.array([[("a", 1), ("a", 2)]], MAP)},
+        CORRECT, "format=parquet", {"v": pa.array([[("a", 2)]], MAP)},
+    ),
+    "its zone's offset from UTC had seconds": (
+        "format=json", {"v": pa.array([OF_SECONDS], pa.timestamp("us", "Europe/Amsterdam"))},
+        "Use a column in (UTC)", "format=json", {"v": pa.array([OF_SECONDS], pa.timestamp("us", "UTC"))},
+    ),
+    "Spark can't read back from an ORC file": (
+        "format=orc", {"v": pa.array([LONG_AGO])}, "or use (Parquet)", "format={}", {"v": pa.array([LONG_AGO])}
+    ),
+    "a folder can't be named after it": ("partition_by=day", days("a\0"), CORRECT, "partition_by=day", days("a")),
+    "a folder named after it would have": (
+        "partition_by=day", days("a" * 300), CORRECT, "partition_by=day", days("a" * 100)
+    ),
+    "readers take an empty text and '__HIVE_DEFAULT_PARTITION__'": (
+        "partition_by=day", days(""), CORRECT, "partition_by=day", days("none")
+    ),
+    "the schema of the records allows no null there": (
+        "format=parquet", WITHOUT_NULLS, CORRECT, "format=parquet", {"v": pa.array([1])}
+    ),
+}  # fmt: skip
+"""The words of an error → options and records that are refused, the advice, and options and records that follow it."""
+
+
+@pytest.mark.advice(*REFUSED)
+@pytest.mark.parametrize("words", REFUSED)
+def test_a_record_that_is_refused_is_corrected_or_the_setting_changed(words: str, tmp_path: Path) -> None:
+    given, refused, advice, corrected, columns = REFUSED[words]
+    with pytest.raises(RecordRefused, match=re.escape(words)) as raised:
         write(options_of(tmp_path, given), refused)
-    write(options_of(tmp_path, corrected), columns)
+    found = told(raised.value, advice)
+    write(options_of(tmp_path, corrected.format(found[found.lastindex or 0].lower())), columns)
     assert len(files_in(tmp_path)) == 1
 
 

@@ -27,7 +27,7 @@ def ended(call: Callable[[], object]) -> BaseException:
 
 @pytest.mark.parametrize("call", ["commit", "complete", "announce", "recover"])
 @pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
-@pytest.mark.advice("OperatorRequired")
+@pytest.mark.advice("is decided, and can't be finished now")
 def test_no_call_after_the_decision_refuses_the_batch(world: World, call: str, refusal: Exception) -> None:
     coordinator = world.coordinator()
     coordinator.recover()

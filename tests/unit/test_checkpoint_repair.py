@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.advice import raises, told
 from twopc.checkpoint.comparison import Comparison, compare
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.repair import Plan, mend, plan
@@ -374,6 +375,31 @@ def test_what_can_not_be_repaired_exactly_is_refused_with_a_way_out(
         query.planned()
     assert type(refused.value) is error
     assert not before or query.contents() == before
+
+
+RESTORED: dict[str, tuple[Callable[[Query], None], str]] = {
+    "must be planned as it was decided, and the log does not have its input": (without_reads, "newer backup"),
+    "and the log has decided batch …: the log is older than": (older_log, "Restore the newer log"),
+    "and the log has decided no batch": (nothing_decided, "If the log was lost, restore it"),
+}
+"""The words of an error → what leads to it, and what it advises to restore."""
+
+
+@pytest.mark.advice(*RESTORED)
+@pytest.mark.parametrize("words", RESTORED)
+def test_a_query_goes_on_when_what_the_message_names_was_restored(words: str, query: Query) -> None:
+    case, advice = RESTORED[words]
+    entries, files = query.entries, query.contents()
+    case(query)
+    with raises(words) as refused:
+        query.planned()
+    told(refused.value, advice)
+    if case is without_reads:
+        for path, text in files.items():
+            query.write(path, text)
+    else:
+        query.entries = entries
+    assert query.planned().changes == ()
 
 
 def test_after_each_change_the_next_start_goes_on_or_is_refused(query: Query) -> None:

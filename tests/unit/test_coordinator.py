@@ -24,6 +24,7 @@ import pytest
 
 from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
+from tests.support.memory_log import MemoryLog
 from tests.support.observing import observing
 from twopc import (
     Committable,
@@ -1434,7 +1435,7 @@ def test_after_an_interrupt_nothing_is_carried_on_with(world: World) -> None:
 @pytest.mark.advice("is decided and not yet committed to sink")
 def test_undone_work_of_a_sink_that_is_not_configured_any_more_is_refused(world: World) -> None:
     world.failed("b", "commit", OSError("no reply"))
-    with pytest.raises(LogMismatch, match=r"batch 0 is decided and not yet committed to sink 'b'.*it has a\)"):
+    with pytest.raises(LogMismatch, match=r"not yet committed to sink 'b'.*it has a\).* once more with that sink"):
         world.coordinator("a").run(0, never)
     world.coordinator("ab").close()
     assert world.coordinator("ab").run(0, never).already_decided
@@ -1498,9 +1499,10 @@ def test_a_bad_sink_name_is_refused_before_it_fences_the_coordinator_that_runs(w
 @pytest.mark.advice("the commit log belongs to query")
 def test_a_log_of_another_query_is_refused_and_the_one_that_runs_goes_on(world: World) -> None:
     running = world.ran(0)
-    with pytest.raises(LogMismatch, match="belongs to query query"):
+    with pytest.raises(LogMismatch, match=r"belongs to query query.* or a log of its own"):
         Coordinator({"a": Sink(MemoryTarget())}, world.log, owner="another").run(0, never)
     run(running, 1)
+    run(Coordinator({"a": Sink(MemoryTarget())}, MemoryLog(), owner="another"), 0)
 
 
 @pytest.mark.long

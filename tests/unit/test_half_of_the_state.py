@@ -85,6 +85,19 @@ def test_an_older_log_stops_the_query_until_the_newest_is_restored(query: Query)
     assert query.written() == [0, 1, 2, 3]
 
 
+@pytest.mark.advice("The checkpoint and the log are not of the same age")
+def test_a_query_that_is_started_anew_writes_again_what_it_reads_again(query: Query) -> None:
+    with query.driver() as driver:
+        query.run(driver, 0, 1)
+    anew = "start both anew: what the query reads again is then written again"
+    with query.driver() as driver, pytest.raises(LogMismatch, match=anew):
+        query.run(driver, 5)
+    query.log = MemoryLog()
+    with query.driver("anew") as driver:
+        query.run(driver, 0)
+    assert query.written() == [0, 1, 0]
+
+
 def test_an_older_log_that_is_restored_under_its_driver_stops_it(query: Query) -> None:
     driver = query.driver()
     query.run(driver, 0)

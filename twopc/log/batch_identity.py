@@ -80,7 +80,8 @@ def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, lo
     raise LogMismatch(
         f"the query is at batch {batch_id}, and its commit log at {log} has decided batch {newest}, so only {newest} or"
         f" {newest + 1} can come now. Nothing was written. The checkpoint and the log are not of the same age:"
-        f" {way_out}, or start both anew. A loop without Spark begins at coordinator.next_batch_id."
+        f" {way_out}, or start both anew: what the query reads again is then written again. A loop without Spark begins"
+        " at coordinator.next_batch_id."
     )
 
 

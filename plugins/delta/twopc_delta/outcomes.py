@@ -114,8 +114,8 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
         if is_decided:
             return OutcomeUnknown(
                 f"{what}: there is no Delta table any more, so whether the batch was committed is not known: {text}."
-                " Was the table dropped, is its disk not mounted, or was 'path' changed? Bring it back and start again,"
-                " or give the batch up with 'twopc abandon'."
+                " Was the table dropped, is its disk not mounted, or was 'path' changed? Bring it back and start again;"
+                " or create another one, and give the batch up with 'twopc abandon'."
             )
         return ConfigurationError(
             f"{what}: there is no Delta table: {text}. Create it, such as with CREATE TABLE … USING delta; the sink"
@@ -283,7 +283,8 @@ def table_changed(what: str, why: str) -> OperatorRequired:
     """Return the error for a decided batch whose files the table does not take any more."""
     return OperatorRequired(
         f"{what} is decided and not committed: the table was changed since its files were written: {why}. Its files are"
-        " safe. Undo the change and start again, which repeats the commit; or give the batch up with 'twopc abandon'."
+        " safe. Undo the change and start again, which repeats the commit; or give the batch up with 'twopc abandon"
+        " --even-if-repairable'."
     )
 
 

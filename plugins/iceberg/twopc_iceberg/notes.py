@@ -140,8 +140,8 @@ class Mark:
         if value is not None and not (value.isascii() and value.isdecimal()):
             raise OperatorRequired(
                 f"the table's property {self.property!r} is {value[:50]!r}, and must be a number: it was changed by"
-                " hand. Set it to the newest batch of this query that the table has, and start again. The summary of"
-                f" the batch's snapshot has that number as {BATCH!r}."
+                " hand. Set it to the newest batch of this query that the table has, which the summary of the batch's"
+                f" snapshot has as {BATCH!r}, or remove it if there is none. Then start again."
             )
         return None if value is None else int(value)
 

@@ -248,8 +248,8 @@ def commit_failed(error: Exception, what: str) -> TwoPhaseCommitError:
     if answer(error) is CatalogAnswer.MISSING:
         return OutcomeUnknown(
             f"{what}, and the catalog has no such table. Was it renamed? Set the option 'table' to its new name and"
-            " start again. Was it dropped? Then the batch's records went with it, if they were there: give the"
-            " transactions up with 'twopc abandon'."
+            " start again. Was it dropped? Then the batch's records went with it, if they were there: create another"
+            " one, and give the transactions up with 'twopc abandon'."
         )
     return asked_in_vain(error, what)
 

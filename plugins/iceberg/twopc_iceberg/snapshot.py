@@ -346,7 +346,8 @@ class BatchCommitter:
         if why := obstacle(table, batch.prepared, io):
             raise OperatorRequired(
                 f"{batch.what}, and the table {why}. Undo that change of the table and start again. Otherwise write the"
-                " batch's records by other means, and give its transactions up with 'twopc abandon'."
+                " batch's records by other means, and give its transactions up with 'twopc abandon"
+                " --even-if-repairable'."
             )
         attempt = self._attempt(table, parent, batch, added)
         if parent is None:
@@ -400,7 +401,7 @@ def pause(number: int) -> None:
 def _spec_was_removed(batch: DecidedBatch, spec: int, how: str) -> OperatorRequired:
     return OperatorRequired(
         f"{batch.what}: its partition spec {spec} was removed from the table{how}. Bring an older version of its"
-        " metadata back and start again, or give the transactions up with 'twopc abandon'."
+        " metadata back and start again, or give the transactions up with 'twopc abandon --even-if-repairable'."
     )
 
 
@@ -451,9 +452,7 @@ def head(metadata: TableMetadata, branch: str, what: str) -> Snapshot | None:
     if ref is None and branch == MAIN_BRANCH:
         return None
     if ref is None or ref.snapshot_ref_type is not SnapshotRefType.BRANCH:
-        raise OperatorRequired(
-            f"{what}: the table has no branch {branch!r}. Create it again, or set the option 'branch'."
-        )
+        raise OperatorRequired(f"{what}: the table has no branch {branch!r}. Create it again, and start again.")
     return metadata.snapshot_by_id(ref.snapshot_id)
 
 

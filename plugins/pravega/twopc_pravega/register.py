@@ -121,8 +121,8 @@ class Register:
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorRequired(
                 f"the register {self.stream} has an entry that is none of this sink: {error!r}. Only this sink may"
-                " write to that stream. If something else did, delete the stream while the query is stopped, and start"
-                " again. Transactions that are open then end by their lease."
+                " write to that stream. If something else did, stop the query, replace the stream by an empty one with"
+                " one segment, and start again. Transactions that are open then end by their lease."
             ) from error
 
     def _read(self, connection: Connection, token: str) -> tuple[int, bytes]:

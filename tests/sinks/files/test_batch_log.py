@@ -461,6 +461,7 @@ def test_files_that_a_later_log_lacks_are_never_taken_for_listed(store: Store) -
         log.complete(3, store.commit("part-3-a", "part-3-other"))
 
 
+@pytest.mark.advice("should list it, is gone")
 def test_a_log_that_is_removed_is_begun_again_with_what_is_there(store: Store) -> None:
     store.complete(*range(12))
     log = store.log()

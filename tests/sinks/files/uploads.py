@@ -195,6 +195,7 @@ class UploadContract:
         with pytest.raises(ConfigurationError, match=rf"{absent.url}.*{self.absent_is}.*'path'"):
             run_one_batch(absent, tmp_path / "log")
 
+    @pytest.mark.advice("the file sink's store at … refused a request")
     def test_an_answer_that_no_table_knows_stops_the_query_with_the_servers_words(
         self, proxied: Place, proxy: HttpProxy
     ) -> None:
@@ -205,6 +206,10 @@ class UploadContract:
             list(sink.recover())
         with pytest.raises(ConfigurationError, match="Teapot"):
             sink.open()
+        proxy.heal()
+        sink.open()
+        sink.commit(proxied.pre_commit())
+        assert proxied.values() == ["a", "b"]
 
     @pytest.mark.long
     def test_batches_of_many_files_go_through_a_coordinator_with_a_server_that_is_busy_now_and_then(

@@ -95,6 +95,7 @@ def test_a_damaged_manifest_of_a_batch_whose_commit_the_catalog_has_lost_calls_a
         place.sink().commit_batch(0, batch)
 
 
+@pytest.mark.advice("the store does not have file … as it was written")
 def test_a_store_that_keeps_more_than_was_written_is_found_before_the_vote(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,9 +116,12 @@ def test_a_store_that_keeps_more_than_was_written_is_found_before_the_vote(
 
     sink = place.sink()
     sink.validate(pa.schema([("value", pa.string())]))
-    monkeypatch.setattr(DurableFile, "create", framed)
-    with pytest.raises(RoundAborted, match=r"the store does not have file .*\.parquet"):
-        place.vote(["a"], sink=sink)
+    with monkeypatch.context() as patch:
+        patch.setattr(DurableFile, "create", framed)
+        with pytest.raises(RoundAborted, match=r"the store does not have file .*\.parquet"):
+            place.vote(["a"], sink=sink)
+    sink.commit_batch(0, sink.seal([place.vote(["a"], Round(2, 0), sink=sink)], 0.0))
+    assert place.values() == ["a"]
 
 
 @pytest.mark.parametrize("how", CUT)
@@ -164,16 +168,21 @@ def test_a_damaged_manifest_list_refuses_the_next_batch_and_calls_an_operator_fo
         place.sink().commit_batch(0, batch)
 
 
+@pytest.mark.advice("file … is damaged")
 @pytest.mark.parametrize("how", DAMAGED)
 def test_damaged_metadata_of_the_table_is_not_taken_for_a_missing_answer(how: str, place: Place) -> None:
     batch, sink = place.decided(["a"]), place.unbound()
     sink.bind("orders", "log")
     path = Path(place.table().metadata_location.removeprefix("file://"))
+    whole = path.read_bytes()
     DAMAGED[how](path)
     with pytest.raises(Refused, match=f"{path.name} is damaged"):
         sink.open()
-    with pytest.raises(OperatorRequired, match=f"{path.name} is damaged"):
+    with pytest.raises(OperatorRequired, match=rf"{path.name} is damaged.* Restore the file, .*, and start again"):
         sink.commit_batch(0, batch)
+    path.write_bytes(whole)
+    sink.commit_batch(0, batch)
+    assert place.values() == ["a"]
 
 
 @pytest.mark.variants
@@ -215,6 +224,7 @@ def test_a_table_that_was_restored_while_the_query_was_stopped_gets_no_further_b
     assert place.values() == ["a"]
 
 
+@pytest.mark.advice("it has lost a commit, or the table was restored")
 def test_a_restored_table_goes_on_when_its_mark_is_set_as_the_message_says(restored: Query, place: Place) -> None:
     with pytest.raises(LogMismatch) as mismatch:
         restored.run(3, value=["d"])

@@ -403,13 +403,15 @@ def test_files_that_are_gone_since_the_batch_was_compacted_are_not_lost(place: P
     stale.commit_batch(0, batch)
 
 
+@pytest.mark.advice("A request to commit it is still on its way, or was lost")
 def test_files_that_are_gone_while_a_request_may_still_land_leave_the_outcome_unknown(place: Place) -> None:
     batch, sink, between = unanswered(place, 1)
     remove(place, ".parquet")
-    with pytest.raises(OutcomeUnknown, match="still on its way"):
+    with pytest.raises(OutcomeUnknown, match=r"still on its way, or was lost\. Start again"):
         sink.commit_batch(0, batch)
     between.requests[1]()
-    sink.commit_batch(0, batch)
+    for restarted in (sink, place.sink()):
+        restarted.commit_batch(0, batch)
 
 
 def lists(place: Place) -> list[str]:
@@ -425,6 +427,7 @@ def test_the_file_of_an_attempt_that_lost_a_race_is_removed(place: Place) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.advice(": other writers were faster … times in a row")
 def test_a_commit_that_loses_race_after_race_keeps_one_file(place: Place) -> None:
     append(place)
     batch, sink = place.decided(["a"]), place.sink()
@@ -440,6 +443,8 @@ def test_a_commit_that_loses_race_after_race_keeps_one_file(place: Place) -> Non
             sink.commit_batch(0, batch)
     assert {*extra} == {1}
     assert len(sink._committer._attempts) == 0
+    place.sink().commit_batch(0, batch)
+    assert place.values().count("a") == 1
 
 
 @pytest.mark.variants

@@ -151,10 +151,11 @@ def test_a_catalog_that_fails_is_asked_again_without_a_trace(status: int, rest: 
     assert rest.values() == ["a", "b"]
 
 
+@pytest.mark.advice("the catalog or the store refuses: …")
 def test_a_principal_without_the_right_to_commit_calls_an_operator(rest: Place, proxy: ProxyIntoHost) -> None:
     batch, sink = rest.decided(["a"]), disturbed(rest, proxy)
     proxy.disturb_next("POST", Answer(403, b'{"error": {"message": "no", "type": "t", "code": 403}}'), COMMIT)
-    with pytest.raises(OperatorRequired, match="grant the rights"):
+    with pytest.raises(OperatorRequired, match=r"grant the rights .* and start again"):
         sink.commit_batch(0, batch)
     sink.commit_batch(0, batch)
     assert rest.values() == ["a"]

@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table.sorting import SortField, SortOrder
 from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemoveSchemasUpdate
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import FixedType, IntegerType, LongType, NestedField, StringType
@@ -48,17 +47,13 @@ def test_a_table_that_the_sink_can_not_write_is_refused(properties: dict[str, st
     assert says in refusal(place)
 
 
+@pytest.mark.advice("neither can read the other's manifests")
 def test_a_partition_that_java_and_python_write_differently_is_refused(place: Place) -> None:
     code = Schema(NestedField(1, "code", FixedType(4)))
     place.create(code, PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "code")))
-    assert "neither can read the other's manifests" in refusal(place)
+    assert "neither can read the other's manifests. Use the transform bucket" in refusal(place)
     place.create(code, PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "code_bucket")))
     place.sink()
-
-
-def test_a_sort_order_is_refused(place: Place) -> None:
-    place.create(order=SortOrder(SortField(1, IdentityTransform())))
-    assert "has a sort order, which the sink does not keep yet" in refusal(place)
 
 
 def test_files_do_not_claim_a_sort_order_that_the_table_got_meanwhile(place: Place) -> None:
@@ -122,20 +117,27 @@ def test_a_kind_of_catalog_that_is_not_tested_is_refused(kind: str, place: Place
     assert f"of the type '{kind}'" in refusal(place, **{"catalog.type": kind})
 
 
-def test_a_catalog_that_ignores_requirements_is_refused(place: Place) -> None:
+@pytest.mark.advice("whose requirement (assert-ref-snapshot-id) did not hold")
+def test_a_catalog_that_ignores_requirements_is_refused_and_another_one_taken(place: Place) -> None:
     sink = place.sink()
     catalog = sink._lake.catalog()
     commit = catalog.commit_table
     catalog.commit_table = lambda table, requirements, updates: commit(table, (), updates)  # type: ignore[method-assign]
     with pytest.raises(ConfigurationError, match=r"whose requirement .* did not hold"):
         sink.open()
+    place.sink().commit_batch(0, place.decided(["a"]))
+    assert place.values() == ["a"]
 
 
+@pytest.mark.advice("the catalog or the store gave no answer")
 def test_a_catalog_that_does_not_answer_is_asked_again(place: Place) -> None:
-    sink = place.sink()
-    Between(before=lost).stand(sink)
+    sink, batch = place.sink(), place.decided(["a"])
+    Between(before=once(lost)).stand(sink)
     with pytest.raises(Retriable, match="no answer"):
         sink.open()
+    sink.open()
+    sink.commit_batch(0, batch)
+    assert place.values() == ["a"]
 
 
 def test_a_column_that_was_made_required_while_a_batch_was_written_is_a_veto(place: Place) -> None:

@@ -154,6 +154,7 @@ def test_a_decided_batch_that_wrote_to_the_partition_waits_for_it_and_says_which
     assert visible(brokers, topic) == ["0", "1"]
 
 
+@pytest.mark.advice("wrote a marker that Kafka had left out")
 def test_what_was_rolled_back_while_the_partition_was_away_is_ended_there_when_it_is_back(
     brokers: TwoBrokers, make: Any, wait: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

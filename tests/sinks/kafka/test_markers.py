@@ -413,6 +413,7 @@ def test_a_missing_topic_of_markers_is_refused_before_anything_is_written(topic:
 
 
 @pytest.mark.long
+@pytest.mark.advice("but its marker can't be written to topic")
 def test_a_topic_of_markers_that_was_deleted_after_the_decision_stops_the_query_until_it_is_there(
     query: Query, kafka_broker: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -463,6 +464,7 @@ def test_a_missing_right_to_write_markers_is_refused_before_anything_is_written(
     granted.sink.validate(schema)
 
 
+@pytest.mark.advice("the brokers deny what the sink needs")
 @pytest.mark.parametrize("operations", [[], [AclOperation.DESCRIBE]], ids=str)
 def test_a_right_to_write_markers_that_is_taken_away_needs_an_operator_and_is_not_asked_for_for_ever(
     granted: Any, operations: list[AclOperation]
@@ -470,7 +472,9 @@ def test_a_right_to_write_markers_that_is_taken_away_needs_an_operator_and_is_no
     for operation in operations:
         granted.let(operation)
     committed = {"orders": [committable({("a", 0): (1, 1)}, topic=granted.markers.name)]}
-    with pytest.raises(OperatorRequired, match="WRITE"):
+    with pytest.raises(
+        OperatorRequired, match=r"the brokers deny what the sink needs: .* WRITE and DESCRIBE on its topics"
+    ):
         granted.sink.announce(0, committed, {})
     granted.let(AclOperation.WRITE)
     granted.sink.announce(0, committed, {})

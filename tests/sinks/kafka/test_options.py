@@ -156,6 +156,7 @@ def test_addresses_are_read_alike_by_both_clients(servers: str, read: str) -> No
     assert options.control["bootstrap_servers"] == read.split(",")
 
 
+@pytest.mark.advice("has an address that begins with")
 @pytest.mark.parametrize("scheme", ["SSL", "sasl_ssl", "SASL_PLAINTEXT"])
 def test_an_address_of_another_protocol_is_refused_and_taken_after_either_advice(scheme: str) -> None:
     servers = f"{scheme}://a:9092"
@@ -169,10 +170,13 @@ def test_an_address_of_another_protocol_is_refused_and_taken_after_either_advice
 @pytest.mark.parametrize(
     ("name", "protocol"), [("sasl.password", "ABSENT"), ("sasl.username", "ssl"), ("ssl.ca.location", "SASL_PLAINTEXT")]
 )
+@pytest.mark.advice("has no effect with 'security.protocol'")
 def test_a_login_or_certificate_that_the_protocol_would_ignore_is_refused(name: str, protocol: str) -> None:
     message = refusal(**{name: SECRET, "security.protocol": protocol})
     assert f"{name!r} of the kafka sink has no effect with 'security.protocol'" in message
     assert SECRET not in message
+    assert f"or leave {name!r} out" in message
+    parse_options(SERVERS)
 
 
 @pytest.mark.parametrize(

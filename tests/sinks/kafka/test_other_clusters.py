@@ -63,9 +63,16 @@ def without(topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def test_brokers_without_a_request_that_a_crash_needs_are_refused_before_the_first_batch(without: Any) -> None:
-    with pytest.raises(ConfigurationError, match="do not support DescribeProducers"):
+@pytest.mark.advice("do not support … without which the sink can't roll back")
+def test_brokers_without_a_request_that_a_crash_needs_are_refused_before_the_first_batch(
+    without: Any, topic: Any, make_sink: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"do not support DescribeProducers.* Use brokers that do"):
         without(DescribeProducersRequest).open()
+    monkeypatch.undo()
+    sink = make_sink(topic, log_id=None)
+    run_a_batch(sink, pa.record_batch({"value": ["a"]}), tmp_path / "log", start_timeout_s=30)
+    topic.becomes(["a"])
 
 
 def test_what_is_decided_is_committed_before_the_next_batch_is_refused(
@@ -131,6 +138,7 @@ def run_a_batch(sink: TwoPhaseCommitSink[Any], batch: pa.RecordBatch, log: Path,
 
 
 @pytest.mark.long  # starts a broker twice
+@pytest.mark.advice("a broker answered …")
 @pytest.mark.parametrize("setting", ["transaction.state.log.replication.factor", "offsets.topic"])
 def test_a_single_broker_with_kafkas_default_replication_is_told_in_time_and_the_advice_works(
     setting: str, tmp_path: Path
@@ -170,7 +178,8 @@ def unprovable(monkeypatch: pytest.MonkeyPatch) -> None:
     send = Control.send
 
     def answered(control: Control, request: Any, node: int | None = None) -> Any:
-        if isinstance(request, InitProducerIdRequest) and "probe" in request.transactional_id:
+        name = request.transactional_id if isinstance(request, InitProducerIdRequest) else ""
+        if "probe" in name and not name.endswith("probe"):  # beside another
             asked: Any = control.manager.call_soon(lambda: _soon(InitProducerIdResponse(error_code=16)))
             return asked
         return send(control, request, node)
@@ -245,15 +254,25 @@ def answering_groups(monkeypatch: pytest.MonkeyPatch, group: str, type_: str) ->
     monkeypatch.setattr(Control, "send", answered)
 
 
+@pytest.mark.advice("can't take the query's offsets")
 @pytest.mark.parametrize(("type_", "is_taken"), [("share", True), ("streams", True), ("Classic", False), ("", False)])
 def test_only_an_empty_consumer_group_takes_offsets(
-    type_: str, is_taken: bool, topic: Any, progress_sink: Any, monkeypatch: pytest.MonkeyPatch, wait: Any
+    type_: str,
+    is_taken: bool,
+    topic: Any,
+    progress_sink: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    wait: Any,
+    tmp_path: Path,
 ) -> None:
     wait.repeated(lambda: progress_sink.validate(OFFSET.schema))
     answering_groups(monkeypatch, topic.name, type_)
     if is_taken:
         with pytest.raises(ConfigurationError, match=f"it is a {type_} group.*Name a group that only this query uses"):
             progress_sink.validate(OFFSET.schema)
+        own = {"bootstrap.servers": topic.servers, "group.id": f"{topic.name}-own"}
+        read = OFFSET.set_column(0, "topic", pa.array([topic.name]))
+        run_a_batch(KafkaProgressSink(own), read, tmp_path / "log", start_timeout_s=30)
     else:
         progress_sink.validate(OFFSET.schema)
 

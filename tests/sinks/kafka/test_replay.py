@@ -112,14 +112,16 @@ def test_without_a_copy_the_query_stops_and_stays_stopped(run: Any, kill: Kill, 
 # Before it hurts. -------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_with_too_little_time_left_is_not_decided(topic: Any, make_sink: Any) -> None:
+@pytest.mark.advice("the transactions of this batch may be … s old")
+def test_a_batch_with_too_little_time_left_is_not_decided_and_a_smaller_one_is(topic: Any, make_sink: Any) -> None:
     sink = make_sink(topic, **{"transaction.timeout.ms": 60_000, "commit.margin.ms": 20_000})
     vote = written(sink, "a")
-    with pytest.raises(RoundAborted, match=r"19000 ms are left.*'commit\.margin\.ms' = 20000"):
+    with pytest.raises(RoundAborted, match=r"19000 ms are left.*'commit\.margin\.ms' = 20000\. Make batches smaller"):
         sink.seal([vote], age_s=41)
     sink.seal([vote], age_s=39)
 
 
+@pytest.mark.advice("more than half of 'transaction.timeout.ms'")
 def test_more_than_half_of_the_time_is_warned_of(topic: Any, make_sink: Any, caplog: pytest.LogCaptureFixture) -> None:
     sink = make_sink(topic, **{"transaction.timeout.ms": 60_000})
     vote = written(sink, "a")

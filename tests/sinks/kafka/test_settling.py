@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from twopc import Committable, Participant, Round
-from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
+from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_kafka import KafkaSink, ending, leases
 from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, name_beside
@@ -272,13 +272,20 @@ def test_a_commit_is_no_success_while_the_transaction_is_open(
         make_sink(topic).commit(committable)
 
 
-def test_a_transaction_that_is_not_ongoing_any_more_is_vetoed_before_the_decision(
-    topic: Any, make_sink: Any, pre_commit: Any
+@pytest.mark.advice("can't be committed any more: it was pre-committed as")
+def test_a_transaction_that_is_not_ongoing_any_more_is_vetoed_before_the_decision_and_run_again(
+    topic: Any, make_sink: Any, pre_commit: Any, wait: Any
 ) -> None:
     committable = pre_commit(make_sink(topic), ["a"])
     make_sink(topic).abort(committable)
-    with pytest.raises(Exception, match=r"can't be committed any more.*transaction.timeout.ms"):
+    with pytest.raises(
+        RoundAborted,
+        match=r"can't be committed any more: it was pre-committed as.* A longer 'transaction.timeout.ms' helps",
+    ):
         make_sink(topic).seal([committable], age_s=0)
+    again = pre_commit(make_sink(topic), ["a"], Round(2, 0))
+    wait.repeated(lambda: make_sink(topic).commit(again))
+    topic.becomes(["a"])
 
 
 # Who owns what. -------------------------------------------------------------------------------------------------------

@@ -346,6 +346,7 @@ def test_a_supervisor_sees_that_to_run_the_batch_again_is_in_vain(
 
 
 @pytest.mark.variants
+@pytest.mark.advice("the time is 1970-01-01 00:00:00.000")
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_the_first_millisecond_of_1970_is_written_or_refused_and_never_another_time(
     unit: str, make_topic: Any, make_sink: Any, wait: Any

@@ -157,6 +157,7 @@ def left_nameless(place: Place, verb: str) -> Committable:
     return committable
 
 
+@pytest.mark.advice("and another session of the server still holds the transaction")
 def test_a_commit_that_ended_the_name_alone_is_not_believed_and_repeated(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,6 +299,7 @@ def test_a_deadlock_ends_its_transaction_and_nothing_of_it_is_prepared_or_visibl
 # The server ends, and comes back. ---------------------------------------------------------------------------------
 
 
+@pytest.mark.advice("and the server is read-only, as a replica is")
 def test_a_replica_that_only_reads_is_asked_again(own_place: Place) -> None:
     """Until the failover is complete."""
     committable = own_place.pre_commit(["a"])

@@ -9,7 +9,9 @@ import psycopg
 import pytest
 
 from tests.sinks.prepared_contract import PreparedContract
+from tests.support.advice import told
 from tests.support.postgres_server import PostgresServer
+from twopc import Round
 from twopc.errors import (
     ConfigurationError,
     OperatorRequired,
@@ -81,6 +83,45 @@ def test_a_task_for_which_the_server_has_no_room_says_which_setting_to_raise(own
         own_place.pre_commit(["a"], partition=partition)
     with pytest.raises(RoundAborted, match="Raise max_prepared_transactions"):
         own_place.pre_commit(["a"], partition=int(room))
+
+
+@pytest.mark.long
+@pytest.mark.advice("Raise max_prepared_transactions on the server")
+def test_a_task_has_room_when_the_setting_was_raised(own_place: Place) -> None:
+    settings = own_place.server._settings
+    before = settings["max_prepared_transactions"]
+    left = [own_place.pre_commit(["a"], partition=partition) for partition in range(int(before))]
+    with pytest.raises(RoundAborted) as aborted:
+        own_place.pre_commit(["a"], partition=int(before))
+    settings[told(aborted.value, r"Raise (\w+) on the server")[1]] = 2 * int(before)
+    own_place.unbound().close()  # its connections to the server that ends
+    own_place.server.kill()
+    own_place.server.start()
+    own_place.sink().commit(own_place.pre_commit(["b"], Round(2, 0)))
+    assert own_place.values() == ["b"]
+    for each in left:
+        own_place.sink().abort(each)
+    settings["max_prepared_transactions"] = before
+    own_place.server.kill()
+    own_place.server.start()
+
+
+@pytest.mark.advice("PostgreSQL refuses")
+def test_a_role_goes_on_when_it_was_granted_the_right_that_it_lacked(place: Place) -> None:
+    place.sink()  # makes the table of the markers
+    with place.user() as (location, grant):
+        grant("INSERT ON {}")
+        grant("SELECT, INSERT ON {markers}")
+        sink = place.bound(conninfo=location)
+        committable = place.vote(["a"], sink=sink)
+        sink.commit(committable)
+        with pytest.raises(
+            OperatorRequired, match=r"PostgreSQL refuses: .*twopc_committed.* Grant this role the rights"
+        ):
+            sink.complete(0, [committable])
+        grant("DELETE ON {markers}")
+        sink.complete(0, [committable])
+    assert place.values() == ["a"]
 
 
 @pytest.mark.long

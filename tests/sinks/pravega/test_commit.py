@@ -114,6 +114,7 @@ def test_a_commit_returns_when_readers_see_the_records(place: Place, monkeypatch
     assert next(states, None) is None
 
 
+@pytest.mark.advice("and the controller reports it as")
 def test_a_commit_that_takes_too_long_is_repeated(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = place.pre_commit(["a"])
     monkeypatch.setattr(sink_module, "VISIBLE_PATIENCE_S", 0.2)

@@ -1,0 +1,89 @@
+"""What the errors of the SQL sink advise is done, and works: the query goes on, and the records are there once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import sqlalchemy as sa
+
+from tests.sinks.sql.conftest import Place
+from tests.support.advice import Query, raises, told
+from tests.support.sink_place import ROUND
+from twopc import Participant, Round
+
+
+def place_in(folder: Path) -> Place:
+    place = Place(sa.make_url(f"sqlite:///{folder}/database"))
+    place.create("value {text}")
+    return place
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return place_in(tmp_path)
+
+
+@pytest.fixture
+def query(place: Place, tmp_path: Path) -> Query:
+    return Query(tmp_path, "sql", {"url": place.url, "table": place.table})
+
+
+def forget(place: Place) -> None:
+    place.ask("DELETE FROM twopc_transactions")
+
+
+def change(place: Place) -> None:
+    [(staged,)] = place.ask("SELECT staged FROM twopc_transactions")
+    place.ask(f"DELETE FROM {staged}")  # noqa: S608  # from the database
+
+
+LOST: dict[str, tuple[list[str], Callable[[Place], None]]] = {
+    "of them are not prepared, such as": (["a"], forget),
+    "and twopc_batches has no mark of this query": ([], forget),
+    "of its … records only … could be moved": (["a"], change),
+}
+"""The words of an error → the batches before, and what leads to it."""
+
+
+@pytest.mark.variants
+@pytest.mark.advice(*LOST)
+@pytest.mark.parametrize("words", LOST)
+def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message(
+    words: str, place: Place, query: Query
+) -> None:
+    before, damage = LOST[words]
+    for batch_id, value in enumerate(before):
+        query.run(batch_id, value)
+    query.decide(len(before), "lost")
+    damage(place)
+    query.abandon(query.stops(len(before), words))
+    query.run(len(before) + 1, "next")
+    assert place.values() == [*before, "next"]
+
+
+@pytest.mark.advice("and twopc_batches has no mark of this query")
+def test_a_batch_is_committed_when_the_option_is_set_back(place: Place, query: Query, tmp_path: Path) -> None:
+    query.decide(0, "a")
+    (tmp_path / "other").mkdir()
+    query.options["url"] = place_in(tmp_path / "other").url
+    error = query.stops(0, "and twopc_batches has no mark of this query")
+    query.options[told(error, r"If '(\w+)' or 'table' was changed, set it back")[1]] = place.url
+    query.run(0)
+    assert place.values() == ["a"]
+
+
+@pytest.mark.advice("was rolled back while it was written")
+def test_a_batch_that_was_rolled_back_while_it_was_written_is_run_again(place: Place) -> None:
+    with (
+        raises("was rolled back while it was written"),
+        Participant({"orders": place.sink()}, ROUND, partition=0) as participant,
+    ):
+        participant.write("orders", pa.record_batch({"value": ["a"]}))
+        newer = place.sink()
+        newer.abort(*newer.recover())
+        participant.pre_commit()
+    place.sink().commit_batch(0, [place.vote(["a"], Round(2, 0))])
+    assert place.values() == ["a"]
