@@ -103,8 +103,8 @@ OPTIONS = (
             " '.', '_' and '-'",
             _topic,
         ),
-        f"with `delivery` = `{EXACTLY_ONCE}`: the topic of a marker for each complete batch, for readers of whole"
-        " batches: the section Whole batches",
+        f"the topic that gets a marker for each complete batch, with `delivery` = `{EXACTLY_ONCE}` only: the section"
+        " Whole batches",
         default_text="no markers",
     ),
     Option(
