@@ -20,7 +20,7 @@ READ = {
     "docs/kubernetes.md": 800,
     "docs/migration.md": 850,
     "docs/monitoring.md": 1100,
-    "docs/operating.md": 2950,
+    "docs/operating.md": 2960,
     "docs/other-ways.md": 1200,
     "docs/performance.md": 700,
     "docs/production.md": 1100,
