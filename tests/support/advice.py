@@ -114,9 +114,9 @@ class Query:
         done = twopc_here(*command, self.log, "--batch", error.batch_id, "--accept-loss", "--sinks", sinks, "--yes")
         assert (done.code, "nothing was given up" in done.out + done.err) == (0, False), done.err
 
-    def copy_log(self, name: str = "copy") -> None:
+    def copy_log(self, name: str) -> None:
         shutil.copytree(self.log, self.log.with_name(name))
 
-    def restore_log(self, name: str = "copy") -> None:
+    def restore_log(self, name: str) -> None:
         shutil.rmtree(self.log)
         shutil.copytree(self.log.with_name(name), self.log)

@@ -68,7 +68,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_READ_THE_TOPIC = "Read the topic to see whether the records are there before going on."
+_READ_THE_TOPIC = (
+    "Read the topic: if the records are not there, write them again by other means. Then give the transaction up with"
+    " 'twopc abandon', and start the query again."
+)
 
 TRIAL_TIMEOUT_MS = 5_000
 """How long the trial of ``twopc doctor`` waits for a broker."""

@@ -216,6 +216,7 @@ def test_a_time_is_taken_when_the_limit_that_the_message_names_was_raised(
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name)
     never = ConfigEntry(limit, str(2**63 - 1), incremental_operation=AlterConfigOpType.SET)
     resource.add_incremental_config(never)
-    [done] = AdminClient({"bootstrap.servers": topic.servers}).incremental_alter_configs([resource]).values()
+    admin = AdminClient({"bootstrap.servers": topic.servers})
+    [done] = admin.incremental_alter_configs([resource]).values()
     done.result(10)
     wait.until("the broker takes it", lambda: not refused(2))
