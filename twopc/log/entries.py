@@ -86,8 +86,8 @@ class Repetition:
             to pass, once per ``A_START_S`` of all starts.
         since: when it came first, in UTC.
         batch_id: the batch that failed; None if the start had not come to one.
-        failure: a hash of the error's class and words, which may hold values of records.
-        start: the coordinator that counted it last, and ``at_s`` when, in seconds since the epoch.
+        failure: a hash of the error's class and words, which may hold values of records; or its kind, if it passes.
+        start: the coordinator that counted it last, empty if it passes; and ``at_s`` when, in seconds since the epoch.
         starts: how often any failure that is not known to pass counts, once per start or ``A_START_S``.
         others: the other failures that no decision has followed, the newest first. They may alternate.
     """
@@ -132,10 +132,10 @@ def repeated(
         return each.count > 0 and (in_any or each.start == start) and abs(at_s - each.at_s) < A_START_S
 
     starts = before.starts if before else 0
-    if not passes and not (before and has_counted(before, in_any=False)):
+    if not passes and not any(has_counted(each, in_any=False) for each in known):
         starts += 1
     if not has_counted(now, in_any=passes):
-        now = replace(now, count=now.count + 1, start=start, at_s=at_s)
+        now = replace(now, count=now.count + 1, start="" if passes else start, at_s=at_s)
     return replace(now, starts=starts, others=others)
 
 

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
@@ -73,7 +74,14 @@ class ClassicEngine:
         try:
             yield
         finally:
-            self._context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None clears it
+            set_property(self._context, _DESCRIPTION, before)
+
+
+def set_property(context: SparkContext, name: str, value: str | None) -> None:
+    """Set a local property, or clear it, when a job has ended. If the session or the JVM has ended meanwhile, nothing
+    is left to set, and how the job ended must not be hidden."""
+    with contextlib.suppress(Exception):
+        context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None clears it
 
 
 class ConnectEngine:

@@ -171,17 +171,21 @@ _OUTAGES = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Disconnect|Network|NotLeaderOrFollower|Timeout|CoordinatorNotAvailable)"
     r"Exception\b|"
     r"^(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
-    r"|TimeoutError): ",
+    r"|TimeoutError|socket\.gaierror|http\.client\.RemoteDisconnected): ",
     re.MULTILINE,
 )
 """A system did not answer."""
 
-_ENDED = re.compile(
-    rf"{re.escape(DESCRIBED_BY)}RoundAborted\b|"
-    r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|Answer from Java side is empty|"
+_LOST = re.compile(
+    r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|"
+    r"\AAn error occurred while calling \S+\Z|"  # py4j's, where the JVM has ended amid a call
+    r"cancelled because SparkContext was shut down|"
     r"java\.util\.concurrent\.TimeoutException\b"  # records that are gone end a fetch so, too
 )
-"""A round was rolled back, or a process of Spark was lost, which may come to the same end each time."""
+"""A process of Spark was lost, which may come to the same end each time."""
+
+_ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"
+"""In the text of a task that has failed with an aborted round."""
 
 _ERRNO = re.compile(r"^\w*Error: \[Errno (\d+)\]", re.MULTILINE)
 
@@ -206,10 +210,11 @@ def passing_failures() -> Iterator[None]:
 
 def passing(text: str) -> type[Retriable | RoundAborted] | None:
     """Return what the failure of a job counts as, by its text; None if it is not known to pass."""
-    if _ENDED.search(text):
+    if _LOST.search(text):
         return RoundAborted
-    is_outage = _OUTAGES.search(text) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text))
-    return Retriable if is_outage else None
+    if _OUTAGES.search(text) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text)):
+        return Retriable  # also of an aborted round that an outage has caused
+    return RoundAborted if _ABORTED in text else None
 
 
 # A query that is to be stopped first processes what its sources have. ------------------------------------------------

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import MOST_TRANSACTIONS
-from twopc.spark.engine import each
+from twopc.spark.engine import each, set_property
 from twopc.spark.records import FIXED, is_larger, quoted
 from twopc.spark.stopping import is_interrupt
 from twopc.spark.task import Task, Written
@@ -345,7 +345,7 @@ class LimitedByRows:
             self._is_over = True
             logger.info("a record is large, so Spark limits the bytes of record batches from here on")
         finally:
-            context.setLocalProperty(_BYTES, None)  # type: ignore[arg-type]  # None clears it
+            set_property(context, _BYTES, None)
         return job(frame)
 
     def _with_check(self, frame: DataFrame, in_structs: bool) -> DataFrame | None:

@@ -11,8 +11,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,6 @@ from twopc.errors import ConfigurationError, LogMismatch, RoundAborted
 from twopc.events import BatchFailed
 from twopc.keyed import KeyedSink
 from twopc.log.commit_log import on_store, read_tail
-from twopc.log.entries import Entry
 from twopc.log.notices import noted
 from twopc.log.steps import resume_log
 from twopc.log.store import open_store
@@ -106,7 +105,7 @@ class PhaseOne:
         reads: what the batch reads, or None in a batch write.
         is_decided: whether the batch was decided before this round. No other batch can be decided before ``finish``.
         log: the URL of the commit log.
-        tail: its newest entry, without decisions.
+        entry_id: the id of its newest entry.
     """
 
     sinks: PickledSinks
@@ -115,7 +114,7 @@ class PhaseOne:
     reads: JsonValue
     is_decided: bool
     log: str
-    tail: Entry
+    entry_id: str
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
         """Write and pre-commit one partition, in a task.
@@ -156,7 +155,7 @@ class PhaseOne:
         try:
             yield
         except Exception as error:
-            if (meant := _counted(self.log, error, self.batch_id, self.tail)) is error:
+            if (meant := _counted(self.log, error, self.batch_id, self.entry_id)) is error:
                 raise
             raise meant from error
 
@@ -228,8 +227,8 @@ class Rounds:
                 sink.close()
         spare_garbage_collection()
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
-        sinks, slim = PickledSinks.of({SINK: sink}), replace(tail, unresolved=(), abandoned=())
-        return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, slim)
+        sinks = PickledSinks.of({SINK: sink})
+        return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, tail.entry_id)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
         """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
@@ -260,13 +259,13 @@ class Rounds:
         start: opening an incarnation here could fence a newer driver.
         """
         with spool(self.events):
+            incarnations = {message.incarnation for message in messages if message is not None}
+            incarnations |= set() if opened is None else {opened}
             if None in messages:  # else 'finish' has reported why the batch failed
                 failed = RoundAborted(
                     f"a task of batch {batch_id} failed, or the query was stopped while it ran.", batch_id=batch_id
                 )
-                self._failed(batch_id, _counted(self.log, failed, batch_id), {})
-            incarnations = {message.incarnation for message in messages if message is not None}
-            incarnations |= set() if opened is None else {opened}
+                self._failed(batch_id, _counted(self.log, failed, batch_id, incarnations=incarnations), {})
             try:
                 for incarnation in incarnations:
                     # Raises Fenced if the log belongs to a newer driver now.
@@ -302,22 +301,29 @@ class Rounds:
         )
 
 
-def _counted(log: str, error: Exception, batch_id: int, tail: Entry | None = None) -> Exception:
-    """Return what an error means that comes again at each start (``protocol.counted``).
+def _counted(
+    log: str, error: Exception, batch_id: int, entry_id: str | None = None, incarnations: Collection[Incarnation] = ()
+) -> Exception:
+    """Return what an error means that comes again at each start (``protocol.counted``). A fenced driver does not count.
 
-    Each start opens an entry, its ``tail``. Without it, only a failure counts that no task of the start has counted,
-    such as the loss of a process. Spark ends the query with its own error then, so it is logged what that means.
+    Each start opens an entry, whose id a task has. Without it, only a failure counts that no task of the start has
+    counted, such as the loss of a process. Spark ends the query with its own error then, so it is logged what that
+    means.
     """
     try:
         store = open_store(log)
-        start = tail or ((newest := read_tail(store)) and newest[1])
-        if start is None or (tail is None and noted(store, start)):
+        newest = read_tail(store)
+        if newest is None:
+            return error
+        start = newest[1]
+        is_fenced = any((each.log_id, each.number) != (start.log_id, start.incarnation) for each in incarnations)
+        if is_fenced or (noted(store, start) if entry_id is None else entry_id != start.entry_id):
             return error
         meant = on_store(store, protocol.counted(start, error, batch_id, start.entry_id))
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         logger.warning("a failure could not be counted: %s", unread)
         return error
-    if tail is None and meant is not error:
+    if entry_id is None and meant is not error:
         logger.error("%s", meant)
     return meant
 
