@@ -398,11 +398,7 @@ class Coordinator:
 
     @property
     def _life(self) -> Life:
-        """The newest incarnation of this process.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
+        """The newest incarnation of this process. Raises ConfigurationError: there is none."""
         if self.incarnation is None:
             raise ConfigurationError("this coordinator has opened no incarnation yet: call recover first")
         return self._performer.life

@@ -8,7 +8,7 @@ import hashlib
 import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.stores.errors import DISK_AWAY, TEMPORARY
@@ -33,11 +33,10 @@ def located(**known: Any) -> Iterator[None]:
         raise
 
 
-Kind: TypeAlias = "type[Exception] | tuple[type[Exception], ...]"
-
-
 @contextlib.contextmanager
-def mapped(kind: Kind, failed: Callable[..., Exception], *what: Any) -> Iterator[None]:
+def mapped(
+    kind: type[Exception] | tuple[type[Exception], ...], failed: Callable[..., Exception], *what: Any
+) -> Iterator[None]:
     """Raise ``failed(error, *what)`` for an error of a target system's client."""
     try:
         yield

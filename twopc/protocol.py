@@ -156,11 +156,8 @@ def roll_back(life: Life, round: Round, error: Exception) -> Steps[NoReturn]:
 
 def settle(life: Life, *, recovered: bool, offer: Offer | None = None) -> Steps[None]:
     """Commit every pending batch, the oldest first. Upholds: a sink that commits last is never ahead of the others.
-
-    Raises:
-        RecomputableLoss: what is lost waits for its batch to come again. All else of the batch is committed, except in
-            sinks that commit last.
-    """
+    Raises RecomputableLoss: what is lost waits for its batch to come again. All else of the batch is committed, except
+    in sinks that commit last."""
     for batch_id in life.pending:
         with decided_batch(batch_id):
             for last in (False, True):

@@ -22,21 +22,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A call that a target system has not answered for a minute or more.
+    """A call that a target system has not answered for a minute or more."""
 
-    Attributes:
-        entry_id: the id of the log's newest entry at that time.
-        what: the call.
-        reason: why the last attempt failed.
-        waited_s: how long the call had been repeated.
-        at: when the notice was written, in UTC, for operators.
-    """
-
-    entry_id: str
+    entry_id: str  # the id of the log's newest entry at that time
     what: str
-    reason: str
-    waited_s: float
-    at: str
+    reason: str  # why the last attempt failed
+    waited_s: float  # how long the call had been repeated
+    at: str  # when the notice was written, in UTC, for operators
 
 
 class Notices:

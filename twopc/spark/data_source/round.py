@@ -52,11 +52,8 @@ SINK = "sink"
 
 
 def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
-    """Return the sink of a data source, which can't bring the records of a key together.
-
-    Raises:
-        ConfigurationError: like ``create_sink``; or the sink needs one record per key.
-    """
+    """Return the sink of a data source, which can't bring the records of a key together. Raises ConfigurationError:
+    like ``create_sink``; or the sink needs one record per key."""
     sink = create_sink(backend, options)
     if isinstance(sink, KeyedSink) and sink.key and not sink.takes_repeated_keys:
         raise ConfigurationError(
@@ -69,19 +66,12 @@ def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[A
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """An incarnation that was opened before the tasks.
+    """An incarnation that was opened before the tasks."""
 
-    Attributes:
-        log_id: the log's id, which distinguishes it from a log that took its place.
-        number: the incarnation's number in the log.
-        began_s: the driver's ``time.perf_counter`` before any task began.
-        opening: what opening it took, for the metrics of the batch.
-    """
-
-    log_id: str
-    number: int
-    began_s: float
-    opening: Opening = NO_OPENING
+    log_id: str  # the log's id, which distinguishes it from a log that took its place
+    number: int  # the incarnation's number in the log
+    began_s: float  # the driver's ``time.perf_counter`` before any task began
+    opening: Opening = NO_OPENING  # what opening it took, for the metrics of the batch
 
 
 @dataclass(frozen=True)
@@ -96,25 +86,16 @@ class TaskVote(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PhaseOne:
-    """The round as its tasks get it from the planner.
+    """The round as its tasks get it from the planner."""
 
-    Attributes:
-        sinks: the pickled sinks, by name.
-        incarnation: the round's incarnation.
-        batch_id: the planned batch.
-        reads: what the batch reads, or None in a batch write.
-        is_decided: whether the batch was decided before this round. No other batch can be decided before ``finish``.
-        log: the URL of the commit log.
-        entry_id: the id of its newest entry.
-    """
-
-    sinks: PickledSinks
-    incarnation: Incarnation
-    batch_id: int
-    reads: JsonValue
+    sinks: PickledSinks  # the pickled sinks, by name
+    incarnation: Incarnation  # the round's incarnation
+    batch_id: int  # the planned batch
+    reads: JsonValue  # what the batch reads, or None in a batch write
+    # Whether the batch was decided before this round. No other batch can be decided before ``finish``.
     is_decided: bool
-    log: str
-    entry_id: str
+    log: str  # the URL of the commit log
+    entry_id: str  # the id of its newest entry
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
         """Write and pre-commit one partition, in a task.
@@ -162,31 +143,18 @@ class PhaseOne:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator.
+    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator."""
 
-    Attributes:
-        backend: the sink's entry-point name.
-        options: the sink's options, which may hold credentials.
-        log: the URL of the commit log.
-        owner: the query's id; see ``Coordinator``.
-        replay_copies: the URL of the folder of replay copies, or None.
-        first_batch_id: see ``Coordinator``.
-        checkpoint: the URL of the query's checkpoint folder, or None for batch writes.
-        flow: the flow that the query runs, if it is one of a pipeline.
-        start_timeout_s: see ``Coordinator``.
-        events: the path of the file for events, or None.
-    """
-
-    backend: str
-    options: Mapping[str, str] = field(repr=False)
-    log: str
-    owner: str
-    replay_copies: str | None
-    first_batch_id: int
-    checkpoint: str | None = None
-    flow: Flow | None = None
-    start_timeout_s: float = START_TIMEOUT_S
-    events: str | None = None
+    backend: str  # the sink's entry-point name
+    options: Mapping[str, str] = field(repr=False)  # the sink's options, which may hold credentials
+    log: str  # the URL of the commit log
+    owner: str  # the query's id; see ``Coordinator``
+    replay_copies: str | None  # the URL of the folder of replay copies, or None
+    first_batch_id: int  # see ``Coordinator``
+    checkpoint: str | None = None  # the URL of the query's checkpoint folder, or None for batch writes
+    flow: Flow | None = None  # the flow that the query runs, if it is one of a pipeline
+    start_timeout_s: float = START_TIMEOUT_S  # see ``Coordinator``
+    events: str | None = None  # the path of the file for events, or None
 
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
         """Open a new incarnation and recover, before any task begins.
