@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 
 def first_bad(column: pa.Array, are_fine: Callable[[pa.Array], bool]) -> int | None:
-    """Return the position of a column's first bad value, or None. Looks by halves, as a cast fails only as a whole.
-
-    Args:
-        column: the values.
-        are_fine: whether all values of a part of the column are good ones.
-    """
+    """Return the position of the first bad value of ``column``, or None, where ``are_fine`` tells whether all values of
+    a part of it are good. Looks by halves, as a cast fails only as a whole."""
     if are_fine(column):
         return None
     first, count = 0, len(column)
@@ -75,12 +71,8 @@ def are_held(values: pa.Array) -> bool:
 
 def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
     """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink
-    whose target system does not report which record it refuses.
-
-    Args:
-        write: writes a record batch. If it refuses a record, it has written none of the batch.
-        batch: the records. They are written in their order, by halves where one is refused.
-    """
+    whose target system does not report which record it refuses: if it refuses one, it has written none of the batch.
+    The records are written in their order, by halves where one is refused."""
     try:
         write(batch)
     except RecordRefused as error:
@@ -100,14 +92,8 @@ def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordB
 
 def written_without(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:
     """Write a batch without the records that ``write`` refuses, and yield the refusals. For ``write_valid`` of a sink.
-
-    Args:
-        write: writes a record batch. If it refuses a record by its position, it has written none of the batch.
-        batch: the records. They are written in their order, in several parts if one is refused.
-
-    Raises:
-        RecordRefused: the refusal names no record of the batch.
-    """
+    If ``write`` refuses a record by its position, it has written none of the batch. The records are written in their
+    order. Raises RecordRefused if the refusal names no record of the batch."""
     ahead = [(0, batch)]  # what is to be written, and the position of its first record; the last part is the next
     while ahead:
         first, part = ahead.pop()

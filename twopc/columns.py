@@ -42,11 +42,8 @@ class TableColumn(Protocol):
 
 
 def check_columns(schema: pa.Schema, columns: Collection[TableColumn], table: str) -> None:
-    """Make sure that records of ``schema`` fit into a table, and that no value would be changed.
-
-    Raises:
-        SchemaMismatch: a column does not fit. The message names it.
-    """
+    """Make sure that records of ``schema`` fit into a table, and that no value would be changed. Raises SchemaMismatch:
+    a column does not fit. The message names it."""
     check_types(schema, columns, table)
     for column in columns:
         if column.need and column.name not in schema.names:
@@ -85,29 +82,15 @@ def has_room(type: pa.Decimal128Type, precision: int, scale: int) -> bool:
 
 
 def require(values: pa.Array, are_fine: Callable[[pa.Array], bool], reason: str, column: str) -> None:
-    """Make sure of the values of a column.
-
-    Args:
-        values: the values.
-        are_fine: whether all values of a part of the column are good ones.
-        reason: what is wrong otherwise. It shows no value.
-        column: the column's name.
-
-    Raises:
-        RecordRefused: names the first bad value by its position.
-    """
+    """Raise RecordRefused for the first bad value of ``column``, by its position. ``are_fine`` tells whether all values
+    of a part of it are good. ``reason`` is what is wrong otherwise; it shows no value."""
     if (record := first_bad(values, are_fine)) is not None:
         raise RecordRefused(f"{reason}. {ADVICE}", record=record, column=column)
 
 
 def require_each(are_fine: pa.Array, reason: str, column: str) -> None:
-    """Make sure of each value of a column. Raises like ``require``.
-
-    Args:
-        are_fine: whether each value is a good one. Null counts as fine.
-        reason: what is wrong otherwise. It shows no value.
-        column: the column's name.
-    """
+    """Raise RecordRefused like ``require``, where ``are_fine`` has for each value whether it is good. Null counts as
+    fine."""
     import pyarrow.compute as pc
 
     if (record := pc.index(are_fine, False).as_py()) >= 0:
@@ -115,11 +98,8 @@ def require_each(are_fine: pa.Array, reason: str, column: str) -> None:
 
 
 def require_key_columns(key: Collection[str], columns: Collection[str], table: str) -> None:
-    """Make sure that a table has the columns of a key.
-
-    Raises:
-        ConfigurationError: it lacks one. The message names it.
-    """
+    """Make sure that a table has the columns of a key. Raises ConfigurationError: it lacks one. The message names
+    it."""
     for name in key:
         if name not in columns:
             raise ConfigurationError(
@@ -138,11 +118,7 @@ def not_whole(column: str, table: str) -> SchemaMismatch:
 
 def require_keys(records: pa.RecordBatch, key: Collection[str]) -> None:
     """Make sure that each record has a value in each column of its ``key``: where no two nulls are equal, a record
-    without one would replace nothing.
-
-    Raises:
-        RecordRefused: one has none.
-    """
+    without one would replace nothing. Raises RecordRefused: one has none."""
     for name in key:
         require(
             records.column(name),

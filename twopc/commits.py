@@ -52,23 +52,14 @@ Group: TypeAlias = "dict[WholeBatchSink[Any], Sequence[Committable]]"
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """The commits that one ``Commit`` effect asks for.
-
-    Attributes:
-        asked: the effect.
-        sinks: by name.
-        at_once: threads for each sink. With 1, the calling thread commits.
-        tell: tells observers.
-        waits: the waits of the coordinator.
-        running: the threads that have not ended.
-    """
+    """The commits that one ``Commit`` effect asks for."""
 
     asked: Commit
     sinks: Mapping[str, TwoPhaseCommitSink[Any]]
-    at_once: int
-    tell: Callable[[Event], None]
-    waits: Waits
-    running: list[threading.Thread]
+    at_once: int  # threads for each sink. With 1, the calling thread commits.
+    tell: Callable[[Event], None]  # tells observers
+    waits: Waits  # the waits of the coordinator
+    running: list[threading.Thread]  # the threads that have not ended
 
     def failures(self) -> list[FailedCommit]:
         """Make every commit, and return those that failed. An error of one leaves no other undone."""
@@ -197,14 +188,12 @@ def on_threads(
     give_up: Callable[[], None],
     running: list[threading.Thread],
 ) -> list[ResultT]:
-    """Return the result of ``call`` for each of ``arguments``, in their order, from up to ``at_once`` threads.
+    """Return the result of ``call`` for each of ``arguments``, in their order, from up to ``at_once`` threads. Raises
+    what a call raised, when all have ended.
 
     The threads are daemons: the interpreter joins any others before it ends, and a call may wait for a target system
     for as long as that is away. An interrupt of this thread, or an error of a call, calls ``give_up``, which makes the
     other calls end. ``running`` has the threads until they have ended, as a second interrupt ends the wait for them.
-
-    Raises:
-        BaseException: what a call raised, when all have ended.
     """
     results: dict[int, ResultT] = {}
     errors: list[BaseException] = []

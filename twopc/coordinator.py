@@ -142,6 +142,7 @@ class Coordinator:
         opening: Opening = NO_OPENING,
         recompute: Recompute | None = None,
         left_out: Callable[[], LeftOut] = LeftOut,
+        already_decided: Callable[[], object] = lambda: None,
     ) -> BatchFinished:
         """Write batch ``batch_id`` exactly once.
 
@@ -162,6 +163,8 @@ class Coordinator:
                 decision, if they were written with hashes (``Participant.write``). If the records are not the same,
                 the query stops.
             left_out: what participants left out of the batch, for the metrics. Called after ``phase_one``.
+            already_decided: called for a batch that is not written again, when it is committed. What it raises ends the
+                run, and counts like any failure.
 
         Raises:
             LogMismatch: the log has decided this batch with other ``reads``, or the one before with others than it
@@ -185,6 +188,7 @@ class Coordinator:
             offer = Offer(batch_id, counted, reads, follows, began_s, recompute, self._first_batch_id)
             decision = perform(protocol.batch(self._performer.life, offer), self._performer.do)
             if decision is None:
+                already_decided()
                 return self._finished(batch_id, True, {}, LeftOut())
             self._performer.failed_rests = 0  # its sweep was answered
             if self._resting is not None:
@@ -394,11 +398,7 @@ class Coordinator:
 
     @property
     def _life(self) -> Life:
-        """The newest incarnation of this process.
-
-        Raises:
-            ConfigurationError: there is none.
-        """
+        """The newest incarnation of this process. Raises ConfigurationError: there is none."""
         if self.incarnation is None:
             raise ConfigurationError("this coordinator has opened no incarnation yet: call recover first")
         return self._performer.life

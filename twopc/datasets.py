@@ -23,8 +23,7 @@ _OBJECTS = {
 }
 """The protocols of object stores → the scheme of their namespaces. The names of objects have no slash in front."""
 
-_OF_AZURE = ("abfss", "wasbs")
-"""What precedes the '@' in their URLs is a container, not a user."""
+_OF_AZURE = ("abfss", "wasbs")  # what precedes the '@' in their URLs is a container, not a user
 
 
 _PORT = re.compile(r":[0-9]+$")

@@ -61,21 +61,17 @@ class Life:
     """One incarnation of a coordinator: the one record that the protocol changes.
 
     It changes in place, because an error must not lose an append that has succeeded.
-
-    Attributes:
-        log: the commit log as this incarnation knows it.
-        members: the sinks by name, in the order in which they are asked.
-        pending: what is decided and not known to be committed.
-        has_run: whether this process has run a batch, or found it decided. Until then, participants elsewhere may hold
-            votes for it.
-        computations: how often decided batches were computed again.
     """
 
-    log: LogView
+    log: LogView  # the commit log as this incarnation knows it
+    # The sinks by name, in the order in which they are asked.
     members: Mapping[str, Member] = field(default_factory=dict)
+    # What is decided and not known to be committed.
     pending: PendingTransactions = field(default_factory=PendingTransactions)
+    # Whether this process has run a batch, or found it decided. Until then, participants elsewhere may hold votes for
+    # it.
     has_run: bool = False
-    computations: int = 0
+    computations: int = 0  # how often decided batches were computed again
 
     @property
     def tail(self) -> Entry:

@@ -6,8 +6,9 @@ import contextlib
 import errno
 import hashlib
 import re
+import socket
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.stores.errors import DISK_AWAY, TEMPORARY
@@ -32,11 +33,10 @@ def located(**known: Any) -> Iterator[None]:
         raise
 
 
-Kind: TypeAlias = "type[Exception] | tuple[type[Exception], ...]"
-
-
 @contextlib.contextmanager
-def mapped(kind: Kind, failed: Callable[..., Exception], *what: Any) -> Iterator[None]:
+def mapped(
+    kind: type[Exception] | tuple[type[Exception], ...], failed: Callable[..., Exception], *what: Any
+) -> Iterator[None]:
     """Raise ``failed(error, *what)`` for an error of a target system's client."""
     try:
         yield
@@ -73,11 +73,14 @@ def cause_of(error: BaseException) -> BaseException:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether no system has refused anything: one did not answer, or a resource was out."""
-    cause = cause_of(error)
+    """Return whether no system has refused anything: one did not answer, or a resource was out. An aborted round is
+    what its cause is."""
+    cause: BaseException | None = error
+    while isinstance(cause, RoundAborted | NotComputedAgain):
+        cause = cause.__cause__
     if isinstance(cause, OSError) and cause.errno in PASSING:
         return True
-    return isinstance(cause, Retriable | ConnectionError | TimeoutError)
+    return isinstance(cause, Retriable | ConnectionError | TimeoutError | socket.gaierror)
 
 
 def passes(error: BaseException) -> bool:
@@ -86,10 +89,12 @@ def passes(error: BaseException) -> bool:
 
 
 def identity(error: BaseException) -> str | None:
-    """Return a hash by which an error is recognized when it comes again; None if it is an answer that ends the
-    query."""
+    """Return what an error is recognized by when it comes again: a hash, or its kind if it is known to pass, as its
+    words do not matter then; None if it is an answer that ends the query."""
     if isinstance(error, TwoPhaseCommitError) and not isinstance(error, Retriable | RoundAborted):
         return None
+    if passes(error):
+        return "outage" if is_outage(error) else "aborted"
     cause = cause_of(error)
     lines = [line for line in str(cause).splitlines() if not line.lstrip().startswith(_OF_A_STACK)]
     words = _CHANGING.sub(" ", "\n".join(lines).lower())

@@ -13,11 +13,7 @@ _PACKAGE = Path(__file__).parent
 
 @functools.cache  # it looks into every folder of sys.path, and two packages ask
 def refuse_foreign_files() -> None:
-    """Make sure that no other distribution has written into this package's folder.
-
-    Raises:
-        ImportError: one has.
-    """
+    """Make sure that no other distribution has written into this package's folder. Raises ImportError: one has."""
     try:
         foreign = distribution(_PACKAGE.name)
     except PackageNotFoundError:

@@ -14,12 +14,9 @@ ConnectionT = TypeVar("ConnectionT")
 
 class IdleConnections(Generic[ServerT, ConnectionT]):
     """Idle connections of this process, by server. A variable of a module, not of a sink, because sinks are pickled.
+    ``connect`` returns a new one. Two servers are the same if their reprs are. ``close`` is also given dead ones.
 
     A forked process has those of its parent, and must not use them. Threads may share an object of this class.
-
-    Args:
-        connect: returns a new connection to a server. Two servers are the same if their reprs are.
-        close: closes a connection, which may be dead.
     """
 
     def __init__(self, connect: Callable[[ServerT], ConnectionT], close: Callable[[ConnectionT], None]) -> None:

@@ -83,18 +83,13 @@ def key_of(sink: TwoPhaseCommitSink[TransactionT]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """An index of a table that refuses rows beside others, such as a primary key.
-
-    Attributes:
-        name: its name.
-        columns: its columns. One that is an expression or a prefix is None, as is any if the index has a condition.
-        can_replace: whether a record can replace a row by it, if its columns are the key.
-        inexact: those of its columns of which it takes different values for equal → why, and what to do.
-    """
+    """An index of a table that refuses rows beside others, such as a primary key."""
 
     name: str
+    # Its columns. One that is an expression or a prefix is None, as is any if the index has a condition.
     columns: frozenset[str | None]
-    can_replace: bool = True
+    can_replace: bool = True  # whether a record can replace a row by it, if its columns are the key
+    # Those of its columns of which it takes different values for equal → why, and what to do.
     inexact: Mapping[str, str] = field(default_factory=dict)
 
     def may_refuse_an_exchange(self, key: Collection[str], written: Collection[str]) -> bool:
@@ -112,20 +107,12 @@ def check_key(
     any_replaces: bool = False,
     numbered: Collection[str] = (),
 ) -> None:
-    """Make sure that a record can replace a row of a table in a database, and that nothing but the key decides which.
+    """Make sure that a record can replace a row of a table by ``key``, and that nothing but the key decides which.
+    ``written`` are the columns that records have; to those in ``numbered`` the database gives a new number in each
+    record. ``any_replaces``: whether the database replaces the row of whichever unique index has an equal one.
 
-    Args:
-        key: the columns of ``upsert_by``.
-        written: the columns that records have.
-        indexes: the unique indexes of the table.
-        table: names the table.
-        any_replaces: whether the database replaces the row of whichever unique index has an equal one.
-        numbered: columns to which the database gives a new number in each record.
-
-    Raises:
-        SchemaMismatch: the records lack a column of the key.
-        ConfigurationError: no unique index is on exactly these columns, or it takes different keys for equal, or
-            another unique index decides, too.
+    Raises SchemaMismatch if the records lack a column of the key; and ConfigurationError if no unique index is on
+    exactly these columns, or it takes different keys for equal, or another unique index decides, too.
     """
     for name in key:
         if name not in written:

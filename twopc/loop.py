@@ -104,18 +104,23 @@ def run(
         while not is_stopping():
             if (read := source.read()) is None:
                 continue
-            written = dict(route(read.records)) if read.records.num_rows else {}
-            if offsets is not None and read.offsets is not None:
-                written[offsets] = read.offsets
-            phase_one = functools.partial(_write, sinks, written)
+            phase_one = functools.partial(_write, sinks, route, read, offsets)
             batch = functools.partial(deciding.run, batch_id, phase_one, reads=read.position, follows=position)
             _until_decided(batch, batch_id, is_stopping)
             batch_id, position = batch_id + 1, read.position
 
 
 def _write(
-    sinks: Mapping[str, TwoPhaseCommitSink[Any]], written: Mapping[str, pa.RecordBatch], round: Round
+    sinks: Mapping[str, TwoPhaseCommitSink[Any]],
+    route: Callable[[pa.RecordBatch], Mapping[str, pa.RecordBatch]],
+    read: Read,
+    offsets: str | None,
+    round: Round,
 ) -> Iterable[Vote]:
+    # Within the round, so that what ``route`` raises at each start is counted.
+    written = dict(route(read.records)) if read.records.num_rows else {}
+    if offsets is not None and read.offsets is not None:
+        written[offsets] = read.offsets
     with Participant(sinks, round, partition=0) as participant:
         for name, records in written.items():
             participant.write(name, records)

@@ -34,12 +34,8 @@ Replaced: TypeAlias = "Mapping[str, Mapping[str, Committable]]"
 
 
 class RecomputableLoss(TransactionLost):
-    """Target systems have lost transactions of a decided batch, and their records can be computed again.
-
-    Attributes:
-        lost: the transactions, by the sink's name. All others of the batch are committed, except in sinks that commit
-            last.
-    """
+    """Target systems have lost transactions of a decided batch, ``lost`` by the sink's name, and their records can be
+    computed again. All others of the batch are committed, except in sinks that commit last."""
 
     def __init__(self, lost: Mapping[str, Sequence[Committable]], message: str) -> None:
         super().__init__(message)
@@ -59,11 +55,8 @@ class Loss:
 
 
 def judged(life: Life, failed: Sequence[FailedCommit], batch_id: int, recovered: bool) -> Steps[Loss]:
-    """Return what failed commits have lost, after the log was seen to have no newer coordinator.
-
-    Raises:
-        Exception: the worst of them, if one failed otherwise or can't be made good.
-    """
+    """Return what failed commits have lost, after the log was seen to have no newer coordinator. Raises Exception: the
+    worst of them, if one failed otherwise or can't be made good."""
     copied: dict[str, list[Committable]] = {}
     errors: list[FailedCommit] = []
     is_newest = batch_id == life.tail.decided  # of the decided batches, only the newest comes again
@@ -91,14 +84,9 @@ def judged(life: Life, failed: Sequence[FailedCommit], batch_id: int, recovered:
 
 
 def verdict(error: Exception, committables: Sequence[Committable], has_copies: bool, recovered: bool) -> Exception:
-    """Return what the error of a commit means, after the log was seen to have no newer coordinator.
-
-    Args:
-        error: what the commit raised.
-        committables: the transactions that one call had to commit: one, or all of the sink's in a batch.
-        has_copies: whether the query runs with replay copies for this sink.
-        recovered: whether an earlier incarnation decided the batch, and may have asked for its commit.
-    """
+    """Return what ``error``, raised by one commit of ``committables``, means after the log was seen to have no newer
+    coordinator. ``has_copies``: whether the query runs with replay copies for this sink. ``recovered``: whether an
+    earlier incarnation decided the batch, and may have asked for its commit."""
     meant = error
     if isinstance(error, OutcomeUnknown) and error.was_refused_at_first and not recovered:
         # This incarnation decided it, this process alone asked for its commit, and the first request was refused.
@@ -224,11 +212,8 @@ def not_computed_again(error: Exception, round: Round) -> Exception | None:
 
 
 def recognized(lost: Sequence[Committable], votes: Iterable[Committable]) -> list[Committable]:
-    """Return the votes of a sink that have the records of ``lost``, in its order, each in the same partition.
-
-    Raises:
-        TransactionLost: a partition has no vote, or one with other records.
-    """
+    """Return the votes of a sink that have the records of ``lost``, in its order, each in the same partition. Raises
+    TransactionLost: a partition has no vote, or one with other records."""
     by_partition = {partition_of(vote): vote for vote in votes if vote.fingerprint is not None}
     return [_same(each, by_partition.get(partition_of(each))) for each in lost]
 

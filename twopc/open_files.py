@@ -89,11 +89,9 @@ FileT = TypeVar("FileT", bound=OpenFile)
 class OpenFiles(Generic[PlaceT, FileT]):
     """Writes each record to a file of its place. Not for several threads.
 
-    Args:
-        create: creates a file for each of these places, none of which has an open one. It is called for as many at a
-            time as possible, so that the files can be announced by one request.
-        most_files: how many files are open at a time.
-        fixed_bytes: the ``fixed_bytes`` of every file, where they are known before the first file is created.
+    ``create`` creates a file for each of these places, none of which has an open one. It is called for as many at a
+    time as possible, so that the files can be announced by one request. At most ``most_files`` are open at a time.
+    ``fixed_bytes`` are those of every file, where they are known before the first.
     """
 
     def __init__(
@@ -249,14 +247,10 @@ class RowGroups:
 
 
 def split_by(records: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield, for each tuple of values that records have in some columns, the position of the first such record, and all
-    of them in their order. Two nulls are equal, and so are two NaNs.
+    """Yield, for each tuple of values that records have in ``columns``, of which there is at least one, the position of
+    the first such record, and all of them in their order. Two nulls are equal, and so are two NaNs.
 
     Each part is a copy: a slice would keep all of ``records`` in memory while a file holds it.
-
-    Args:
-        records: the records.
-        columns: at least one, with a value per record.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import one_too_many
-from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted
+from twopc.errors import ConfigurationError, RecordRefused, Retriable
 from twopc.failures import located
 from twopc.keyed import KeyedSink
 from twopc.replay import ReplayCopy
@@ -169,7 +169,7 @@ class Participant:
             with located(sink=name, batch_id=self._round.batch_id):
                 until_answered(what, self._sinks[name].require_valid, schema, patience_s=VALIDATE_PATIENCE_S)
         except Retriable as error:
-            raise RoundAborted(f"could not {what}: {error}", sink=name, batch_id=self._round.batch_id) from error
+            raise Retriable(f"could not {what}: {error}", sink=name, batch_id=self._round.batch_id) from error
 
     def _begin(self, name: str, schema: pa.Schema) -> None:
         sink = self._sinks[name]

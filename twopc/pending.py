@@ -19,11 +19,7 @@ class PendingTransactions(Mapping[int, Mapping[str, tuple[Committable, ...]]]):
         self._batches: dict[int, dict[str, tuple[Committable, ...]]] = {}
 
     def add(self, batch_id: int, parts: Mapping[str, Sequence[Committable]]) -> None:
-        """Remember a decided batch.
-
-        Raises:
-            ValueError: ``batch_id`` is not newer than every pending batch.
-        """
+        """Remember a decided batch. Raises ValueError: ``batch_id`` is not newer than every pending batch."""
         if self._batches and batch_id <= next(reversed(self._batches)):
             raise ValueError(f"batch {batch_id} is not newer than the pending {list(self._batches)}")
         self._batches[batch_id] = {sink: tuple(committables) for sink, committables in parts.items()}

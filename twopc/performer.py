@@ -53,12 +53,8 @@ the round is rolled back, as it may hold locks in other target systems."""
 class Performer:
     """The hands of one coordinator. For the arguments see ``Coordinator``.
 
-    Attributes:
-        phase: what the protocol is doing.
-        life: the newest incarnation whose sinks were bound; ``is_open`` tells whether it is the current one.
-        metrics: of the batch that runs.
-        waits: the calls that target systems have not answered.
-        notices: beside the log, for ``twopc status``.
+    ``phase`` is what the protocol is doing, ``metrics`` is of the batch that runs, ``waits`` are the calls that target
+    systems have not answered, and ``notices`` stand beside the log, for ``twopc status``.
     """
 
     life: Life = field(init=False)
@@ -297,12 +293,9 @@ def part_of_batch(sink: TwoPhaseCommitSink[Any], committables: Sequence[Committa
 
 
 def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) -> Committable:
-    """Write the records of the replay copy of ``lost`` in a new transaction, pre-commit it and seal it.
-
-    Raises:
-        Retriable: the records could not be written now. The batch is decided, so its caller must not run it again.
-        OperatorRequired: the records can't be written any more.
-    """
+    """Write the records of the replay copy of ``lost`` in a new transaction, pre-commit it and seal it. Raises
+    Retriable if they could not be written now; the batch is decided, so its caller must not run it again. Raises
+    OperatorRequired if they can't be written any more."""
     assert sink.replay_copies is not None
     assert lost.replay_copy is not None
     began_s = time.perf_counter()
@@ -350,29 +343,20 @@ def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exc
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What the opening of an incarnation took, as part of the batch for which it was opened.
+    """What the opening of an incarnation took, as part of the batch for which it was opened."""
 
-    Attributes:
-        phases_ms: the time in its phases, by name, in order.
-        retries: see ``BatchFinished``.
-        recovered: the same.
-    """
-
-    phases_ms: tuple[tuple[str, float], ...] = ()
-    retries: int = 0
-    recovered: int = 0
+    phases_ms: tuple[tuple[str, float], ...] = ()  # the time in its phases, by name, in order
+    retries: int = 0  # see ``BatchFinished``
+    recovered: int = 0  # the same
 
 
 NO_OPENING = Opening()
 
 
 class Metrics:
-    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end. ``opening`` is
-    what another process has done for the batch before.
-
-    Attributes:
-        phases_ms: the time in each phase that the batch has left, by the phase's name.
-    """
+    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end. ``opening``
+    is what another process has done for the batch before; ``phases_ms`` is the time in each phase that the batch has
+    left."""
 
     def __init__(self, opening: Opening = NO_OPENING) -> None:
         self.phases_ms = dict(opening.phases_ms)

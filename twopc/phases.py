@@ -35,11 +35,8 @@ NEXT: dict[Phase, frozenset[Phase]] = {
 
 
 def advance(current: Phase, following: Phase) -> Phase:
-    """Return ``following`` if the table allows it after ``current``.
-
-    Raises:
-        RuntimeError: the table does not allow it. The coordinator has a defect, found before it does harm.
-    """
+    """Return ``following`` if the table allows it after ``current``. Raises RuntimeError: the table does not allow it.
+    The coordinator has a defect, found before it does harm."""
     if following is not Phase.CLOSED and following not in NEXT[current]:
         raise RuntimeError(f"a coordinator can't go from {current.value} to {following.value}")
     return following

@@ -37,14 +37,9 @@ MARKERS = "twopc_committed"
 
 
 def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> TransactionLost | OutcomeUnknown:
-    """Return the error for a decided transaction, ``what``, that is neither prepared nor has a marker.
-
-    Args:
-        what: the decided transaction, as the subject of the message.
-        has_older: whether an older batch has a marker, so that none was removed.
-        option: the option that says which server it is, in quotes.
-        rollback: the statement by which an operator could have rolled it back.
-    """
+    """Return the error for a decided transaction, ``what``, that is neither prepared nor has a marker. ``has_older``:
+    whether an older batch has one, so that none was removed. ``option`` says which server it is, and ``rollback`` is
+    the statement by which an operator could have rolled it back."""
     what += f", but it is not prepared and has no marker in {MARKERS}"
     advice = (
         f"If {option} was changed, set it back. If the transaction was rolled back by hand ({rollback}), or the server"
@@ -61,13 +56,9 @@ def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> Tr
 
 
 def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
-    """Return whether a column that parses JSON keeps it. Such a column keeps one of two equal keys, so no object may
-    have two. Text that is no JSON counts as kept: the server refuses it, with its reason.
-
-    Args:
-        texts: JSON.
-        is_kept: whether the column keeps a number.
-    """
+    """Return whether a column that parses JSON keeps ``texts``, where ``is_kept`` tells whether it keeps a number. Such
+    a column keeps one of two equal keys, so no object may have two. Text that is no JSON counts as kept: the server
+    refuses it, with its reason."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
         if len({name for name, _ in pairs}) < len(pairs):
@@ -114,14 +105,9 @@ class PreparedTable(Protocol[ConnectionT_contra]):
 
 
 class PreparedTransaction(Transaction, Generic[ConnectionT, ColumnT]):
-    """A live transaction and its connection.
-
-    Attributes:
-        schema: the records' columns; empty before the first write.
-        columns: the table's columns, by name. They keep their types until the transaction ends. Empty before the first
-            record or delete.
-        is_partial: whether a write has failed, so that the transaction may have only a part of its records.
-    """
+    """A live transaction and its connection. ``schema`` has the records' columns, and ``columns`` the table's by name,
+    which keep their types until the transaction ends; both are empty before the first record. ``is_partial``: whether a
+    write has failed, so that the transaction may have only a part of its records."""
 
     def __init__(self, transaction_id: TransactionId, connection: ConnectionT) -> None:
         super().__init__(transaction_id)

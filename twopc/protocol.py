@@ -156,11 +156,8 @@ def roll_back(life: Life, round: Round, error: Exception) -> Steps[NoReturn]:
 
 def settle(life: Life, *, recovered: bool, offer: Offer | None = None) -> Steps[None]:
     """Commit every pending batch, the oldest first. Upholds: a sink that commits last is never ahead of the others.
-
-    Raises:
-        RecomputableLoss: what is lost waits for its batch to come again. All else of the batch is committed, except in
-            sinks that commit last.
-    """
+    Raises RecomputableLoss: what is lost waits for its batch to come again. All else of the batch is committed, except
+    in sinks that commit last."""
     for batch_id in life.pending:
         with decided_batch(batch_id):
             for last in (False, True):
@@ -353,19 +350,18 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
 
     Where the answer ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the
     log's first decision: then the error is returned as it is. Where the query, or the next rest, asks again, the look
-    is not repeated.
+    is not repeated. The look comes first: a newer coordinator may have left a note of its own.
     """
     if isinstance(error, Fenced | InDoubt | CorruptLog):
         return error
-    meant = yield from counted(life.tail, error, batch_id, start)
     try:
-        yield _look(life, patience_s=0.0 if is_asked_again and meant is error else None)
+        yield _look(life, patience_s=0.0 if is_asked_again else None)
     except Fenced as fenced:
         return fenced
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         yield effects.Log(logging.WARNING, f"the log could not be read after an error: {unread}")
         return error
-    return meant
+    return (yield from counted(life.tail, error, batch_id, start))
 
 
 def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> Steps[Exception]:
@@ -398,7 +394,7 @@ def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> 
     if is_outage(error):
         yield effects.Log(logging.ERROR, says)
         return error
-    return RepeatedFailure(f"{says} Correct its cause and start again.")
+    return RepeatedFailure(f"{says} Correct its cause and start again.", sink=getattr(error, "sink", None))
 
 
 # The operator. ------------------------------------------------------------------------------------------------------

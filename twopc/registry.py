@@ -23,11 +23,8 @@ def names(group: str) -> list[str]:
 
 
 def find(group: str, name: str, kind: str) -> EntryPoint | None:
-    """Return what is registered as ``name``, or None. ``kind`` is the plural for errors, such as ``backends``.
-
-    Raises:
-        ConfigurationError: two distributions register the name.
-    """
+    """Return what is registered as ``name``, or None. ``kind`` is the plural for errors, such as ``backends``. Raises
+    ConfigurationError: two distributions register the name."""
     registered = entry_points(group=group)
     found = {entry_point.value: entry_point for entry_point in registered if entry_point.name == name}
     if len(found) > 1:
@@ -37,11 +34,8 @@ def find(group: str, name: str, kind: str) -> EntryPoint | None:
 
 
 def load(entry_point: EntryPoint, hook: str, what: str) -> Any:
-    """Return what the module's implementation of ``hook`` returns; None if it has none. ``what`` is for errors.
-
-    Raises:
-        ConfigurationError: the module can't be loaded.
-    """
+    """Return what the module's implementation of ``hook`` returns; None if it has none. ``what`` is for errors. Raises
+    ConfigurationError: the module can't be loaded."""
     manager = hook_manager()
     try:
         manager.register(entry_point.load(), name=entry_point.name)

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 _SUFFIX = ".arrow"
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-"""The end of a copy that a release without digests has written."""
+_END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the end of a copy that a release without digests has written
 _READ_AT_ONCE_BYTES = 4 * 1024 * 1024
 
 
@@ -88,11 +87,7 @@ class ReplayCopies:
 
     def _require_whole(self, name: str, digest: bytes | None = None) -> None:
         """Read a copy, and compare its contents with the digest that follows them, and with ``digest`` if it is given.
-
-        Raises:
-            FileNotFoundError: there is no such copy.
-            DamagedCopy: the contents differ.
-        """
+        Raises FileNotFoundError if there is no such copy, and DamagedCopy if they differ."""
         fs, path = self._locate(name)
         found, kept = hashlib.sha256(), b""
         with fs.open(path, "rb") as file:
@@ -157,15 +152,9 @@ class ReplayCopy:
         self._stream.write_batch(batch)
 
     def finish(self) -> str:
-        """Make the copy durable, and make sure that a store returns what was written. On a disk, the sync is the proof:
-        the kernel would return its own pages.
-
-        Returns:
-            Its name, for the committable.
-
-        Raises:
-            ConfigurationError: the store returns other contents.
-        """
+        """Make the copy durable, make sure that a store returns what was written, and return its name, for the
+        committable. On a disk, the sync is the proof: the kernel would return its own pages. Raises ConfigurationError
+        if the store returns other contents."""
         self._stream.close()
         self._file.write(self._digest.digest())
         self._file.flush()

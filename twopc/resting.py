@@ -33,9 +33,8 @@ class OwnedLock:
     """A lock that knows whether this thread holds it. So whoever takes it within a ``try`` and releases it in the
     ``finally`` leaks nothing, even if an interrupt comes between the two.
 
-    Attributes:
-        release: releases the lock; raises RuntimeError if this thread does not hold it. A method in C: an interrupt can
-            come as a function in Python is entered, and the lock would stay taken.
+    ``release`` raises RuntimeError if this thread does not hold it. It is a method in C: an interrupt can come as a
+    function in Python is entered, and the lock would stay taken.
     """
 
     def __init__(self) -> None:
@@ -57,11 +56,8 @@ class OwnedLock:
 
 
 class Resting:
-    """A thread that runs from its coordinator's first batch until the coordinator is gone.
-
-    Attributes:
-        interval_s: how long after a batch, and how often from then on, it rests.
-    """
+    """A thread that runs from its coordinator's first batch until the coordinator is gone. It rests ``interval_s``
+    after a batch, and as often from then on."""
 
     def __init__(self, rest: Callable[[], None], interval_s: float) -> None:
         self._rest = weakref.WeakMethod(rest)

@@ -40,10 +40,8 @@ def until_answered(
 
     Without ``patience_s`` there is no limit: only the target system's definite answer ends a decided transaction.
     ``waits`` holds the other calls of the same caller. Calls with the same name in ``among`` are logged together.
-    ``decided_batch_id`` is the decided batch that the call commits or completes, for observers.
-
-    Raises:
-        Retriable: no answer came for ``patience_s``, or until ``waits.given_up`` was set.
+    ``decided_batch_id`` is the decided batch that the call commits or completes, for observers. Raises Retriable: no
+    answer came for ``patience_s``, or until ``waits.given_up`` was set.
     """
     waits = waits or Waits()
     name, began_s, attempt = among or what, time.monotonic(), 0
@@ -68,12 +66,8 @@ def until_answered(
 
 
 class Waits:
-    """The calls of one caller that wait for an answer: logged together, and given up together.
-
-    Attributes:
-        owner: the query of the caller, if it is a coordinator.
-        given_up: ends all waits when it is set.
-    """
+    """The calls of one caller that wait for an answer: logged together, and given up together when ``given_up`` is set.
+    ``owner`` is the query of the caller, if it is a coordinator."""
 
     def __init__(self, owner: str | None = None) -> None:
         self.owner = owner

@@ -35,15 +35,11 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """By what the records of a transaction are recognized when their batch is computed again, with their number.
+    """By what the records of a transaction are recognized when their batch is computed again, with their number."""
 
-    Attributes:
-        partition: the partition of the batch that they are.
-        hash: the sum of the hashes of the records, modulo 2**64. Their order does not matter: Spark may pass the same
-            records in another one.
-    """
-
-    partition: int
+    partition: int  # the partition of the batch that they are
+    # The sum of the hashes of the records, modulo 2**64. Their order does not matter: Spark may pass the same records
+    # in another one.
     hash: int
 
     def to_json(self) -> JsonValue:

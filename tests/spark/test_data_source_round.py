@@ -197,6 +197,20 @@ def test_tasks_whose_process_is_lost_for_an_hour_are_told(
     assert [kind for _, kind in failed(rounds)[-2:]] == ["RoundAborted", "RepeatedFailure"]
 
 
+@pytest.mark.parametrize("by", ["task", "driver"])
+def test_a_fenced_driver_counts_no_failure(rounds: Rounds, task: Any, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fenced = rounds.open(SCHEMA)
+    votes = written(fenced) if by == "driver" else []
+    rounds.open(SCHEMA)
+    if votes:
+        rounds.recover(0, [*votes, None])
+    else:
+        monkeypatch.setattr(FileSink, "pre_commit", raises(ValueError("no plan")))
+        with pytest.raises(ValueError, match="no plan"):
+            written(fenced)
+    assert open_store(rounds.log).posted() == b""
+
+
 def test_records_that_end_early_are_no_failure_of_the_sink(rounds: Rounds, task: Any) -> None:
     def interrupted() -> Iterator[pa.RecordBatch]:
         yield RECORDS

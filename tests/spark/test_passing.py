@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from pyspark.sql.functions import udf
 
 from tests.spark.test_task_errors import Spark
+from tests.unit.test_coordinator import raises
 from twopc import create_sink
 from twopc.errors import RepeatedFailure, Retriable, RoundAborted, SchemaMismatch
 from twopc.failures import is_outage, passes
 from twopc.spark import exit_code, foreach_batch
+from twopc.spark.engine import ClassicEngine
 from twopc.spark.stopping import passing, passing_failures
+from twopc.spark.tuning import LimitedByRows, Plan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,6 +35,12 @@ LOST = "Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.1 executor 2): "
         (RoundAborted, f"{LOST}org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
         (RoundAborted, "Caused by: java.util.concurrent.TimeoutException: Cannot fetch record for offset 5 in 1200 ms"),
         (RoundAborted, f"twopc.errors.RoundAborted: the server was shut down. {RoundAborted('').link}"),
+        (RoundAborted, "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down"),
+        (
+            Retriable,
+            f"Busy: no; {Retriable('').link}\n\ntwopc.errors.RoundAborted: no. {RoundAborted('').link}",
+        ),
+        (Retriable, "socket.gaierror: [Errno -3] Temporary failure in name resolution"),
         (Retriable, "Caused by: java.net.ConnectException: Connection refused"),
         (Retriable, "Caused by: org.apache.kafka.common.errors.TimeoutException: Timeout of 60000ms expired"),
         (Retriable, "ConnectionResetError: [Errno 104] Connection reset by peer"),
@@ -46,6 +57,28 @@ def test_a_lost_process_is_counted_and_an_outage_is_not(kind: type[Exception], l
     round.__cause__ = raised.value
     assert passes(round)
     assert is_outage(round) == (kind is Retriable)
+
+
+def test_a_session_that_is_stopped_amid_a_job_does_not_hide_how_the_job_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session: Any = SimpleNamespace(sparkContext=Mock(**{"getLocalProperty.return_value": None}))
+    ended = Spark("Job 3 cancelled because SparkContext was shut down")
+
+    def job(_: object) -> None:
+        session.sparkContext.setLocalProperty = raises(AttributeError("'NoneType' object has no attribute"))
+        raise ended
+
+    limited = LimitedByRows()
+    monkeypatch.setattr(limited, "_with_check", lambda frame, _: frame)
+    frame: Any = SimpleNamespace(sparkSession=session)
+    with pytest.raises(RoundAborted), ClassicEngine(session).describe("a job"), passing_failures():
+        limited.run(job, frame, Plan(repeatable=True), in_structs=False)
+
+
+def test_a_jvm_that_ends_amid_a_call_is_a_lost_process() -> None:
+    assert passing("An error occurred while calling o85.collectToPython") is RoundAborted
+    assert passing("An error occurred while calling o85.collectToPython.\n: java.lang.ArithmeticException") is None
 
 
 @pytest.mark.parametrize(

@@ -127,8 +127,9 @@ def test_a_read_without_records_keeps_its_position_and_is_not_routed(tmp_path: P
         return source.began_at
 
     assert serve(4) is None
-    with pytest.raises(ValueError, match="2"):
-        assert serve(4) == {"next": 2}
+    for kind in (RoundAborted, RoundAborted, RepeatedFailure):  # what the route raises ends a round
+        with pytest.raises(kind, match=r"ValueError\)?: 2"):
+            serve(4)
 
 
 def test_a_stop_ends_the_repetition(serve: Callable[..., Numbers], target: MemoryTarget) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote, participant
 from twopc.bad_records import written_without
-from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAborted, SchemaMismatch
+from twopc.errors import ConfigurationError, RecordRefused, Retriable, SchemaMismatch
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.testing import MemorySink, MemoryTarget
@@ -234,7 +234,7 @@ def test_a_sink_whose_target_does_not_answer_is_named_as_what_it_is(
     asked: list[str] = []
     monkeypatch.setattr(participant, "until_answered", partial(noted_and_asked, asked))
     with (
-        pytest.raises(RoundAborted, match=r"^could not look at what sink 'a' writes to: nobody there; see "),
+        pytest.raises(Retriable, match=r"^could not look at what sink 'a' writes to: nobody there; see "),
         Participant({"a": sinks["a"]}, ROUND, partition=0) as attempt,
     ):
         attempt.write("a", ROWS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 
@@ -12,9 +13,10 @@ import pyarrow as pa
 import pytest
 
 from tests.support.memory_log import MemoryLog
-from tests.unit.test_coordinator import World, raises, run, sink
+from tests.unit.test_coordinator import World, fails, raises, run, sink
 from twopc import Coordinator
-from twopc.errors import OperatorRequired, Refused, RepeatedFailure, Retriable, RoundAborted
+from twopc.errors import Fenced, OperatorRequired, Refused, RepeatedFailure, Retriable, RoundAborted
+from twopc.events import CallRetried
 from twopc.failures import identity
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry, parse, serialise
@@ -80,6 +82,12 @@ def test_a_decision_clears_what_was_counted(query: Query) -> None:
     assert [type(query.fails(DEFECT, 1)) for _ in range(3)] == [RoundAborted, RoundAborted, RepeatedFailure]
 
 
+def aborted(message: str, cause: Exception | None = None) -> RoundAborted:
+    error = RoundAborted(message)
+    error.__cause__ = cause
+    return error
+
+
 @pytest.fixture
 def minutes(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """The clock: each ``next`` is a minute later."""
@@ -98,6 +106,8 @@ def minutes(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         TimeoutError("no answer"),
         ConnectionResetError("reset by peer"),
         OSError(errno.ENOSPC, "disk full"),
+        socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"),
+        aborted("could not look at the table", Retriable("the broker restarts")),
         KeyboardInterrupt(),
     ],
     ids=lambda error: type(error).__name__,
@@ -115,11 +125,11 @@ def test_an_outage_and_an_interrupt_are_repeated_without_end_and_told(
 def test_a_round_that_is_aborted_for_an_hour_stops_for_an_operator(
     query: Query, minutes: Iterator[int], ends_at: int
 ) -> None:
-    aborted = RoundAborted("Python worker exited unexpectedly (crashed)")
+    lost = (RoundAborted(f"the worker on {'x' * number} was lost") for number in itertools.count())  # in any words
     for _ in itertools.islice(minutes, ends_at):
-        assert query.kinds(aborted, aborted) == [RoundAborted, RoundAborted]  # both within a minute
+        assert query.kinds(next(lost), next(lost)) == [RoundAborted, RoundAborted]  # both within a minute
     run(query.coordinator(), 0)
-    ends = [type(query.fails(aborted, 1)) for _ in itertools.islice(minutes, MINUTES_AT_MOST + 1)]
+    ends = [type(query.fails(next(lost), 1)) for _ in itertools.islice(minutes, MINUTES_AT_MOST + 1)]
     assert ends == [*[RoundAborted] * (MINUTES_AT_MOST - 1), RepeatedFailure, RepeatedFailure]
 
 
@@ -144,6 +154,17 @@ def test_failures_of_which_none_is_like_another_stop_too(query: Query) -> None:
     ends = query.kinds(*(ValueError(f"no plan for {way!r}") for way in "abcdefghij"))
     assert ends == [*[RoundAborted] * (FAILED_STARTS_AT_MOST - 1), *[RepeatedFailure] * 3]
     assert len(serialise(query.tail)) < 4096
+
+
+def test_failures_of_which_none_is_like_another_stop_too_where_each_start_aborts_a_round_before(query: Query) -> None:
+    ends = []
+    for way in "abcdefgh":
+        coordinator = query.coordinator()
+        for error in (RoundAborted("the worker was lost"), ValueError(f"no plan for {way!r}")):
+            with pytest.raises(Exception, match=str(error.args[0])) as ended:
+                coordinator.run(0, raises(error))
+        ends.append(ended.type)
+    assert ends == [*[RoundAborted] * (FAILED_STARTS_AT_MOST - 1), RepeatedFailure]
 
 
 def test_another_failure_is_counted_anew_and_other_numbers_are_the_same_failure(query: Query) -> None:
@@ -201,6 +222,45 @@ def test_a_note_that_cannot_be_left_costs_one_start(query: Query, monkeypatch: p
         patch.setattr(query.store, "post", raises(OSError("away")))
         query.kinds(DEFECT)
     assert query.kinds(DEFECT, DEFECT, DEFECT) == [RoundAborted, RoundAborted, RepeatedFailure]
+
+
+def test_a_start_that_waits_for_a_target_keeps_what_was_counted(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(query.coordinator("a"), 0)
+    monkeypatch.setattr(CallRetried, "needs_operator", True)
+
+    def start() -> type[BaseException]:
+        coordinator = query.coordinator("a")
+        away = fails(Retriable("the broker restarts"), times=1)
+        sink(coordinator, "a").validate = lambda _: away()
+        coordinator.validate({"a": pa.schema([])})
+        with pytest.raises(Exception, match="no plan") as ended:
+            coordinator.run(1, raises(DEFECT))
+        return ended.type
+
+    assert [start() for _ in range(3)] == [RoundAborted, RoundAborted, RepeatedFailure]
+
+
+def test_a_fenced_driver_does_not_count_and_leaves_the_note_of_the_newer_one(query: Query) -> None:
+    older = query.coordinator()
+    older.recover()
+    query.fails(DEFECT)
+    note = query.store.notice
+    with pytest.raises(Fenced):
+        older.run(0, raises(ValueError("no plan for 'y'")))
+    assert query.store.notice == note
+
+
+def test_a_batch_that_cannot_be_evaluated_again_stops_for_an_operator(query: Query) -> None:
+    run(query.coordinator(), 0)
+
+    def start() -> BaseException:
+        with pytest.raises(Exception, match="no plan") as ended:
+            query.coordinator().run(0, raises(AssertionError()), already_decided=raises(DEFECT))
+        return ended.value
+
+    ends = [start() for _ in range(3)]
+    assert [type(end) for end in ends] == [ValueError, ValueError, RepeatedFailure]
+    assert "The batch is decided." in str(ends[-1])
 
 
 def ended(start: Callable[[Coordinator], object], prepare: Callable[[Coordinator], object], query: Query) -> Exception:

@@ -25,19 +25,12 @@ UNCHANGED = "Nothing was changed."
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A batch whose plan in the checkpoint differs from its decision in the log.
-
-    Attributes:
-        batch_id: the batch's number.
-        is_noted: whether Spark has recorded it as done.
-        found: the differences; empty if the checkpoint's entry is cut off.
-        records: by how many Kafka records the planned batch ends later, by source, if that is known.
-    """
+    """A batch whose plan in the checkpoint differs from its decision in the log."""
 
     batch_id: int
-    is_noted: bool
-    found: tuple[Difference, ...]
-    records: Mapping[str, int]
+    is_noted: bool  # whether Spark has recorded it as done
+    found: tuple[Difference, ...]  # the differences; empty if the checkpoint's entry is cut off
+    records: Mapping[str, int]  # by how many Kafka records the planned batch ends later, by source, if that is known
 
     @property
     def read_otherwise(self) -> bool:
@@ -47,28 +40,17 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A checkpoint compared with its log.
-
-    Attributes:
-        query_id: the query's id.
-        decided: the newest batch that the log has decided, or None.
-        reads: what decided batches read, as far as the log keeps it.
-        planned: the batches in ``offsets``, ascending.
-        newest: where the newest plan that Spark can read ends, by source.
-        noted: the newest batch in ``commits`` that Spark can read, or None.
-        cut_off: the paths that Spark would read and can't: files that are cut off, and lists of files that are missing.
-        has_state: whether the query keeps state, which advances only when each batch is evaluated.
-        mismatches: the batches that differ.
-    """
+    """A checkpoint compared with its log."""
 
     query_id: str
-    decided: int | None
-    reads: Mapping[int, Reads]
-    planned: tuple[int, ...]
-    newest: Mapping[str, JsonValue]
-    noted: int | None
+    decided: int | None  # the newest batch that the log has decided, or None
+    reads: Mapping[int, Reads]  # what decided batches read, as far as the log keeps it
+    planned: tuple[int, ...]  # the batches in ``offsets``, ascending
+    newest: Mapping[str, JsonValue]  # where the newest plan that Spark can read ends, by source
+    noted: int | None  # the newest batch in ``commits`` that Spark can read, or None
+    # The paths that Spark would read and can't: files that are cut off, and lists of files that are missing.
     cut_off: frozenset[str]
-    has_state: bool
+    has_state: bool  # whether the query keeps state, which advances only when each batch is evaluated
     mismatches: tuple[Mismatch, ...]
 
     def has_whole(self, batch_id: int) -> bool:
@@ -85,9 +67,8 @@ class Comparison:
 def compare(folder: CheckpointFolder, entries: Sequence[Entry]) -> Comparison:
     """Read the checkpoint, and compare it with the log's remaining entries, oldest first.
 
-    Raises:
-        ConfigurationError: the checkpoint can't be read.
-        LogMismatch: it belongs to another query, or the log was not written for a Spark query.
+    Raises ConfigurationError if the checkpoint can't be read, and LogMismatch if it belongs to another query, or if the
+    log was not written for a Spark query.
     """
     query_id, tail = folder.query_id(), entries[-1]
     if query_id != tail.owner:

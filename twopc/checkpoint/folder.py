@@ -41,11 +41,8 @@ class CheckpointFolder:
     # Reading. -------------------------------------------------------------------------------------------------------
 
     def query_id(self) -> str:
-        """Return the query's id, which Spark writes once, before the first batch.
-
-        Raises:
-            ConfigurationError: the id can't be read.
-        """
+        """Return the query's id, which Spark writes once, before the first batch. Raises ConfigurationError: the id
+        can't be read."""
         try:
             return str(json.loads(self.text("metadata"))["id"])
         except Exception as error:
@@ -55,11 +52,8 @@ class CheckpointFolder:
             ) from error
 
     def newest(self) -> tuple[int, Reads]:
-        """Return the newest batch that Spark has planned, and what it reads.
-
-        Raises:
-            ConfigurationError: the entry can't be read.
-        """
+        """Return the newest batch that Spark has planned, and what it reads. Raises ConfigurationError: the entry can't
+        be read."""
         try:
             batch_id = self.numbers("offsets")[-1]
             return batch_id, self.reads(batch_id)
@@ -98,12 +92,8 @@ class CheckpointFolder:
         return digest.hexdigest()
 
     def reads(self, batch_id: int) -> Reads:
-        """Return what a planned batch reads.
-
-        Raises:
-            FileNotFoundError: the batch is not planned.
-            ValueError: its entry is cut off.
-        """
+        """Return what a planned batch reads. Raises FileNotFoundError if it is not planned, and ValueError if its entry
+        is cut off."""
         entry = parse(self.text(f"offsets/{batch_id}"))
         before = parse(self.text(f"offsets/{batch_id - 1}")) if batch_id and stands_for_files(entry) else {}
         if stands_for_files(entry) and isinstance(entry["sources"], list):

@@ -35,26 +35,20 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A plan of a checkpoint's repair.
+    """A plan of a checkpoint's repair."""
 
-    Attributes:
-        changes: the changes, in order. After each of them, a start of the query continues without loss or is refused.
-        goes_on_with: the decided batch that the query then evaluates once more, or None if the next batch is new.
-        remaining: how many decided batches follow that one. If any, the query stops after it, to be repaired again.
-    """
-
+    # The changes, in order. After each of them, a start of the query continues without loss or is refused.
     changes: tuple[Change, ...]
+    # The decided batch that the query then evaluates once more, or None if the next batch is new.
     goes_on_with: int | None = None
+    # How many decided batches follow that one. If any, the query stops after it, to be repaired again.
     remaining: int = 0
 
 
 def plan(folder: CheckpointFolder, compared: Comparison) -> Plan:
-    """Plan how the checkpoint gets back what it lacks, so that the query continues exactly where it was.
-
-    Raises:
-        LogMismatch: the log is older than the checkpoint.
-        Refused: what is lacking is not known exactly. The message has what to do instead.
-    """
+    """Plan how the checkpoint gets back what it lacks, so that the query continues exactly where it was. Raises
+    LogMismatch if the log is older than the checkpoint, and Refused if what is lacking is not known exactly: its
+    message has what to do instead."""
     noted = -1 if compared.noted is None else compared.noted
     decided = -1 if compared.decided is None else compared.decided
     _require_log_of_that_age(compared, decided, noted)
@@ -110,11 +104,8 @@ def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> 
 
 def _noted_otherwise(compared: Comparison, decided: int) -> bool:
     """Whether Spark has recorded the newest decided batch as done with other input: the batch was planned anew, and its
-    driver died before it was compared. Nothing has been written since.
-
-    Raises:
-        Refused: this is the case for an earlier batch.
-    """
+    driver died before it was compared. Nothing has been written since. Raises Refused: this is the case for an earlier
+    batch."""
     found = [mismatch for mismatch in compared.mismatches if mismatch.is_noted and mismatch.read_otherwise]
     for mismatch in found:
         if mismatch.batch_id < decided:
@@ -197,11 +188,8 @@ class _Changes:
         return found
 
     def require_lists(self) -> None:
-        """Make sure that Spark can read the lists of files that it starts from.
-
-        Raises:
-            Refused: the log does not keep one that is missing or cut off.
-        """
+        """Make sure that Spark can read the lists of files that it starts from. Raises Refused: the log does not keep
+        one that is missing or cut off."""
         lists = {path for path in self._compared.cut_off if path.startswith("sources/")}
         if left := sorted(lists - self._changed.keys() - self._discovered_anew):
             raise Refused(

@@ -69,15 +69,8 @@ def read_before(folder: Reader, batch_id: int) -> Reads | None:
 def files_read(
     folder: Reader, batch_id: int, end: Mapping[str, JsonValue], before: Mapping[str, JsonValue]
 ) -> dict[str, JsonValue]:
-    """Return, by source, the files that the batch's offsets stand for and that the previous batch's do not, by name.
-    For the first batch, this includes file 0 of other sources, which contains the offsets at which they began.
-
-    Args:
-        folder: the checkpoint.
-        batch_id: the batch's number.
-        end: the offsets at which the batch ends, by the sources' folders.
-        before: the offsets at which the previous batch ends.
-    """
+    """Return, by source, the files that the offsets at ``end`` stand for and those of the batch ``before`` do not, by
+    name. For the first batch, this includes file 0 of other sources, which contains the offsets at which they began."""
     found: dict[str, JsonValue] = {}
     for source, offset in end.items():
         last = number(offset)

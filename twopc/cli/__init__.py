@@ -7,8 +7,7 @@ import sys
 
 from twopc.exit_codes import ExitCode
 
-_NEEDED = ("click", "rich", "tomli")
-"""The packages of the extra ``cli``."""
+_NEEDED = ("click", "rich", "tomli")  # the packages of the extra ``cli``
 
 
 def main() -> None:

@@ -17,11 +17,8 @@ from twopc.errors import ConfigurationError
 
 
 def serve(host: str, port: int, watched: Sequence[Watched]) -> int:
-    """Serve the metrics of ``watched`` on daemon threads. Return the port; 0 takes a free one.
-
-    Raises:
-        ConfigurationError: nothing can be served there.
-    """
+    """Serve the metrics of ``watched`` on daemon threads. Return the port; 0 takes a free one. Raises
+    ConfigurationError: nothing can be served there."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(ReadingsCollector(watched))
     try:

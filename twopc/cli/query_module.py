@@ -23,10 +23,7 @@ def read_query(
     where: str,
 ) -> tuple[Mapping[str, TwoPhaseCommitSink[Any]], str | os.PathLike[str] | LogStore | None]:
     """Import a query's module, from the current folder too, and return its sinks by name and the place of its log.
-
-    Raises:
-        ConfigurationError: the module can't be imported, or has no such query.
-    """
+    Raises ConfigurationError: the module can't be imported, or has no such query."""
     module, _, name = where.partition(":")
     if not module or not name:
         raise ConfigurationError(f"--query takes MODULE:NAME, such as jobs.orders:write, not {where!r}. {_WHAT}.")

@@ -26,10 +26,8 @@ Sample: TypeAlias = "tuple[str, list[str], float]"
 class Watched(ABC):
     """A log or a sink that is read again and again, on a thread of its own.
 
-    Attributes:
-        name: what it is, in what operators read. It holds no secret.
-        is_up: whether the newest reading has succeeded.
-        problem: why it has failed; None if it has not.
+    ``name`` is what operators read, and holds no secret. ``is_up``: whether the newest reading has succeeded.
+    ``problem``: why it has failed, or None.
     """
 
     name: str
@@ -57,13 +55,8 @@ class Watched(ABC):
             self.is_up, self.problem = False, f"{kind_of(error)}: {error}"
 
     def follow(self, interval_s: float, say: Callable[[str], None], after_s: float = 0.0) -> Callable[[], None]:
-        """Read again and again, on a daemon thread, first after ``after_s``. Return a function that ends it.
-
-        Args:
-            interval_s: the pause between two readings.
-            say: is given a line when something becomes readable, or no longer is.
-            after_s: the pause before the first one.
-        """
+        """Read every ``interval_s``, on a daemon thread, first after ``after_s``. Return a function that ends it.
+        ``say`` is given a line when something becomes readable, or no longer is."""
         ends = threading.Event()
 
         def run() -> None:
@@ -84,32 +77,16 @@ class Watched(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LogReading:
-    """A log as it was read.
+    """A log as it was read."""
 
-    Attributes:
-        at_s: when the reading began, in seconds since the epoch.
-        history: what the log has; None if no query has begun one yet.
-        samples: its metrics, without the log's name in their labels.
-    """
-
-    at_s: float
-    history: History | None
-    samples: Sequence[Sample]
+    at_s: float  # when the reading began, in seconds since the epoch
+    history: History | None  # what the log has; None if no query has begun one yet
+    samples: Sequence[Sample]  # its metrics, without the log's name in their labels
 
 
 class WatchedLog(Watched):
-    """A log, and its newest reading.
-
-    Args:
-        url: the log.
-        clock: seconds since the epoch.
-
-    Attributes:
-        reading: the newest successful reading; None before the first.
-
-    Raises:
-        ConfigurationError: like ``twopc.log.store.open_store``.
-    """
+    """A log, and its newest successful ``reading``; None before the first. ``clock``: seconds since the epoch. Raises
+    ConfigurationError like ``twopc.log.store.open_store``."""
 
     def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
         self._followed = FollowedLog(url)
@@ -226,33 +203,20 @@ def timestamp(written_at: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SinkReading:
-    """The open transactions of a sink, as they were read.
+    """The open transactions of a sink, as they were read."""
 
-    Attributes:
-        at_s: when the reading began, in seconds since the epoch.
-        owner: the query.
-        held_back_s: how long committed readers have been seen at the same position of some place, with more behind it;
-            0 if they are nowhere, None if the sink does not know.
-    """
-
-    at_s: float
+    at_s: float  # when the reading began, in seconds since the epoch
     owner: str
     open: OpenTransactions
+    # How long committed readers have been seen at the same position of some place, with more behind it; 0 if they are
+    # nowhere, None if the sink does not know.
     held_back_s: float | None
 
 
 class WatchedSink(Watched):
-    """A sink of the query of ``log``, and its newest reading.
-
-    Args:
-        sink: the sink's name in the query.
-        target: the sink, tied to no log.
-        clock: seconds since the epoch.
-
-    Attributes:
-        reading: the newest successful reading; None before the first, and while there is no log.
-        waits: whether the log was not there, or not read yet, so that nothing was asked.
-    """
+    """A sink of the query of ``log``, and its newest successful ``reading``; None before the first, and while there is
+    no log. ``sink`` is its name in the query, and ``target`` is tied to no log. It ``waits`` if the log was not there,
+    or not read yet, so that nothing was asked."""
 
     def __init__(
         self,
@@ -283,11 +247,8 @@ class WatchedSink(Watched):
         self.reading = SinkReading(at_s, history.tail.owner, found, held_back_s)
 
     def _bind(self, query: Entry) -> TwoPhaseCommitSink[Any]:
-        """Return the sink under its name in the log, which another log may have replaced.
-
-        Raises:
-            ConfigurationError: the log knows no such sink, or another prefix of its transactions.
-        """
+        """Return the sink under its name in the log, which another log may have replaced. Raises ConfigurationError:
+        the log knows no such sink, or another prefix of its transactions."""
         if self._bound is not None and self._bound[0] == query.log_id:
             return self._bound[1]
         prefix = self._target.prefix

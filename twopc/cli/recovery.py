@@ -111,10 +111,7 @@ class Recovery:
 
     def look(self) -> list[Judged]:
         """Return every transaction of this log that is open in a target system, or decided, with the verdict on it.
-
-        Raises:
-            LogMismatch: a sink has another prefix than in the log.
-        """
+        Raises LogMismatch: a sink has another prefix than in the log."""
         check_prefixes(self._history.tail, self._prefixes)
         open_ = {name: self._open_in(name) for name in self._sinks}
         newest = read_tail(self._history.store)
@@ -147,12 +144,9 @@ class Recovery:
 
     def end_orphans(self) -> None:
         """Roll back every open transaction of a round that is over, and open no incarnation. Transactions that may
-        belong to the current round stay. ``look`` reads the log after it has listed the transactions, so no driver can
-        decide those that it reports as undecided.
-
-        Raises:
-            TwoPhaseCommitError: a target system could not roll one back.
-        """
+        belong to the current round stay. ``look`` reads the log after it has listed the transactions, so no driver
+        can decide those that it reports as undecided. Raises TwoPhaseCommitError: a target system could not roll one
+        back."""
         ended: list[Judged] = []
         while (orphans := [row for row in self.look() if row.verdict is Verdict.UNDECIDED]) and orphans != ended:
             for row in orphans:
@@ -172,19 +166,14 @@ class Recovery:
         return next(iter(self._coordinator.in_doubt), None)
 
     def lost(self, batch_id: int, even_if_repairable: bool) -> list[Lost]:
-        """Return the transactions of a batch that can't be committed, after ``run`` failed. All others that were due
-        with them are then committed, or will be written again: from their replay copies, or by a query that computes
-        them again.
+        """Return the transactions of a batch that can't be committed, after ``run`` failed at it. All others that were
+        due with them are then committed, or will be written again: from their replay copies, or by a query that
+        computes them again. With ``even_if_repairable``, return also those that could be committed if an operator
+        removed a cause, and those that a query could compute again.
 
-        Args:
-            batch_id: the batch at which ``run`` failed.
-            even_if_repairable: return also those that could be committed if an operator removed a cause, and those
-                that a query could compute again.
-
-        Raises:
-            OperatorRequired: such a cause, without ``even_if_repairable``. All transactions were tried.
-            Fenced: a newer coordinator has opened the log.
-            TwoPhaseCommitError: any other reason for which a transaction can't be committed now.
+        Raises OperatorRequired: such a cause, without ``even_if_repairable``; all transactions were tried. Fenced: a
+        newer coordinator has opened the log. TwoPhaseCommitError: any other reason for which one can't be committed
+        now.
         """
         found = [each for failed in self._coordinator.lost(batch_id) for each in self._lost(failed, even_if_repairable)]
         repairable = [lost.error for lost in found if not isinstance(lost.error, (TransactionLost, OutcomeUnknown))]

@@ -27,8 +27,7 @@ else:
     import tomli as tomllib
 
 _REFERENCE = re.compile(r"\$\{(?:file:(?P<file>[^}]+)|(?P<variable>[A-Za-z_][A-Za-z0-9_]*))\}")
-_SHORTEST_HIDDEN = 4
-"""A shorter value would occur in every second word."""
+_SHORTEST_HIDDEN = 4  # a shorter value would occur in every second word
 
 
 class Redaction:
@@ -48,11 +47,8 @@ class Redaction:
 
 
 def read_sinks(path: Path, redact: Redaction) -> dict[str, TwoPhaseCommitSink[Any]]:
-    """Create the sinks that the file describes, by name. Values that it refers to are added to ``redact``.
-
-    Raises:
-        ConfigurationError: the file can't be read, or a sink can't be created; names the sink and the option.
-    """
+    """Create the sinks that the file describes, by name. Values that it refers to are added to ``redact``. Raises
+    ConfigurationError: the file can't be read, or a sink can't be created; names the sink and the option."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from twopc.log.entries import Decision, Entry
+from twopc.log.entries import Entry
 from twopc.transaction import Committable, JsonValue
 from twopc.transactional_ids import TransactionalIdPool
 
@@ -65,16 +65,13 @@ def judge(tail: Entry, pool: TransactionalIdPool, open_: Iterable[Committable]) 
     """
     found = list(open_)
     rows = [
-        Judged(pool.sink, Verdict.DECIDED if _is_among(committable, found) else Verdict.ENDED, committable, batch_id)
-        for batch_id, committable in _decisions_for(tail.unresolved, pool.sink)
+        Judged(pool.sink, Verdict.DECIDED if _is_among(each, found) else Verdict.ENDED, each, decision.batch_id)
+        for decision in tail.unresolved
+        for each in decision.committables.get(pool.sink, ())
     ]
     decided = [row.committable for row in rows]
     undecided = [committable for committable in found if not _is_among(committable, decided)]
     return rows + [Judged(pool.sink, _judge_undecided(tail, pool, c.transaction_id), c) for c in undecided]
-
-
-def _decisions_for(decisions: Iterable[Decision], sink: str) -> list[tuple[int, Committable]]:
-    return [(decision.batch_id, c) for decision in decisions for c in decision.committables.get(sink, ())]
 
 
 def _is_among(committable: Committable, others: list[Committable]) -> bool:

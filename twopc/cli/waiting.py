@@ -53,11 +53,8 @@ class Waiting:
         self._warning = _LastWarning()
 
     def call(self, what: str, function: Callable[..., ResultT], *arguments: object) -> ResultT:
-        """Return ``function(*arguments)``. ``what`` names the call in lines and errors.
-
-        Raises:
-            NoAnswer: the call takes too long.
-        """
+        """Return ``function(*arguments)``. ``what`` names the call in lines and errors. Raises NoAnswer: the call takes
+        too long."""
         self._for = self._call = what
         results: list[ResultT] = []
         errors: list[BaseException] = []

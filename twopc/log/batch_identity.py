@@ -37,11 +37,8 @@ def recognize(
 
     A batch before the newest decided one is recognized by what it reads, as long as its entry, ``earlier``, is kept. So
     a query whose checkpoint is several batches behind passes through them one by one, and its state ends where it would
-    have been.
-
-    Raises:
-        LogMismatch: the batch can't come now, was decided with other ``reads``, or ``follows`` another batch than the
-            decided one.
+    have been. Raises LogMismatch: the batch can't come now, was decided with other ``reads``, or ``follows`` another
+    batch than the decided one.
     """
     if earlier is not None and earlier.reads is not None:
         _require_same_reads(batch_id, earlier.reads, reads, log)
@@ -56,11 +53,8 @@ def recognize(
 
 def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> None:
     """Make sure that the query has reached a batch that can come after ``newest``, the newest that ``log`` has decided.
-    Upholds: each batch is decided at most once, and in order.
-
-    Raises:
-        LogMismatch: the batch is neither the newest decided one nor the next.
-    """
+    Upholds: each batch is decided at most once, and in order. Raises LogMismatch: the batch is neither the newest
+    decided one nor the next."""
     expected = first_batch_id if newest is None else newest + 1
     if batch_id in (newest, expected):
         return
@@ -87,11 +81,7 @@ def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, lo
 
 def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
     """Make sure that a decided batch that comes again is the one that ``log`` has decided. Upholds: a batch is
-    identified by what it read, not by its number alone.
-
-    Raises:
-        LogMismatch: the batch reads something else.
-    """
+    identified by what it read, not by its number alone. Raises LogMismatch: the batch reads something else."""
     if decided is None or now is None:
         if decided is not now:
             missing = "its commit log" if decided is None else "the caller"
@@ -114,11 +104,7 @@ def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: 
 
 def _require_same_end(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
     """Make sure that a new batch begins where the newest decided one ended. Upholds: no record lies between the two, or
-    in both.
-
-    Raises:
-        LogMismatch: the batch begins elsewhere.
-    """
+    in both. Raises LogMismatch: the batch begins elsewhere."""
     if decided is None or now is None:
         return
     if isinstance(decided, dict) and isinstance(now, dict):

@@ -23,12 +23,9 @@ up to 60 s (``acdirmax``)."""
 
 
 def read_tail(store: LogStore) -> tuple[int, Entry] | None:
-    """Return the newest slot and its entry, or None if the log is empty.
-
-    Raises:
-        Retriable: the store does not answer, or lists a newest entry that it can't read.
-        CorruptLog: the newest entry is not one of this version, or is damaged.
-    """
+    """Return the newest slot and its entry, or None if the log is empty. Raises Retriable if the store does not
+    answer, or lists a newest entry that it can't read; and CorruptLog if that entry is not one of this version, or
+    is damaged."""
     return on_store(store, steps.read_tail())
 
 

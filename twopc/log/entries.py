@@ -79,26 +79,19 @@ class Abandonment:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """A failure that no decision has followed.
+    """A failure that no decision has followed."""
 
-    Attributes:
-        count: how often it counts: once per start, and in a start that goes on once per ``A_START_S``; if it is known
-            to pass, once per ``A_START_S`` of all starts.
-        since: when it came first, in UTC.
-        batch_id: the batch that failed; None if the start had not come to one.
-        failure: a hash of the error's class and words, which may hold values of records.
-        start: the coordinator that counted it last, and ``at_s`` when, in seconds since the epoch.
-        starts: how often any failure that is not known to pass counts, once per start or ``A_START_S``.
-        others: the other failures that no decision has followed, the newest first. They may alternate.
-    """
-
+    # How often it counts: once per start, and in a start that goes on once per ``A_START_S``; if it is known to pass,
+    # once per ``A_START_S`` of all starts.
     count: int
-    since: str
-    batch_id: int | None
-    failure: str
+    since: str  # when it came first, in UTC
+    batch_id: int | None  # the batch that failed; None if the start had not come to one
+    failure: str  # a hash of the error's class and words, which may hold values of records; or its kind, if it passes
+    # The coordinator that counted it last, empty if it passes; and ``at_s`` when, in seconds since the epoch.
     start: str = ""
     at_s: int = 0
-    starts: int = 0
+    starts: int = 0  # how often any failure that is not known to pass counts, once per start or ``A_START_S``
+    # The other failures that no decision has followed, the newest first. They may alternate.
     others: tuple[Repetition, ...] = ()
 
     @classmethod
@@ -132,10 +125,10 @@ def repeated(
         return each.count > 0 and (in_any or each.start == start) and abs(at_s - each.at_s) < A_START_S
 
     starts = before.starts if before else 0
-    if not passes and not (before and has_counted(before, in_any=False)):
+    if not passes and not any(has_counted(each, in_any=False) for each in known):
         starts += 1
     if not has_counted(now, in_any=passes):
-        now = replace(now, count=now.count + 1, start=start, at_s=at_s)
+        now = replace(now, count=now.count + 1, start="" if passes else start, at_s=at_s)
     return replace(now, starts=starts, others=others)
 
 
@@ -188,17 +181,11 @@ class Entry:
 def opened(
     tail: Entry | None, owner: str, sinks: Mapping[str, str] | None = None, noted: Repetition | None = None
 ) -> Entry:
-    """Return the entry of a coordinator that starts after ``tail``.
+    """Return the entry of a coordinator of query ``owner`` that starts after ``tail``. ``sinks`` has the prefix of each
+    of its sinks, and is None if it only maintains the log. ``noted`` is what the last start has noted of its failure.
 
-    Args:
-        tail: the newest entry.
-        owner: the coordinator's query.
-        sinks: the prefix of each of its sinks; None if it only maintains the log.
-        noted: what the last start has noted of its failure.
-
-    Raises:
-        LogMismatch: the log belongs to another owner, has work left for a sink that is not among ``sinks``, or has
-            another prefix for one.
+    Raises LogMismatch: the log belongs to another owner, has work left for a sink that is not among ``sinks``, or has
+    another prefix for one.
     """
     if tail is None:
         return Entry("open", _new_id(), _new_id()[:12], owner, 1, None, (), _now(), prefixes=sinks or {})
@@ -224,11 +211,8 @@ def opened(
 
 def check_prefixes(tail: Entry, sinks: Mapping[str, str]) -> None:
     """Refuse sinks that would not find their open transactions. Upholds: every open transaction is found, even one that
-    its target system never ends by itself.
-
-    Raises:
-        LogMismatch: one of ``sinks``, given with their prefixes, has another prefix in this log.
-    """
+    its target system never ends by itself. Raises LogMismatch: one of ``sinks``, given with their prefixes, has another
+    prefix in this log."""
     for name, prefix in sinks.items():
         known = tail.prefixes.get(name, prefix)
         if known != prefix:
@@ -257,11 +241,8 @@ def amended(tail: Entry, decision: Decision) -> Entry:
 
 
 def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> Entry:
-    """Return the entry that takes transactions out of an unresolved decision, and records who gave them up.
-
-    Raises:
-        LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of the transactions.
-    """
+    """Return the entry that takes transactions out of an unresolved decision, and records who gave them up. Raises
+    LogMismatch: no decision of ``batch_id`` is unresolved, or it does not name one of the transactions."""
     unresolved = {decision.batch_id: decision for decision in tail.unresolved}
     if batch_id not in unresolved:
         raise LogMismatch(
@@ -318,11 +299,8 @@ def _now() -> str:
 
 
 def serialise(entry: Entry) -> bytes:
-    """Write an entry as JSON, with one line per committable: readable in any pager, and still small.
-
-    Raises:
-        ConfigurationError: a decision is too long. Earlier decisions are always carried forward.
-    """
+    """Write an entry as JSON, with one line per committable: readable in any pager, and still small. Raises
+    ConfigurationError: a decision is too long. Earlier decisions are always carried forward."""
     value: dict[str, JsonValue] = {
         "format": FORMAT,
         "kind": entry.kind,

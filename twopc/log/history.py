@@ -61,9 +61,6 @@ class FollowedLog:
 
     Entries never change. So while the newest entry of the last reading is what it was, all entries before it are, too,
     and only those after it are read.
-
-    Attributes:
-        store: the log's store.
     """
 
     def __init__(self, log: str | os.PathLike[str] | LogStore) -> None:

@@ -1,5 +1,5 @@
 """The notice of a coordinator, in a file beside its log: the call that it waits for, for ``twopc status`` in another
-process; or the failure that has ended it, for the next start.
+process; and the failure that has ended the last start, for the next one.
 
 No decision depends on a notice, and it may be lost. It is valid while the log's newest entry is the one that it names,
 so a process that is killed while it waits leaves none that lasts.
@@ -11,6 +11,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
+from typing import Any
 
 from twopc.events import CallRetried
 from twopc.log.entries import Entry, Repetition
@@ -21,21 +22,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A call that a target system has not answered for a minute or more.
+    """A call that a target system has not answered for a minute or more."""
 
-    Attributes:
-        entry_id: the id of the log's newest entry at that time.
-        what: the call.
-        reason: why the last attempt failed.
-        waited_s: how long the call had been repeated.
-        at: when the notice was written, in UTC, for operators.
-    """
-
-    entry_id: str
+    entry_id: str  # the id of the log's newest entry at that time
     what: str
-    reason: str
-    waited_s: float
-    at: str
+    reason: str  # why the last attempt failed
+    waited_s: float  # how long the call had been repeated
+    at: str  # when the notice was written, in UTC, for operators
 
 
 class Notices:
@@ -43,28 +36,32 @@ class Notices:
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
-        self._is_posted = False
+        self._posted_at: Entry | None = None
 
     def post(self, tail: Entry, event: CallRetried) -> None:
         """Record beside the log which call has no answer. ``tail`` is the log's newest entry."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._is_posted = True
-        self._write(json.dumps(asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))).encode())
+        self._posted_at = tail
+        notice = asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))
+        self._write(tail, noted(self._store, tail), **notice)
 
     def note(self, tail: Entry, repetition: Repetition) -> None:
         """Leave the failure that ends this coordinator to the next start."""
-        self._is_posted = False
-        self._write(json.dumps({"entry_id": tail.entry_id, "repetition": asdict(repetition)}).encode())
+        self._posted_at = None
+        self._write(tail, repetition)
 
     def withdraw(self) -> None:
         """Record that no call waits any more."""
-        if self._is_posted:
-            self._is_posted = False
-            self._write(b"")
+        if (tail := self._posted_at) is not None:
+            self._posted_at = None
+            self._write(tail, noted(self._store, tail))
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, tail: Entry, repetition: Repetition | None, **notice: Any) -> None:
+        """Replace the file. What the last start has noted stays in it while a call waits, and afterwards."""
+        if repetition is not None:
+            notice |= {"entry_id": tail.entry_id, "repetition": asdict(repetition)}
         try:
-            self._store.post(data)
+            self._store.post(json.dumps(notice).encode() if notice else b"")
         except Exception as error:  # noqa: BLE001  # the process's own log has the wait, too
             logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
 
@@ -72,8 +69,10 @@ class Notices:
 def read(store: LogStore, tail: Entry) -> Notice | None:
     """Return the valid notice, or None. Raises what the store raises."""
     try:
-        notice = Notice(**json.loads(store.posted() or b"null"))
-    except (ValueError, TypeError):  # none, or of another version
+        value = json.loads(store.posted() or b"{}")
+        value.pop("repetition", None)
+        notice = Notice(**value)
+    except (ValueError, TypeError, AttributeError):  # none, or of another version
         return None
     return notice if notice.entry_id == tail.entry_id else None
 

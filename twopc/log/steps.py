@@ -116,12 +116,8 @@ def append(log: LogView, entry: Entry) -> Steps[None]:
 
 
 def verify(log: LogView) -> Steps[None]:
-    """Make sure that no newer coordinator has opened. Upholds: a zombie rolls back only its own transactions.
-
-    Raises:
-        Fenced: a newer coordinator has opened.
-        Retriable: the log could not be read.
-    """
+    """Raise Fenced if a newer coordinator has opened, and Retriable if the log could not be read. Upholds: a zombie
+    rolls back only its own transactions."""
     try:
         newest = yield from _current_tail()
     except TwoPhaseCommitError:
@@ -151,11 +147,8 @@ def _appended(url: str, slot: int, entry: Entry, after: Entry | None) -> Steps[E
 
 def _withdraw(url: str, slot: int) -> Steps[bool]:
     """Remove an entry that does not count if it is the newest: it would pass for the tail. Return whether it was. That
-    happens where the entry before it was removed, or the log was removed and another driver has begun it again.
-
-    Raises:
-        InDoubt: it may still be there, and the next start may take it for the tail.
-    """
+    happens where the entry before it was removed, or the log was removed and another driver has begun it again. Raises
+    InDoubt: it may still be there, and the next start may take it for the tail."""
     try:
         newest = max((yield Slots()), default=-1)
         if newest == slot:
@@ -209,11 +202,8 @@ _NOT_SHOWN = FileNotFoundError("the store confirmed an entry, and shows neither 
 
 
 def _require_taken(url: str, slot: int) -> Steps[None]:
-    """Make sure that an entry that is not this process's own is, or was, in a slot which the store calls taken.
-
-    Raises:
-        InDoubt: the store shows none.
-    """
+    """Make sure that an entry that is not this process's own is, or was, in a slot which the store calls taken. Raises
+    InDoubt: the store shows none."""
     try:
         is_taken = (yield Slots())[-1:] >= [slot] or (yield ReadSlot(slot)) is not None
     except Exception as error:

@@ -77,11 +77,8 @@ class ReplicatedLogStore(Protocol):
     """A log store whose server may answer reads although another one has replaced it."""
 
     def require_current(self) -> None:
-        """Make sure that the server may still change the log. Changes no entry.
-
-        Raises:
-            Exception: it may not, or does not answer.
-        """
+        """Make sure that the server may still change the log. Changes no entry. Raises Exception: it may not, or does
+        not answer."""
 
 
 def _slot(name: str) -> int | None:

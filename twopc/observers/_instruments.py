@@ -37,23 +37,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Instrument:
-    """One metric.
+    """One metric."""
 
-    Attributes:
-        kind: what its values mean.
-        prometheus: its name there, after ``twopc_``.
-        opentelemetry: its name there, after ``twopc.``.
-        unit: as OpenTelemetry writes it, in UCUM's code.
-        meaning: a sentence.
-        labels: the names of its labels.
-    """
-
-    kind: Kind
-    prometheus: str
-    opentelemetry: str
-    unit: str
-    meaning: str
-    labels: tuple[str, ...]
+    kind: Kind  # what its values mean
+    prometheus: str  # its name there, after ``twopc_``
+    opentelemetry: str  # its name there, after ``twopc.``
+    unit: str  # as OpenTelemetry writes it, in UCUM's code
+    meaning: str  # a sentence
+    labels: tuple[str, ...]  # the names of its labels
 
 
 def _counter(prometheus: str, unit: str, meaning: str, *labels: str, opentelemetry: str = "") -> Instrument:

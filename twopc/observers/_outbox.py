@@ -22,18 +22,12 @@ logger = logging.getLogger(__name__)
 
 
 class Outbox(Generic[ItemT]):
-    """Sends items in the order in which they were put in.
+    """Sends items in the order in which they were put in, by ``send``, which takes a bounded time.
 
     The oldest of those that wait are dropped for one that there is no room for. An item that can't be sent is dropped:
     clients repeat what may pass. Failures are logged once until an item is sent. A process that was forked from this
-    one begins with an empty outbox.
-
-    Args:
-        send: sends an item, in bounded time.
-        capacity: how many items wait at most; or the sum of their sizes, in the unit in which ``put`` is given them.
-
-    Attributes:
-        dropped: how many items were not sent and never will be.
+    one begins with an empty outbox. ``capacity`` is how many items wait at most; or the sum of their sizes, in the unit
+    of ``put``. ``dropped`` counts the items that were not sent and never will be.
     """
 
     def __init__(self, send: Callable[[ItemT], None], capacity: int) -> None:

@@ -29,10 +29,8 @@ def older(path: Path) -> Path:
 def append(path: Path, line: bytes, max_bytes: int) -> None:
     """Append a line by one write, which is done when this returns. A file of ``max_bytes`` is first moved aside.
 
-    The caller waits for no other process: no lock is waited for, and a pipe without a reader is not opened.
-
-    Raises:
-        OSError: the line was not written, or only its beginning, after which readers go on with the next line.
+    The caller waits for no other process: no lock is waited for, and a pipe without a reader is not opened. Raises
+    OSError: the line was not written, or only its beginning, after which readers go on with the next line.
     """
     if len(line) > LONGEST_LINE:
         raise OSError(errno.EFBIG, f"an event of {len(line)} bytes is too long for a line")
@@ -73,11 +71,8 @@ def _move_aside(path: Path, descriptor: int) -> bool:
 
 
 class OpenFile:
-    """A file that is read line by line, and again when it has grown.
-
-    Attributes:
-        offset: up to where it was read, in bytes: the end of a line.
-    """
+    """A file that is read line by line, and again when it has grown. It was read up to ``offset``, in bytes: the end of
+    a line."""
 
     def __init__(self, path: Path) -> None:
         """Open the file. Raises OSError, also if it is not a regular file."""

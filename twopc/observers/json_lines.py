@@ -41,8 +41,7 @@ CAPACITY = 10_000
 
 CLOSE_TIMEOUT_S = 10.0
 
-_BEGINNING_BYTES = 512
-"""The bytes by which a file is recognized: its first line has a time in milliseconds."""
+_BEGINNING_BYTES = 512  # The bytes by which a file is recognized: its first line has a time in milliseconds.
 
 forwarded_here: set[Path] = set()
 """The files whose events this process gives to its observers. None of these may write them there again."""

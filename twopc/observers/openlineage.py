@@ -96,19 +96,12 @@ class _TwopcBatchRunFacet(RunFacet):
 
 @dataclass(frozen=True, slots=True)
 class _Completed:
-    """A completed batch that waits to be sent.
+    """A completed batch that waits to be sent."""
 
-    Attributes:
-        began: when its phase one began; when it was completed, if that was another incarnation's.
-        at: when it was completed.
-        batch: without ``reads``, which would take six times as much memory as their text.
-        reads: as JSON.
-    """
-
-    began: datetime
-    at: datetime
-    batch: BatchCommitted
-    reads: str
+    began: datetime  # when its phase one began; when it was completed, if that was another incarnation's
+    at: datetime  # when it was completed
+    batch: BatchCommitted  # without ``reads``, which would take six times as much memory as their text
+    reads: str  # as JSON
 
 
 class OpenLineageObserver:

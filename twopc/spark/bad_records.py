@@ -58,17 +58,11 @@ class BadRecords:
 
 
 class BadRecord(NamedTuple):
-    """A record that a sink refused.
+    """A record that a sink refused."""
 
-    Attributes:
-        sink: the sink's name.
-        reason: why it refused the record.
-        row: the row of the batch that the record was made from, as JSON.
-    """
-
-    sink: str
-    reason: str
-    row: str
+    sink: str  # the sink's name
+    reason: str  # why it refused the record
+    row: str  # the row of the batch that the record was made from, as JSON
 
     @classmethod
     def of(cls, refused: RecordRefused, sink: str, source_row: Callable[[int], pa.StructScalar]) -> BadRecord:
@@ -81,11 +75,8 @@ _SCHEMA = StructType().add("sink", "string").add("reason", "string").add("row", 
 
 
 def records_for_sink(bad: Sequence[BadRecord], session: SparkSession, taker: BadRecords) -> list[pa.RecordBatch]:
-    """Return bad records as their sink takes them: with its columns, which Spark computes.
-
-    Raises:
-        RecordRefused: there are more than a batch may have.
-    """
+    """Return bad records as their sink takes them: with its columns, which Spark computes. Raises RecordRefused: there
+    are more than a batch may have."""
     if len(bad) > taker.limit:
         raise RecordRefused(
             f"the sinks refused {len(bad)} records of the batch, more than the limit of {taker.limit} bad records. The"
@@ -97,11 +88,8 @@ def records_for_sink(bad: Sequence[BadRecord], session: SparkSession, taker: Bad
 
 
 def schema_of(session: SparkSession, taker: BadRecords, name: str) -> pa.Schema:
-    """Return the schema of bad records as the sink of that name takes them.
-
-    Raises:
-        ConfigurationError: Spark refuses the columns.
-    """
+    """Return the schema of bad records as the sink of that name takes them. Raises ConfigurationError: Spark refuses
+    the columns."""
     with explain_refusal("columns", [*taker.columns], name):
         return arrow_schema(_frame((), session, taker).schema)
 

@@ -30,8 +30,7 @@ CHANGE = "twopc change "
 take the row."""
 
 
-_BINARY = "UTF8_BINARY"
-"""The collation of texts that are equal only if their bytes are."""
+_BINARY = "UTF8_BINARY"  # the collation of texts that are equal only if their bytes are
 
 
 class Change(IntEnum):
@@ -49,16 +48,12 @@ class Change(IntEnum):
 
 @dataclass(frozen=True)
 class Keyed:
-    """How an output with a key finds the last record of each key.
+    """How an output with a key finds the last record of each key."""
 
-    Attributes:
-        key: the columns of the key.
-        latest_by: what the records of a key are ordered by, as SQL; None if a key must not come twice in a batch.
-        rows: what its records and deletes are made of. Outputs that are equal in all of this share their changes.
-    """
-
-    key: tuple[str, ...]
+    key: tuple[str, ...]  # the columns of the key
+    # What the records of a key are ordered by, as SQL; None if a key must not come twice in a batch.
     latest_by: str | None
+    # What its records and deletes are made of. Outputs that are equal in all of this share their changes.
     rows: tuple[object, ...] = ()
 
     def refuse(self, sink: str, counts: Mapping[Change, int], task: int) -> None:
@@ -137,15 +132,10 @@ class ByKey:
         self._shuffles: dict[str, bool] = {}
 
     def applied(self, frame: DataFrame, outputs: Mapping[str, Keyed], tasks: int | None, in_structs: bool) -> DataFrame:
-        """Return the frame with what becomes of each row in place of what ``columns_of`` has added.
-
-        Args:
-            frame: the frame.
-            outputs: the outputs that have a key, by name.
-            tasks: how many tasks the frame has, and shall have after a shuffle; None if its plan was not recognized.
-                Through Spark Connect, a shuffle takes ``spark.sql.shuffle.partitions``.
-            in_structs: whether an output's record remains a struct; else its columns take the place of it.
-        """
+        """Return the frame with what becomes of each row in place of what ``columns_of`` has added, for the ``outputs``
+        that have a key. The frame has ``tasks``, and shall have them after a shuffle; None if its plan was not
+        recognized. Through Spark Connect, a shuffle takes ``spark.sql.shuffle.partitions``. ``in_structs``: whether an
+        output's record remains a struct; else its columns take the place of it."""
         tasks = tasks_of(frame) if tasks is None else tasks
         first = dict[Keyed, str]()
         for name, keyed in outputs.items():

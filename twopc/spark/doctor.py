@@ -32,10 +32,7 @@ def sinks_and_log(
     writer: object,
 ) -> tuple[Mapping[str, TwoPhaseCommitSink[Any]], str | os.PathLike[str] | LogStore | None]:
     """Return the sinks of ``writer`` by name, and the place of its log, or None where Spark will choose the checkpoint.
-
-    Raises:
-        ConfigurationError: an option is missing or wrong, or ``writer`` is something else.
-    """
+    Raises ConfigurationError: an option is missing or wrong, or ``writer`` is something else."""
     if isinstance(writer, ForeachBatch):
         settings = writer._settings  # noqa: SLF001  # not for users
         return settings.all_sinks, settings.log

@@ -17,6 +17,7 @@ from functools import cached_property
 from typing import Any, NoReturn, TypeAlias
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 
@@ -57,11 +58,8 @@ class ClassicEngine:
         return query_id
 
     def look(self, batch: DataFrame) -> BatchInput:
-        """Return what the query reads, once per start of the query.
-
-        Raises:
-            ConfigurationError: the query can't be written exactly once, or ``batch`` is not of it.
-        """
+        """Return what the query reads, once per start of the query. Raises ConfigurationError: the query can't be
+        written exactly once, or ``batch`` is not of it."""
         _require_made_of_batch(batch)
         return BatchInput(self._session, self.query_id)
 
@@ -73,18 +71,19 @@ class ClassicEngine:
         try:
             yield
         finally:
-            self._context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type]  # None clears it
+            set_property(self._context, _DESCRIPTION, before)
+
+
+def set_property(context: SparkContext, name: str, value: str | None) -> None:
+    """Set a local property, or clear it, when a job has ended. If the session or the JVM has ended meanwhile, nothing
+    is left to set, and how the job ended must not be hidden."""
+    with contextlib.suppress(Exception):
+        context.setLocalProperty(name, value)  # type: ignore[arg-type]  # None clears it
 
 
 class ConnectEngine:
-    """The engine of a server, and what the query reads by its checkpoint. Nothing else is known of the query.
-
-    Attributes:
-        checkpoint: the URL of the query's checkpoint folder.
-        file_sources: none, as a client does not see them.
-        is_active: whether the query is running: its process ends with it.
-        query: None, as a client does not see the JVM's.
-    """
+    """The engine of a server, and what the query reads by its checkpoint. A client sees neither file sources nor the
+    JVM's query, and its process ends with the query."""
 
     file_sources: tuple[str, ...] = ()
     is_active = True
@@ -122,11 +121,8 @@ class ConnectEngine:
         return contextlib.nullcontext()  # a server describes each job by the client's request
 
     def of_batch(self, batch_id: int) -> BatchReads:
-        """Return what a batch reads, which is the newest that Spark has planned.
-
-        Raises:
-            LogMismatch: Spark has planned another batch in this checkpoint.
-        """
+        """Return what a batch reads, which is the newest that Spark has planned. Raises LogMismatch: Spark has planned
+        another batch in this checkpoint."""
         if self._newest is None or self._newest.batch_id != batch_id:
             newest, reads = self._folder.newest()
             if newest != batch_id:
@@ -170,39 +166,28 @@ _UNDECIDED = {
 
 @dataclass(frozen=True, slots=True)
 class BatchReads:
-    """The input of one batch. The same for every call for the batch: a user's function may run a batch again.
-
-    Attributes:
-        batch_id: the batch's number.
-        ends: the offset at which each source ends.
-        reads: what the batch reads, as JSON.
-        follows: what the previous batch reads, as the checkpoint has it when the query starts. None for later batches,
-            because this process has planned the previous one.
-        records: the largest number of records that the batch can have. None if that is not known: only offsets of Kafka
-            sources tell it, and those of the first batch after the query's start do not.
-    """
+    """The input of one batch. The same for every call for the batch: a user's function may run a batch again."""
 
     batch_id: int
-    reads: Reads
+    reads: Reads  # what the batch reads, as JSON
+    # What the previous batch reads, as the checkpoint has it when the query starts. None for later batches, because
+    # this process has planned the previous one.
     follows: Reads | None = None
-    ends: Mapping[str, JsonValue] = field(default_factory=dict)
+    ends: Mapping[str, JsonValue] = field(default_factory=dict)  # the offset at which each source ends
+    # The largest number of records that the batch can have. None if that is not known: only offsets of Kafka sources
+    # tell it, and those of the first batch after the query's start do not.
     records: int | None = None
 
 
 class BatchInput:
-    """The input of a query's batches, from one start of the query to its end.
-
-    Attributes:
-        query: Spark's object for this start of the query, in the JVM.
-        checkpoint: the URL of the query's checkpoint folder.
-
-    Raises:
-        ConfigurationError: Spark would not repeat a batch with the same records.
-    """
+    """The input of a query's batches, from one start of the query, Spark's ``query`` in the JVM, to its end. Raises
+    ConfigurationError if Spark would not repeat a batch with the same records."""
 
     def __init__(self, session: SparkSession, query_id: str) -> None:
         jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
-        self.query = _running_query(session, query_id)
+        # A batch has a session of its own, whose ``streams`` is empty.
+        queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001  # the same
+        self.query = queries.get(jvm.java.util.UUID.fromString(query_id))
         _require_repeatable(self.query)
         self._offset_log = self.query.offsetLog()
         self._buffer = jvm.java.io.ByteArrayOutputStream()
@@ -253,10 +238,8 @@ class BatchInput:
         partition, the one that is furthest behind counts.
 
         The engine holds each source beside the offset at which the batch ends. It has written the offset to the
-        checkpoint, and takes it from there when it repeats the batch.
-
-        Raises:
-            ConfigurationError: the query has no Kafka source.
+        checkpoint, and takes it from there when it repeats the batch. Raises ConfigurationError: the query has no Kafka
+        source.
         """
         sources = list(each(self.query.sources()))
         if not any(_is_kafka(source) for source in sources):
@@ -305,13 +288,6 @@ def _records_between(before: Mapping[str, JsonValue], after: Mapping[str, JsonVa
     """Return how many records lie between the offsets of Kafka sources, or None if that is not known."""
     counts = [records_between(before.get(source), offset) for source, offset in after.items()]
     return None if None in counts else sum(count for count in counts if count is not None)
-
-
-def _running_query(session: SparkSession, query_id: str) -> Any:
-    """Return the JVM's query. A batch has a session of its own, whose ``streams`` is empty."""
-    jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
-    shared = session._jsparkSession.sharedState()  # noqa: SLF001  # the same
-    return shared.activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
 
 
 def _require_lasting(checkpoint: str) -> None:

@@ -282,15 +282,22 @@ class ForeachBatch:
             if offsets is not None:
                 yield self._pre_commit_offsets(round, offsets)
             if bad and settings.bad_records is not None:
-                yield self._pre_commit(
-                    round, _BAD_RECORDS, records_for_sink(bad, batch.sparkSession, settings.bad_records)
-                )
+                with passing_failures():
+                    records = records_for_sink(bad, batch.sparkSession, settings.bad_records)
+                yield self._pre_commit(round, _BAD_RECORDS, records)
 
         def compute_again(round: Round, wanted: Wanted) -> Iterator[Vote]:
             if not settings.sinks.keys().isdisjoint(wanted):
                 yield from (task.vote for task in write("compute again what is lost of", round, wanted))
             if offsets is not None and _OFFSETS in wanted:
                 yield self._pre_commit_offsets(round, offsets)
+
+        def evaluate() -> None:
+            # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
+            # where they would be without one. A plan without state can't be recognized here, so it is evaluated too.
+            description = f"twopc: evaluate batch {batch_id} of {names} again, which is committed"
+            with engine.describe(description), passing_failures():
+                batch.write.format("noop").mode("overwrite").save()
 
         of_batch = start.input.of_batch(batch_id)
         self._last_progress = coordinator.run(
@@ -300,12 +307,8 @@ class ForeachBatch:
             follows=of_batch.follows,
             recompute=compute_again if settings.recomputes else None,
             left_out=lambda: self._left_out,
+            already_decided=evaluate,
         )
-        if self._last_progress.already_decided:
-            # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
-            # where they would be without one. A plan without state can't be recognized here, so it is evaluated too.
-            with engine.describe(f"twopc: evaluate batch {batch_id} of {names} again, which is committed"):
-                batch.write.format("noop").mode("overwrite").save()
 
     def _pre_commit_offsets(self, round: Round, offsets: pa.RecordBatch) -> Vote:
         return self._pre_commit(round, _OFFSETS, [offsets], hashed=self._settings.recomputes)

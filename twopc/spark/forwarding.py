@@ -38,8 +38,7 @@ COMMITTED_AGAIN = 1_000
 """How many batches are reported as committed again at a start: as many as wait for a receiver of lineage at most."""
 
 _POSITION = ".position"
-_POSITION_BYTES = 200
-"""One write of this size replaces the position, so that a kill never leaves half of one."""
+_POSITION_BYTES = 200  # one write of this size replaces the position, so that a kill never leaves half of one
 
 logger = logging.getLogger(__name__)
 

@@ -32,14 +32,11 @@ Expression: TypeAlias = "str | Column"
 
 ALL = ("*",)
 
-_SOURCE_ROW = "twopc source row"
-"""The column with the rows that the sinks' records were made from."""
+_SOURCE_ROW = "twopc source row"  # the column with the rows that the sinks' records were made from
 
-_TAKES = "twopc takes "
-"""The column with the condition of a sink has this name and the sink's."""
+_TAKES = "twopc takes "  # the column with the condition of a sink has this name and the sink's
 
-_HASHES = "twopc hashes "
-"""The column with the hashes of what a sink gets has this name and the sink's."""
+_HASHES = "twopc hashes "  # the column with the hashes of what a sink gets has this name and the sink's
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,11 +111,8 @@ _EXPRESSIONS = {
 
 
 def check_columns(owner: str, sink: object, columns: Any) -> tuple[Expression, ...]:
-    """Return the columns that a user passed beside a sink.
-
-    Raises:
-        ConfigurationError: they are no expressions in a list, or the sink is none.
-    """
+    """Return the columns that a user passed beside a sink. Raises ConfigurationError: they are no expressions in a
+    list, or the sink is none."""
     if not isinstance(sink, TwoPhaseCommitSink):
         raise ConfigurationError(  # which may be options with a password
             f"an object of class {type(sink).__name__} is not a sink: create one with twopc.create_sink, or subclass"
@@ -155,21 +149,13 @@ def _keyed(output: Output) -> Keyed:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One sink's part of a record batch.
+    """One sink's part of a record batch."""
 
-    Attributes:
-        sink: the sink's name.
-        records: its records.
-        hashes: a hash of each, or None.
-        source: the row of the batch that each was made from; None if the records are these rows.
-        deletes: whether the records of their keys are deleted. Their other columns are null.
-    """
-
-    sink: str
-    records: pa.RecordBatch
-    hashes: pa.Int64Array | None
-    source: pa.StructArray | None
-    deletes: bool = False
+    sink: str  # the sink's name
+    records: pa.RecordBatch  # its records
+    hashes: pa.Int64Array | None  # a hash of each, or None
+    source: pa.StructArray | None  # the row of the batch that each was made from; None if the records are these rows
+    deletes: bool = False  # whether the records of their keys are deleted. Their other columns are null.
 
     def of(self, taken: pa.BooleanArray) -> Part:
         """Return the part of these rows alone."""
@@ -184,30 +170,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Rows:
-    """The places of the sinks' records in a frame.
+    """The places of the sinks' records in a frame."""
 
-    Attributes:
-        sinks: the names of the sinks.
-        in_structs: whether each finds them in a struct of its name; else every sink gets the frame's columns.
-        chosen: the sinks that get the rows alone in which their struct is not null, or their condition is true.
-        hashed: the sinks whose records have hashes.
-        with_source: whether the frame has the rows of the batch, too, in a column of their own.
-        keyed: the outputs whose sinks have a key. They get the last record of each.
-    """
-
-    sinks: tuple[str, ...]
-    in_structs: bool
+    sinks: tuple[str, ...]  # the names of the sinks
+    in_structs: bool  # whether each finds them in a struct of its name; else every sink gets the frame's columns
+    # The sinks that get the rows alone in which their struct is not null, or their condition is true.
     chosen: frozenset[str] = frozenset()
-    hashed: frozenset[str] = frozenset()
-    with_source: bool = False
+    hashed: frozenset[str] = frozenset()  # the sinks whose records have hashes
+    with_source: bool = False  # whether the frame has the rows of the batch, too, in a column of their own
+    # The outputs whose sinks have a key. They get the last record of each.
     keyed: Mapping[str, Keyed] = field(default_factory=dict)
 
     def schemas(self, frame: DataFrame) -> dict[str, pa.Schema]:
-        """Return the schema of what each sink gets.
-
-        Raises:
-            SchemaMismatch: a column has a type that Arrow does not have.
-        """
+        """Return the schema of what each sink gets. Raises SchemaMismatch: a column has a type that Arrow does not
+        have."""
         schema = frame.schema
         if self.in_structs:
             return {name: arrow_schema(schema[name].dataType) for name in self.sinks}  # type: ignore[arg-type]
@@ -276,13 +252,8 @@ def _equal(changed: pa.Array, change: Change) -> pa.BooleanArray:
 
 
 class Projection:
-    """The columns of all outputs in one frame, from one start of a query to its end.
-
-    Args:
-        outputs: the outputs by the names of their sinks.
-        hashed: the sinks whose records get hashes.
-        with_source: whether a record must lead to the row of the batch that it was made from.
-    """
+    """The columns of all outputs in one frame, from one start of a query to its end. The records of the sinks in
+    ``hashed`` get hashes. ``with_source``: whether a record must lead to the row of the batch that it was made from."""
 
     def __init__(self, outputs: Mapping[str, Output], hashed: Collection[str] = (), with_source: bool = False) -> None:
         self._outputs = outputs
@@ -301,11 +272,8 @@ class Projection:
 
     def apply(self, batch: DataFrame) -> tuple[DataFrame, Rows]:
         """Return a frame with the columns of all outputs, and where they are in it. If outputs have keys, the frame is
-        complete with ``by_key``.
-
-        Raises:
-            ConfigurationError: Spark refuses an expression of an output, or it has no column of its sink's key.
-        """
+        complete with ``by_key``. Raises ConfigurationError: Spark refuses an expression of an output, or it has no
+        column of its sink's key."""
         try:
             frame, rows = self._select(batch)
             schema = frame.schema  # a client of Spark Connect finds out here
@@ -320,16 +288,9 @@ class Projection:
         return (frame if rows.keyed else _with_hashes(frame, rows)), rows
 
     def by_key(self, frame: DataFrame, rows: Rows, tasks: int | None) -> DataFrame:
-        """Return the frame of ``apply`` with what becomes of each record of the outputs that have keys, if any have.
-
-        Args:
-            frame: the frame.
-            rows: where the sinks find their records in it.
-            tasks: how many tasks the frame has, and shall have; None if that is not known.
-
-        Raises:
-            ConfigurationError: Spark can't compare or order values of an output.
-        """
+        """Return the frame of ``apply`` with what becomes of each record of the outputs that have keys, if any have, on
+        as many ``tasks``; None if that is not known. Raises ConfigurationError if Spark can't compare or order values
+        of an output."""
         if not rows.keyed:
             return frame
         try:

@@ -44,19 +44,15 @@ _KEPT = FIXED | {"StringType", "CharType", "VarcharType", "BinaryType"}
 """Types without parts that a sink gets as what they are. Spark passes a variant as a struct of two binary values, and
 an interval of months not at all."""
 
-_TEXT = {"VariantType": "to_json({})"}
-"""SQL that makes text of a value, by the type's name. Other types can be cast."""
+_TEXT = {"VariantType": "to_json({})"}  # SQL that makes text of a value, by the type's name. Other types can be cast.
 
 # Spark 4.2 asks for the time zone of timestamps. Earlier versions take UTC. A sink can write any.
 _ZONE = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of the record batches that a task gets for ``schema``.
-
-    Raises:
-        SchemaMismatch: a column has a type that Arrow does not have.
-    """
+    """Return the Arrow schema of the record batches that a task gets for ``schema``. Raises SchemaMismatch: a column
+    has a type that Arrow does not have."""
     for field in schema:
         if (found := unkept(field.dataType)) is not None:
             text = _TEXT.get(type(found).__name__, "CAST({} AS STRING)").format(field.name)
@@ -150,8 +146,7 @@ def _size_of_all(values: str, of_spark: DataType, depth: int) -> tuple[int, list
 
 # Hashes. -----------------------------------------------------------------------------------------------------------
 
-_BOUND = f"{0x9E37_79B9_7F4A_7C15 - 2**64}L"
-"""A number that no value of a record is likely to be."""
+_BOUND = f"{0x9E37_79B9_7F4A_7C15 - 2**64}L"  # a number that no value of a record is likely to be
 
 
 def hash_of(columns: Mapping[str, StructField]) -> str:

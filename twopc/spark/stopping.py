@@ -68,12 +68,8 @@ def stop(query: StreamingQuery, *, drain: bool = False) -> None:
 
 
 class Turn:
-    """The lock between a query's batches and the thread that stops the query.
-
-    Args:
-        waits_in_vain: whether the current batch has waited too long for a target system.
-        close: closes the query's log.
-    """
+    """The lock between a query's batches and the thread that stops the query. ``waits_in_vain``: whether the current
+    batch has waited too long for a target system. ``close`` closes the query's log."""
 
     def __init__(self, waits_in_vain: Callable[[], bool], close: Callable[[], None]) -> None:
         self.close = close
@@ -171,17 +167,20 @@ _OUTAGES = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Disconnect|Network|NotLeaderOrFollower|Timeout|CoordinatorNotAvailable)"
     r"Exception\b|"
     r"^(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
-    r"|TimeoutError): ",
+    r"|TimeoutError|socket\.gaierror|http\.client\.RemoteDisconnected): ",
     re.MULTILINE,
 )
 """A system did not answer."""
 
-_ENDED = re.compile(
-    rf"{re.escape(DESCRIBED_BY)}RoundAborted\b|"
-    r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|Answer from Java side is empty|"
+_LOST = re.compile(
+    r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|"
+    r"\AAn error occurred while calling \S+\Z|"  # py4j's, where the JVM has ended amid a call
+    r"cancelled because SparkContext was shut down|"
     r"java\.util\.concurrent\.TimeoutException\b"  # records that are gone end a fetch so, too
 )
-"""A round was rolled back, or a process of Spark was lost, which may come to the same end each time."""
+"""A process of Spark was lost, which may come to the same end each time."""
+
+_ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"  # in the text of a task that has failed with an aborted round
 
 _ERRNO = re.compile(r"^\w*Error: \[Errno (\d+)\]", re.MULTILINE)
 
@@ -206,10 +205,11 @@ def passing_failures() -> Iterator[None]:
 
 def passing(text: str) -> type[Retriable | RoundAborted] | None:
     """Return what the failure of a job counts as, by its text; None if it is not known to pass."""
-    if _ENDED.search(text):
+    if _LOST.search(text):
         return RoundAborted
-    is_outage = _OUTAGES.search(text) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text))
-    return Retriable if is_outage else None
+    if _OUTAGES.search(text) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text)):
+        return Retriable  # also of an aborted round that an outage has caused
+    return RoundAborted if _ABORTED in text else None
 
 
 # A query that is to be stopped first processes what its sources have. ------------------------------------------------
@@ -224,10 +224,8 @@ def wait_until_drained(query: StreamingQuery) -> None:
 
     Spark's ``processAllAvailable`` returns when a trigger finds nothing new. With a source that never pauses it never
     returns: then the offsets that the source had at the call are the goal. They are in the progress that Spark reports
-    after each batch, for sources that tell how far they could be read, as Kafka does.
-
-    Raises:
-        StreamingQueryException: the query has failed before that.
+    after each batch, for sources that tell how far they could be read, as Kafka does. Raises StreamingQueryException:
+    the query has failed before that.
     """
     goal = _Goal(query.lastProgress)
     paused = threading.Thread(target=_wait_for_a_pause, args=(query,), daemon=True)  # ends with the query at the latest
@@ -250,13 +248,9 @@ def _wait_for_a_pause(query: StreamingQuery) -> None:
 
 
 class _Goal:
-    """The offsets of the sources at the call, from the first batch that was certainly planned after it.
-
-    Which batch that is follows from the batches' numbers. Spark's clock may differ from the caller's.
-
-    Args:
-        at_call: the progress at the call, or None if there is none yet.
-    """
+    """The offsets of the sources at the call, from the first batch that was certainly planned after it. Which batch
+    that is follows from the batches' numbers, and from the progress ``at_call``: Spark's clock may differ from the
+    caller's."""
 
     def __init__(self, at_call: Mapping[str, Any] | None) -> None:
         # The batch after the newest one may be running.

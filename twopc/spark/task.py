@@ -42,17 +42,11 @@ given as text takes a call to the JVM to parse."""
 
 @dataclass(frozen=True)
 class Written:
-    """The result of an attempt.
-
-    Attributes:
-        vote: its vote.
-        unrouted: the number of rows that went to no sink.
-        bad_records: the records that a sink refused.
-    """
+    """The result of an attempt."""
 
     vote: Vote
-    unrouted: int
-    bad_records: Sequence[BadRecord]
+    unrouted: int  # the number of rows that went to no sink
+    bad_records: Sequence[BadRecord]  # the records that a sink refused
 
     def to_batch(self) -> pa.RecordBatch:
         """Return this as one row, for its way to the driver."""
@@ -73,21 +67,14 @@ class Task:
     """The function for ``mapInArrow``: it takes the columns of all sinks and returns one row, with what it has written.
 
     Each task attempt has one participant, for all sinks at once.
-
-    Attributes:
-        sinks: the sinks.
-        rows: where they find their records.
-        round: the round.
-        refuses_unrouted: whether a row that goes to no sink fails the batch.
-        max_bad_records: how many records may be left out because a sink refuses them.
-        wanted: if a part of a decided batch is computed again, the sinks and partitions to write; else None.
     """
 
     sinks: PickledSinks
-    rows: Rows
+    rows: Rows  # where they find their records
     round: Round
-    refuses_unrouted: bool = False
-    max_bad_records: int = 0
+    refuses_unrouted: bool = False  # whether a row that goes to no sink fails the batch
+    max_bad_records: int = 0  # how many records may be left out because a sink refuses them
+    # If a part of a decided batch is computed again, the sinks and partitions to write; else None.
     wanted: Wanted | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -239,11 +226,8 @@ class PickledSinks:
         return cls({name: (dumps(sink), distribution_of(type(sink))) for name, sink in sinks.items()})
 
     def load(self) -> dict[str, TwoPhaseCommitSink[Any]]:
-        """Return the sinks, in a task.
-
-        Raises:
-            ConfigurationError: a sink can't be loaded here. The message names what to install, and where.
-        """
+        """Return the sinks, in a task. Raises ConfigurationError: a sink can't be loaded here. The message names what
+        to install, and where."""
         return {name: _load(name, *pickled) for name, pickled in self._pickled.items()}
 
 
@@ -333,11 +317,8 @@ _LOST_TASK = re.compile(r"Lost task \S+ in stage \S+ \(TID \d+\) \((\S+) executo
 
 @contextlib.contextmanager
 def refusals_to_driver() -> Iterator[None]:
-    """In a task: raise a ``Refused`` error in a form that ``refusals_from_tasks`` recognizes on the driver.
-
-    Raises:
-        TaskRefused: instead of ``Refused``, which is its cause.
-    """
+    """In a task: raise a ``Refused`` error in a form that ``refusals_from_tasks`` recognizes on the driver. Raises
+    TaskRefused: instead of ``Refused``, which is its cause."""
     try:
         yield
     except errors.Refused as refused:
@@ -349,12 +330,8 @@ def refusals_to_driver() -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusals_from_tasks() -> Iterator[None]:
-    """On the driver: re-raise the ``Refused`` error of a task of the job inside.
-
-    Raises:
-        Refused: a task raised it, with this class, message and attributes.
-        ConfigurationError: the Python of an executor lacks what the task needs.
-    """
+    """On the driver: re-raise the ``Refused`` error of a task of the job inside, with its class, message and
+    attributes. Raises ConfigurationError if the Python of an executor lacks what the task needs."""
     try:
         yield
     except Exception as error:

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import MOST_TRANSACTIONS
-from twopc.spark.engine import each
+from twopc.spark.engine import each, set_property
 from twopc.spark.records import FIXED, is_larger, quoted
 from twopc.spark.stopping import is_interrupt
 from twopc.spark.task import Task, Written
@@ -58,23 +58,17 @@ is in neither: anything may be below it."""
 
 @dataclass(frozen=True)
 class Plan:
-    """Properties of the plan of one batch.
+    """Properties of the plan of one batch."""
 
-    Attributes:
-        tasks: the number of its tasks, or None if that is not known.
-        repeatable: whether it may be evaluated again: it has neither state nor functions of the user.
-        mergeable: whether fewer tasks may run it: it is repeatable, consists of sources, columns, filters and unions,
-            and Spark does not request executors by the number of waiting tasks.
-        keeps_rows: whether it has at most one row for each row of its sources: it is repeatable, and consists of
-            sources, columns and filters.
-        query: Spark's query, in the JVM.
-    """
-
-    tasks: int | None = None
-    repeatable: bool = False
+    tasks: int | None = None  # the number of its tasks, or None if that is not known
+    repeatable: bool = False  # whether it may be evaluated again: it has neither state nor functions of the user
+    # Whether fewer tasks may run it: it is repeatable, consists of sources, columns, filters and unions, and Spark does
+    # not request executors by the number of waiting tasks.
     mergeable: bool = False
+    # Whether it has at most one row for each row of its sources: it is repeatable, and consists of sources, columns and
+    # filters.
     keeps_rows: bool = False
-    query: Any = None
+    query: Any = None  # Spark's query, in the JVM
 
     def rows_before(self) -> int:
         """Return how many rows the query's sources gave for the previous batch, or 0 if that is not known."""
@@ -202,8 +196,7 @@ PAUSE_BATCHES = 100
 DRIVERS_SERIAL = 1 << 62
 """The serial number of the driver's attempt. Spark's task attempts begin with 0."""
 
-_TOO_LARGE_FOR_DRIVER = "twopc: a record is too large for the driver"
-"""Spark raises this in the job."""
+_TOO_LARGE_FOR_DRIVER = "twopc: a record is too large for the driver"  # Spark raises this in the job
 
 _SAME_ON_DRIVER = (FIXED - {"TimeType", "DayTimeIntervalType", "NullType"}) | {"StringType", "BinaryType"}
 """The types that the driver gets as tasks do: not CHAR and VARCHAR, for example."""
@@ -229,15 +222,9 @@ class Collecting:
     def write(
         self, frame: Callable[[], DataFrame], schema: StructType, plan: Plan, records: int | None, task: Task
     ) -> Written | None:
-        """Take the records of a batch and write them, or return None: then tasks do.
-
-        Args:
-            frame: returns the batch.
-            schema: its schema.
-            plan: its plan.
-            records: how many records its sources give at most, or None if that is not known.
-            task: what a task would do.
-        """
+        """Take the records of a batch and write them, as ``task`` would, or return None: then tasks do. ``frame``
+        returns the batch, of this ``schema`` and ``plan``; its sources give ``records`` at most, or None if that is not
+        known."""
         if self._pause:
             self._pause -= 1
             return None
@@ -294,17 +281,16 @@ def _as_in_tasks(arrow: pa.Field, field: StructField, frame: DataFrame) -> pa.Fi
 
 _BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
 
-_NO_LIMIT = 2**31 - 1
-"""The limit of bytes at which Spark does not add up sizes."""
+_NO_LIMIT = 2**31 - 1  # the limit of bytes at which Spark does not add up sizes
 
-_TOO_LARGE = "twopc: a record is too large for the limit of rows alone"
-"""Spark raises this in the job."""
+_TOO_LARGE = "twopc: a record is too large for the limit of rows alone"  # Spark raises this in the job
 
 ResultT = TypeVar("ResultT")
 
 
 class LimitedByRows:
-    """Jobs whose record batches end by the limit of rows alone, from one start of a query to its end.
+    """Jobs whose record batches end by the limit of rows alone, from one start of a query to its end. If it
+    ``is_over``, each job runs with Spark's own check, and so once.
 
     To check its limit of bytes, Spark adds up the whole record batch before every row
     (BatchedPythonArrowInput.writeSizedBatch). That took three quarters of the JVM's time where records were small: see
@@ -315,9 +301,6 @@ class LimitedByRows:
     Each evaluation of Python in a job reads both limits in its task, from the job's local properties (seen on 4.0 to
     4.2), and no limit can be set for one evaluation alone. So only a plan without functions of the user, which may be
     evaluated again, has its limit lifted. A limit of bytes that the user has set stays.
-
-    Args:
-        is_over: whether each job runs with Spark's own check, and so once.
     """
 
     def __init__(self, *, is_over: bool = False) -> None:
@@ -345,7 +328,7 @@ class LimitedByRows:
             self._is_over = True
             logger.info("a record is large, so Spark limits the bytes of record batches from here on")
         finally:
-            context.setLocalProperty(_BYTES, None)  # type: ignore[arg-type]  # None clears it
+            set_property(context, _BYTES, None)
         return job(frame)
 
     def _with_check(self, frame: DataFrame, in_structs: bool) -> DataFrame | None:

@@ -149,12 +149,8 @@ class _File(AzureBlobFile):  # type: ignore[misc]
 
 
 def translate(error: Exception, has_had_an_answer: bool = False) -> OSError:
-    """Translate an error of Azure's client, or of a library below it.
-
-    Args:
-        error: the error.
-        has_had_an_answer: whether the store has answered this client before, so that its credentials were right.
-    """
+    """Translate an error of Azure's client, or of a library below it. ``has_had_an_answer``: whether the store has
+    answered this client before, so that its credentials were right."""
     if isinstance(error.__cause__, AzureError):  # adlfs wraps what happens in an upload
         error = error.__cause__
     code = _code(error)

@@ -23,8 +23,7 @@ ASIDE_LIVES_S = 3600
 """The time that a writer may take from its first byte to its link. After that, the file that it wrote aside counts as
 left behind."""
 
-_TRIAL_BYTES = bytes(range(256)) * 4
-"""The contents that a trial writes and reads back, as long as an entry."""
+_TRIAL_BYTES = bytes(range(256)) * 4  # the contents that a trial writes and reads back, as long as an entry
 
 
 class Folder(ABC):
@@ -94,11 +93,8 @@ class Folder(ABC):
                     self.remove(name)
 
     def _fault_of_a_trial(self, create: Callable[[str, bytes], None], name: str) -> str | None:
-        """Create a file twice, read it back and look for it in the listing, as a log does with its entries.
-
-        Returns:
-            Why no log can be kept here, or None.
-        """
+        """Create a file twice, read it back and look for it in the listing, as a log does with its entries. Return why
+        no log can be kept here, or None."""
         is_created = False
         try:
             for _ in range(2):

@@ -27,8 +27,7 @@ from twopc.stores.errors import of_status
 TIMEOUTS = ClientTimeout(sock_connect=10, sock_read=60)
 """The time to wait for a connection, and for the next bytes of an answer. By default, gcsfs waits for ever."""
 
-_SESSION = re.compile(r"upload_id=[^&\s]+")
-"""In the URL of a resumable upload: whoever knows it can write the object."""
+_SESSION = re.compile(r"upload_id=[^&\s]+")  # In the URL of a resumable upload: whoever knows it can write the object.
 
 _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
@@ -70,12 +69,8 @@ class GcsClient(GCSFileSystem):  # type: ignore[misc]  # gcsfs has no types
 
 
 def gcs_client(storage_options: Mapping[str, Any]) -> GcsClient:
-    """Return a client. Makes no request, except for credentials.
-
-    Raises:
-        ValueError: it can't be made with these options. The message shows no credentials.
-        OSError: the source of the credentials is busy or gave no answer.
-    """
+    """Return a client. Makes no request, except for credentials. Raises ValueError if it can't be made with these
+    options, without showing credentials; and OSError if the source of the credentials is busy or gave no answer."""
     try:
         return GcsClient(**storage_options)
     except Exception as error:  # noqa: BLE001  # of any library that gcsfs uses

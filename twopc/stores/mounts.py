@@ -62,8 +62,5 @@ def _parse(lines: list[str]) -> Iterator[Mount]:
         fields, types = of_mount.split(" "), of_filesystem.split(" ")
         if len(fields) >= 6 and len(types) == 3:
             options = frozenset(f"{fields[5]},{types[2]}".split(","))
-            yield Mount(re.sub(r"\\([0-7]{3})", _character, fields[4]), types[0], options)
-
-
-def _character(escaped: re.Match[str]) -> str:
-    return chr(int(escaped[1], 8))
+            point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+            yield Mount(point, types[0], options)

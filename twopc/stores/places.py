@@ -32,16 +32,12 @@ _ONE_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "webhdfs": "hdfs", "abfss":
 
 
 def parsed_place(what: str, place: object) -> tuple[str | None, str]:
-    """Return the protocol of a URL, or None for a path, and the path in it.
+    """Return the protocol of a URL, or None for a path, and the path in it. ``place`` is the user's value, as text or
+    as an ``os.PathLike``; ``what`` names the folder in an error.
 
-    Args:
-        what: names the folder in an error.
-        place: the user's value, as text or as an ``os.PathLike``.
-
-    Raises:
-        ConfigurationError: the value is neither text nor a path; the URL is empty; it contains a password or a shared
-            access signature, which the message does not repeat; a ``file://`` URL names a host; or the URL of an object
-            store names no bucket or container.
+    Raises ConfigurationError: the value is neither text nor a path; the URL is empty; it contains a password or a
+    shared access signature, which the message does not repeat; a ``file://`` URL names a host; or the URL of an object
+    store names no bucket or container.
     """
     url = os.fspath(place) if isinstance(place, os.PathLike) else place
     if not isinstance(url, str):
@@ -81,12 +77,9 @@ def canonical(protocol: str | None, path: str) -> str:
 
 
 def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does, except that Azure,
-    Google Cloud Storage and WebHDFS have clients of this package.
-
-    Raises:
-        ImportError, TypeError, ValueError, KeyError: the client is not installed, or does not take these options.
-    """
+    """Return the file system of a URL, and the path in it, as ``fsspec.core.url_to_fs`` does, except that Azure, Google
+    Cloud Storage and WebHDFS have clients of this package. Raises ImportError, TypeError, ValueError, KeyError: the
+    client is not installed, or does not take these options."""
     protocol, _ = split(url)
     if protocol in ("gs", "gcs"):
         from twopc.stores.gcs import GcsClient, gcs_client  # needs the package gcsfs
@@ -139,18 +132,13 @@ class HasOutput(Protocol):
 
 
 def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, HasOutput]) -> None:
-    """Make sure that readers of a sink's output do not find the files of ``what`` in it.
+    """Make sure that readers of an output of ``sinks`` do not find the files of ``what`` in it, which are at ``url``,
+    in any spelling; links are followed.
 
-    Args:
-        what: names the folder at ``url`` in the error.
-        url: in any spelling; links are followed.
-        sinks: by name.
-
-    Raises:
-        ConfigurationError: ``url`` is the output folder of one of ``sinks``, or lies in it. It may lie below a folder
-            whose name begins with ``_`` or ``.``, which readers of data sets skip. They do not skip a partition such as
-            ``_a=1``, and Spark's reader does not skip ``_spark_metadata``. Or an output folder is inside ``url``, and
-            would be moved, restored or deleted with it.
+    Raises ConfigurationError: ``url`` is the output folder of a sink, or lies in it. It may lie below a folder whose
+    name begins with ``_`` or ``.``, which readers of data sets skip. They do not skip a partition such as ``_a=1``, and
+    Spark's reader does not skip ``_spark_metadata``. Or an output folder is inside ``url``, and would be moved,
+    restored or deleted with it.
     """
     for sink, output in ((name, sink.output_folder) for name, sink in sinks.items() if sink.output_folder):
         if _is_listed(_below(url, output)):
@@ -166,12 +154,9 @@ def refuse_within_outputs(what: str, url: str, sinks: Mapping[str, HasOutput]) -
 
 
 def refuse_within_checkpoint(log: str, checkpoint: str) -> None:
-    """Make sure that the commit log has its folder to itself. A subfolder of the checkpoint is fine: Spark opens
-    its own subfolders by name, and does not list the checkpoint.
-
-    Raises:
-        ConfigurationError: ``log`` is the folder of the query's checkpoint, or lies in a subfolder that Spark uses.
-    """
+    """Make sure that the commit log has its folder to itself. A subfolder of the checkpoint is fine: Spark opens its
+    own subfolders by name, and does not list the checkpoint. Raises ConfigurationError: ``log`` is the folder of the
+    query's checkpoint, or lies in a subfolder that Spark uses."""
     below = _below(log, checkpoint)
     if below is not None and (not below or below[0] in _OF_SPARK):
         raise ConfigurationError(
@@ -186,17 +171,9 @@ _OF_SPARK = ("metadata", "offsets", "commits", "sources", "state")
 
 
 def refuse_within_source(what: str, url: str, source: str) -> None:
-    """Make sure that the query does not read the files of ``what`` as its input.
-
-    Args:
-        what: names the folder at ``url`` in the error.
-        url: in any spelling; links are followed.
-        source: the folder of a file source, or a pattern of folders.
-
-    Raises:
-        ConfigurationError: ``url`` lies in it. It may lie below a folder that readers skip, as for
-            ``refuse_within_outputs``.
-    """
+    """Raise ConfigurationError if the query would read the files of ``what`` as its input: if ``url`` lies in
+    ``source``, the folder of a file source or a pattern of folders. It may lie below a folder that readers skip. For
+    the other arguments see ``refuse_within_outputs``."""
     if _is_listed(_below(url, source, fnmatch.fnmatchcase)):
         raise ConfigurationError(
             f"{what} is at {url}, and the query reads the files of {source}: it would take those of {what} for records."

@@ -57,12 +57,8 @@ _BY_KIND = (
 
 
 class _RemoteFolder(Folder):
-    """A folder at a store, which is tried before the first file is created.
-
-    Args:
-        fs: the fsspec file system; for HDFS a ``twopc.stores.webhdfs.WebHdfs``.
-        path: the folder, as ``fs`` names it.
-    """
+    """A folder at a store, which is tried before the first file is created. ``fs`` is an fsspec file system; for HDFS a
+    ``twopc.stores.webhdfs.WebHdfs``."""
 
     def __init__(self, fs: Any, path: str) -> None:
         super().__init__()

@@ -84,18 +84,11 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         return f"webhdfs://{urlsplit(self.url).netloc}{self._strip_protocol(name)}"
 
     def create(self, path: str, data: bytes, replaces: bool = False) -> None:
-        """Create a file, with its missing parents, and close it. After an error, a part of it may be there.
+        """Create a file, with its missing parents, and close it. After an error, a part of it may be there. Raises
+        FileExistsError if the name exists, unless ``replaces``.
 
         The DataNodes sync the file before they answer, whatever ``dfs.datanode.synconclose`` is (Hadoop 2.8 and later;
         older ones and HttpFS ignore the flag).
-
-        Args:
-            path: the file.
-            data: its contents.
-            replaces: whether to replace a file that exists.
-
-        Raises:
-            FileExistsError: the name exists.
         """
         self._send("CREATE", "put", path, data, overwrite=str(replaces).lower(), createflag="create,sync_block")
 
@@ -117,20 +110,14 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         return _File(self, path, mode=mode, block_size=size_bytes, **options)
 
     def mv(self, path1: str, path2: str, replaces: bool = False, **_: Any) -> None:
-        """Rename a file in one step.
+        """Rename a file in one step. ``replaces``: whether to replace a file that has the new name.
 
         The option selects the newer of the NameNode's two renames, which never moves a file into a folder of that name,
         and reports each refusal by an exception (FSDirRenameOp.java). HttpFS ignores the option: it answers whether it
         has renamed the file, and does not replace another one.
 
-        Args:
-            path1: the file.
-            path2: its new name.
-            replaces: whether to replace a file that exists.
-
-        Raises:
-            FileExistsError: the new name exists.
-            FileNotFoundError: the file, or the folder of the new name, does not exist.
+        Raises FileExistsError if the new name exists, and FileNotFoundError if the file or the folder of the new name
+        does not.
         """
         options = "OVERWRITE" if replaces else "NONE"
         answer = self._call("RENAME", "put", path1, destination=path2, renameoptions=options)
@@ -174,11 +161,7 @@ def _raise_unless_gone(error: OSError) -> None:
 
 
 class _Session(requests.Session):
-    """Raises an error for every answer that is not a success.
-
-    Args:
-        hidden: texts that no error may contain.
-    """
+    """Raises an error for every answer that is not a success. No error contains one of the texts in ``hidden``."""
 
     def __init__(self, hidden: list[str]) -> None:
         super().__init__()

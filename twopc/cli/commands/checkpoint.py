@@ -77,12 +77,9 @@ def repair(checkpoint: str, log: str, yes: bool, as_json: bool) -> None:
 
 
 class _Repair:
-    """One comparison of a checkpoint with its log, and then the repair, unless one of them has changed since.
-
-    Raises:
-        Refused: the checkpoint can't be repaired exactly; the report has the differences.
-        ConfigurationError, CorruptLog: the checkpoint or the log can't be read.
-    """
+    """One comparison of a checkpoint with its log, and then the repair, unless one of them has changed since. Raises
+    Refused if the checkpoint can't be repaired exactly, when the report has the differences; ConfigurationError or
+    CorruptLog if one can't be read."""
 
     def __init__(self, checkpoint: str, log: str, report: Report) -> None:
         self._folder = CheckpointFolder(checkpoint)
@@ -102,11 +99,7 @@ class _Repair:
         return f"Query {tail.owner} must not run. {state}. Change the checkpoint?"
 
     def run(self) -> None:
-        """Repair the checkpoint.
-
-        Raises:
-            Refused: the query runs; nothing was changed.
-        """
+        """Repair the checkpoint. Raises Refused: the query runs; nothing was changed."""
         history, _, planned = self._look()
         if (history.tail, planned) != (self.history.tail, self.plan):
             raise Refused(

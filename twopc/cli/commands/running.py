@@ -65,11 +65,8 @@ def waiting_for_targets(timeout_s: float, redact: Redaction) -> Iterator[Waiting
 
 
 def ask(question: str, yes: bool, otherwise: str) -> None:
-    """Ask the operator, unless ``yes``.
-
-    Raises:
-        Refused: the answer was no, or there was none. ``otherwise`` describes the state that remains.
-    """
+    """Ask the operator, unless ``yes``. Raises Refused: the answer was no, or there was none. ``otherwise`` describes
+    the state that remains."""
     if yes:
         return
     try:

@@ -20,17 +20,11 @@ _CHECKPOINTS = "_checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """A flow that writes to a sink of a pipeline.
-
-    Attributes:
-        name: the flow's name.
-        folder: the URL of the folder of its checkpoints.
-        number: the number of the current one, which counts the full refreshes.
-    """
+    """A flow that writes to a sink of a pipeline."""
 
     name: str
-    folder: str
-    number: int
+    folder: str  # the URL of the folder of its checkpoints
+    number: int  # the number of the current one, which counts the full refreshes
 
     @classmethod
     def of(cls, checkpoint: str, query_name: str) -> Flow | None:
@@ -44,11 +38,8 @@ class Flow:
         return cls(name, folder, int(number))
 
     def refuse_full_refresh(self, log: str, query_id: str) -> None:
-        """Refuse to write again, by a new query, what the flow wrote before a full refresh.
-
-        Raises:
-            LogMismatch: the log belongs to the query of one of the flow's earlier checkpoints.
-        """
+        """Refuse to write again, by a new query, what the flow wrote before a full refresh. Raises LogMismatch: the log
+        belongs to the query of one of the flow's earlier checkpoints."""
         tail = read_tail(open_store(log)) if self.number else None
         if tail is None or tail[1].owner == query_id or tail[1].owner not in self._earlier_queries():
             return

@@ -18,8 +18,7 @@ BATCH_OWNER = "batch writes"
 
 _LOG_FOLDER = "twopc-log"
 
-_QUERY_NAME = "queryname"
-"""Spark passes the query's name as an option. For a flow of a pipeline, it is the flow's."""
+_QUERY_NAME = "queryname"  # Spark passes the query's name as an option. For a flow of a pipeline, it is the flow's.
 
 _OWNER = "format('twopc')"
 
@@ -78,11 +77,8 @@ OPTIONS = (
 
 
 def stream_target(options: Mapping[str, str]) -> Rounds:
-    """Return the target of a streaming query. Spark gives the names of ``options`` in lower case.
-
-    Raises:
-        ConfigurationError: an option is missing, wrong, or for batch writes; or the query's id can't be read.
-    """
+    """Return the target of a streaming query. Spark gives the names of ``options`` in lower case. Raises
+    ConfigurationError: an option is missing, wrong, or for batch writes; or the query's id can't be read."""
     if "batch_id" in options:
         raise ConfigurationError(
             "the option 'batch_id' is for batch writes: a streaming query numbers its batches", option="batch_id"
@@ -103,9 +99,7 @@ def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:
 
 def target_to_check(options: Mapping[str, Any]) -> tuple[str, dict[str, str], str | None]:
     """Return the backend, its own options and the place of the log, of a writer that may not have been started yet.
-
-    Args:
-        options: as the driver gives them to Spark, which passes names in lower case and values as text.
+    ``options`` are as the driver gives them to Spark, which passes names in lower case and values as text.
 
     The place is None where Spark will choose the checkpoint: in a pipeline. Raises like ``stream_target``.
     """

@@ -11,8 +11,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +27,6 @@ from twopc.errors import ConfigurationError, LogMismatch, RoundAborted
 from twopc.events import BatchFailed
 from twopc.keyed import KeyedSink
 from twopc.log.commit_log import on_store, read_tail
-from twopc.log.entries import Entry
 from twopc.log.notices import noted
 from twopc.log.steps import resume_log
 from twopc.log.store import open_store
@@ -53,11 +52,8 @@ SINK = "sink"
 
 
 def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[Any]:
-    """Return the sink of a data source, which can't bring the records of a key together.
-
-    Raises:
-        ConfigurationError: like ``create_sink``; or the sink needs one record per key.
-    """
+    """Return the sink of a data source, which can't bring the records of a key together. Raises ConfigurationError:
+    like ``create_sink``; or the sink needs one record per key."""
     sink = create_sink(backend, options)
     if isinstance(sink, KeyedSink) and sink.key and not sink.takes_repeated_keys:
         raise ConfigurationError(
@@ -70,19 +66,12 @@ def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[A
 
 @dataclass(frozen=True, slots=True)
 class Incarnation:
-    """An incarnation that was opened before the tasks.
+    """An incarnation that was opened before the tasks."""
 
-    Attributes:
-        log_id: the log's id, which distinguishes it from a log that took its place.
-        number: the incarnation's number in the log.
-        began_s: the driver's ``time.perf_counter`` before any task began.
-        opening: what opening it took, for the metrics of the batch.
-    """
-
-    log_id: str
-    number: int
-    began_s: float
-    opening: Opening = NO_OPENING
+    log_id: str  # the log's id, which distinguishes it from a log that took its place
+    number: int  # the incarnation's number in the log
+    began_s: float  # the driver's ``time.perf_counter`` before any task began
+    opening: Opening = NO_OPENING  # what opening it took, for the metrics of the batch
 
 
 @dataclass(frozen=True)
@@ -97,25 +86,16 @@ class TaskVote(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class PhaseOne:
-    """The round as its tasks get it from the planner.
+    """The round as its tasks get it from the planner."""
 
-    Attributes:
-        sinks: the pickled sinks, by name.
-        incarnation: the round's incarnation.
-        batch_id: the planned batch.
-        reads: what the batch reads, or None in a batch write.
-        is_decided: whether the batch was decided before this round. No other batch can be decided before ``finish``.
-        log: the URL of the commit log.
-        tail: its newest entry, without decisions.
-    """
-
-    sinks: PickledSinks
-    incarnation: Incarnation
-    batch_id: int
-    reads: JsonValue
+    sinks: PickledSinks  # the pickled sinks, by name
+    incarnation: Incarnation  # the round's incarnation
+    batch_id: int  # the planned batch
+    reads: JsonValue  # what the batch reads, or None in a batch write
+    # Whether the batch was decided before this round. No other batch can be decided before ``finish``.
     is_decided: bool
-    log: str
-    tail: Entry
+    log: str  # the URL of the commit log
+    entry_id: str  # the id of its newest entry
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
         """Write and pre-commit one partition, in a task.
@@ -156,38 +136,25 @@ class PhaseOne:
         try:
             yield
         except Exception as error:
-            if (meant := _counted(self.log, error, self.batch_id, self.tail)) is error:
+            if (meant := _counted(self.log, error, self.batch_id, self.entry_id)) is error:
                 raise
             raise meant from error
 
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator.
+    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator."""
 
-    Attributes:
-        backend: the sink's entry-point name.
-        options: the sink's options, which may hold credentials.
-        log: the URL of the commit log.
-        owner: the query's id; see ``Coordinator``.
-        replay_copies: the URL of the folder of replay copies, or None.
-        first_batch_id: see ``Coordinator``.
-        checkpoint: the URL of the query's checkpoint folder, or None for batch writes.
-        flow: the flow that the query runs, if it is one of a pipeline.
-        start_timeout_s: see ``Coordinator``.
-        events: the path of the file for events, or None.
-    """
-
-    backend: str
-    options: Mapping[str, str] = field(repr=False)
-    log: str
-    owner: str
-    replay_copies: str | None
-    first_batch_id: int
-    checkpoint: str | None = None
-    flow: Flow | None = None
-    start_timeout_s: float = START_TIMEOUT_S
-    events: str | None = None
+    backend: str  # the sink's entry-point name
+    options: Mapping[str, str] = field(repr=False)  # the sink's options, which may hold credentials
+    log: str  # the URL of the commit log
+    owner: str  # the query's id; see ``Coordinator``
+    replay_copies: str | None  # the URL of the folder of replay copies, or None
+    first_batch_id: int  # see ``Coordinator``
+    checkpoint: str | None = None  # the URL of the query's checkpoint folder, or None for batch writes
+    flow: Flow | None = None  # the flow that the query runs, if it is one of a pipeline
+    start_timeout_s: float = START_TIMEOUT_S  # see ``Coordinator``
+    events: str | None = None  # the path of the file for events, or None
 
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
         """Open a new incarnation and recover, before any task begins.
@@ -228,8 +195,8 @@ class Rounds:
                 sink.close()
         spare_garbage_collection()
         incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
-        sinks, slim = PickledSinks.of({SINK: sink}), replace(tail, unresolved=(), abandoned=())
-        return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, slim)
+        sinks = PickledSinks.of({SINK: sink})
+        return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, tail.entry_id)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
         """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
@@ -260,13 +227,13 @@ class Rounds:
         start: opening an incarnation here could fence a newer driver.
         """
         with spool(self.events):
+            incarnations = {message.incarnation for message in messages if message is not None}
+            incarnations |= set() if opened is None else {opened}
             if None in messages:  # else 'finish' has reported why the batch failed
                 failed = RoundAborted(
                     f"a task of batch {batch_id} failed, or the query was stopped while it ran.", batch_id=batch_id
                 )
-                self._failed(batch_id, _counted(self.log, failed, batch_id), {})
-            incarnations = {message.incarnation for message in messages if message is not None}
-            incarnations |= set() if opened is None else {opened}
+                self._failed(batch_id, _counted(self.log, failed, batch_id, incarnations=incarnations), {})
             try:
                 for incarnation in incarnations:
                     # Raises Fenced if the log belongs to a newer driver now.
@@ -302,22 +269,29 @@ class Rounds:
         )
 
 
-def _counted(log: str, error: Exception, batch_id: int, tail: Entry | None = None) -> Exception:
-    """Return what an error means that comes again at each start (``protocol.counted``).
+def _counted(
+    log: str, error: Exception, batch_id: int, entry_id: str | None = None, incarnations: Collection[Incarnation] = ()
+) -> Exception:
+    """Return what an error means that comes again at each start (``protocol.counted``). A fenced driver does not count.
 
-    Each start opens an entry, its ``tail``. Without it, only a failure counts that no task of the start has counted,
-    such as the loss of a process. Spark ends the query with its own error then, so it is logged what that means.
+    Each start opens an entry, whose id a task has. Without it, only a failure counts that no task of the start has
+    counted, such as the loss of a process. Spark ends the query with its own error then, so it is logged what that
+    means.
     """
     try:
         store = open_store(log)
-        start = tail or ((newest := read_tail(store)) and newest[1])
-        if start is None or (tail is None and noted(store, start)):
+        newest = read_tail(store)
+        if newest is None:
+            return error
+        start = newest[1]
+        is_fenced = any((each.log_id, each.number) != (start.log_id, start.incarnation) for each in incarnations)
+        if is_fenced or (noted(store, start) if entry_id is None else entry_id != start.entry_id):
             return error
         meant = on_store(store, protocol.counted(start, error, batch_id, start.entry_id))
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         logger.warning("a failure could not be counted: %s", unread)
         return error
-    if tail is None and meant is not error:
+    if entry_id is None and meant is not error:
         logger.error("%s", meant)
     return meant
 
