@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -74,6 +75,31 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
         """
         self.delete(transaction, keys)
         yield from ()
+
+
+ROWS_AT_ONCE = 2**18
+"""How many rows of a file are compared with keys at a time."""
+
+_ROW = "__twopc_row"
+
+
+def positions_of(keys: pa.Table, columns: Sequence[pa.Array]) -> list[int]:
+    """Return the positions of the rows that have one of some keys. For a sink that looks for rows in files.
+
+    Args:
+        keys: the keys, without null.
+        columns: the same columns of the rows, in the same order and of the same types.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    found = [pc.is_in(column, value_set=of_keys) for column, of_keys in zip(columns, keys.columns, strict=True)]
+    at = pc.indices_nonzero(functools.reduce(pc.and_, found))
+    if len(columns) > 1 and len(at):
+        candidates = pa.Table.from_arrays([*(column.take(at) for column in columns), at], [*keys.column_names, _ROW])
+        at = candidates.join(keys, keys.column_names, join_type="left semi").column(_ROW)
+    positions: list[int] = at.to_pylist()
+    return positions
 
 
 def key_of(sink: TwoPhaseCommitSink[TransactionT]) -> tuple[str, ...]:

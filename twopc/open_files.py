@@ -43,15 +43,13 @@ def _copied(records: pa.RecordBatch) -> pa.RecordBatch:
     return pa.concat_batches([records])
 
 
-class OpenFile(Protocol):
-    """A file that is being written.
+class Encoder(Protocol):
+    """Writes records to one file.
 
     Attributes:
-        held_bytes: the size in Arrow of the records that have not reached the file, in bytes.
-        kept_bytes: the size in Arrow of the records that the encoder keeps although they have, in bytes.
-        fixed_bytes: the memory of encoder and buffers, independent of the records, in bytes.
-        room: how many more records the file takes; None for any number. Not 0 before the first.
-        is_full: whether the file is to be finished.
+        held_bytes: the size in Arrow of the records that have not reached the file, in bytes. Bounded.
+        kept_bytes: the size in Arrow of the records that it keeps although they have, in bytes.
+        fixed_bytes: its memory independent of the records, in bytes; 0 if it is small.
     """
 
     @property
@@ -63,23 +61,32 @@ class OpenFile(Protocol):
     @property
     def fixed_bytes(self) -> int: ...
 
-    @property
-    def room(self) -> int | None: ...
-
-    @property
-    def is_full(self) -> bool: ...
-
-    def write(self, records: pa.RecordBatch) -> None:
+    def write(self, records: pa.RecordBatch, /) -> None:
         """Write, or hold, records."""
 
     def flush(self) -> None:
         """Write held records to the file, if its format can do that in the middle of a file."""
 
     def finish(self) -> None:
-        """Write everything, and close the file. If this fails, ``discard`` follows."""
+        """Write everything to the file, which is complete afterwards. If this fails, ``discard`` follows."""
 
     def discard(self) -> None:
-        """Close the file, which is no longer wanted."""
+        """Release what is held. The file is no longer wanted."""
+
+
+class OpenFile(Encoder, Protocol):
+    """A file that is being written. ``finish`` and ``discard`` close it.
+
+    Attributes:
+        room: how many more records the file takes; None for any number. Not 0 before the first.
+        is_full: whether the file is to be finished.
+    """
+
+    @property
+    def room(self) -> int | None: ...
+
+    @property
+    def is_full(self) -> bool: ...
 
 
 PlaceT = TypeVar("PlaceT")
@@ -112,7 +119,7 @@ class OpenFiles(Generic[PlaceT, FileT]):
     def write(self, parts: Iterable[tuple[PlaceT, pa.RecordBatch]]) -> None:
         """Write records to files of their places. Raises what ``create`` and the files raise."""
         given = list(parts)
-        self._open_each([place for place, _ in given if place not in self._open])
+        self._open_each([*dict.fromkeys(place for place, _ in given if place not in self._open)])
         for place, records in given:
             if place in self._open or self._room():
                 self._write(place, records)
@@ -214,10 +221,13 @@ class RowGroups:
         most_bytes: the size of a full one, in bytes of Arrow.
 
     Attributes:
-        held_bytes: as of ``OpenFile``.
-        kept_bytes: as of ``OpenFile``: Arrow's Parquet writer keeps the pages of the last row group, plain and
-            compressed, until the next one begins or the file is closed.
+        held_bytes: as of ``OpenFile``, and the others, too.
+        kept_bytes: Arrow's Parquet writer keeps the pages of the last row group, plain and compressed, until the next
+            one begins or the file is closed.
     """
+
+    fixed_bytes = 0
+    room = None
 
     def __init__(self, write: Callable[[pa.Table], object], most_bytes: int) -> None:
         self._write, self._most_bytes = write, most_bytes

@@ -22,8 +22,7 @@ PLACES = 33
 class Memory:
     """A file of row groups in memory."""
 
-    fixed_bytes = 0
-    room = None
+    fixed_bytes, room = RowGroups.fixed_bytes, RowGroups.room
     is_full = False
 
     def __init__(self, place: int, row_group_bytes: int = 1 << 20) -> None:
@@ -101,6 +100,13 @@ def test_records_in_any_order_need_hardly_more_files_than_sorted_ones(monkeypatc
 def test_files_are_created_together_so_that_they_can_be_announced_by_one_request() -> None:
     task = written([*range(2 * PLACES)])
     assert [len(call) for call in task.calls] == [1, 31, 32, 2]
+
+
+def test_two_parts_of_one_place_go_into_one_file() -> None:
+    task = Task()
+    task.open.write([(0, pa.record_batch({"n": [1]})), (0, pa.record_batch({"n": [2]}))])
+    task.finish()
+    assert [file.numbers for file in task.files] == [[1, 2]]
 
 
 def test_what_encoders_keep_of_row_groups_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ found holds for exactly the version that the entry follows. If another writer wa
 
 from __future__ import annotations
 
-import re
+import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,14 +23,16 @@ from pyroaring import BitMap64
 
 from twopc.columns import require_key_columns
 from twopc.errors import ConfigurationError, Retriable
+from twopc.keyed import ROWS_AT_ONCE, positions_of
 from twopc_delta import vectors
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
 from twopc_delta.table import TableView
 
 _FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags", "clusteringProvider")
-_TIGHT = re.compile(r'"tightBounds"\s*:\s*(true|false)\s*,?')
-_POSITION = "__twopc_position"
+
+READERS = 8
+"""How many files of the table are searched at a time, at a store."""
 
 _KEY_TYPES = (
     *(types.is_signed_integer, types.is_string, types.is_decimal, types.is_date32),
@@ -154,8 +156,8 @@ class LiveFile:
 
 def _not_tight(stats: str) -> str:
     """Return statistics whose bounds enclose values that are deleted. Their numbers stay as they are written."""
-    rest = _TIGHT.sub("", stats).strip()[1:].lstrip()
-    return '{"tightBounds":false' + ("" if rest == "}" else ",") + re.sub(r",\s*}$", "}", rest)
+    found = json.loads(stats, parse_float=orjson.Fragment, parse_int=orjson.Fragment)
+    return orjson.dumps({**found, "tightBounds": False}).decode()
 
 
 def _key_of(action: Mapping[str, Any]) -> tuple[str, str]:
@@ -216,37 +218,36 @@ class Keys:
     def __init__(self, columns: pa.Schema, files: Iterable[str], storage: Storage) -> None:
         self._columns = columns
         self._storage = storage
-        tables = [table for path in files if (table := self._read(path)) is not None]
-        self._keys = pa.concat_tables(tables).combine_chunks()
+        self._keys = pa.Table.from_batches([part for path in files for part in self._parts(path)], columns)
         self._bounds = _bounds(self._keys.column(0))
 
-    def _read(self, path: str) -> pa.Table | None:
-        """Return the key's columns of a file; None if it lacks one, as a file does that is older than the column."""
+    def _parts(self, path: str) -> Iterator[pa.RecordBatch]:
+        """Yield the key's columns of a file, part by part; nothing if it lacks one, as a file does that is older than
+        the column."""
+        names = self._columns.names
         try:
             with self._storage.meaning(), self._storage.open(path) as source:
                 file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
-                if not {*self._columns.names} <= {*file.schema_arrow.names}:
-                    return None
-                return file.read(self._columns.names).cast(self._columns)
+                if {*names} <= {*file.schema_arrow.names}:
+                    for part in file.iter_batches(ROWS_AT_ONCE, columns=names):
+                        # Arrow takes a name for a path: "a.b" stands for the field b of a column "a", too.
+                        yield part.select(names).cast(self._columns)
         except FileNotFoundError:
             raise ValueError(f"file {path} is gone") from None
 
-    def rows_of(self, file: LiveFile) -> tuple[BitMap64, int] | None:
-        """Return the rows of a file that have one of the keys, by their positions, and how many rows it has; None if
-        its statistics show that it has none.
+    def rows_of(self, file: LiveFile) -> tuple[BitMap64, int]:
+        """Return the rows of a file that have one of the keys, by their positions, and how many rows it has, if it may
+        have one by its statistics.
 
         Raises:
             ValueError: the file can't be read. Errors of the store pass through.
         """
-        if self._is_outside(file.action.get("stats")) or (found := self._read(file.path)) is None:
-            return None
-        if len(self._columns) == 1:
-            has_key = pc.is_in(found.column(0), value_set=self._keys.column(0).combine_chunks())
-            at = pc.indices_nonzero(has_key)
-        else:
-            numbered = found.append_column(_POSITION, pc.indices_nonzero(pa.repeat(True, found.num_rows)))
-            at = numbered.join(self._keys, self._columns.names, join_type="left semi").column(_POSITION)
-        return BitMap64(at.to_pylist()), found.num_rows
+        rows, total = BitMap64(), 0
+        if not self._is_outside(file.action.get("stats")):
+            for part in self._parts(file.path):
+                rows |= BitMap64(total + position for position in positions_of(self._keys, part.columns))
+                total += part.num_rows
+        return rows, total
 
     def _is_outside(self, stats: str | None) -> bool:
         if self._bounds is None or not stats:
@@ -273,11 +274,8 @@ def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: i
         ValueError: a file or a deletion vector of the table can't be read.
     """
     touched: dict[str, tuple[LiveFile, BitMap64, int]] = {}
-    for file, found in zip(live, storage.at_once(keys.rows_of, live), strict=True):
-        if found is None:
-            continue
-        rows, total = found
-        before = BitMap64() if file.vector is None else vectors.read(storage, file.vector)
+    for file, (rows, total) in zip(live, storage.at_once(keys.rows_of, live, READERS), strict=True):
+        before = vectors.read(storage, file.vector) if rows and file.vector is not None else BitMap64()
         if rows - before:
             touched[file.path] = file, rows | before, total
     if not touched:

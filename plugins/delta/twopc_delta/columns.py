@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -13,9 +13,10 @@ import pyarrow.compute as pc
 from deltalake import Schema
 from pyarrow import types
 
-from twopc.bad_records import are_utf8, first_bad
+from twopc.bad_records import first_bad
 from twopc.columns import has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.refusals import KEY_TWICE, NOT_UTF8, Rule, checker, first_null, parts
 from twopc_delta.partitions import IN_LOG, require_readable
 from twopc_delta.storage import LONGEST_NAME_ON_DISKS
 from twopc_delta.table import TableView
@@ -45,33 +46,44 @@ class Fit:
         Raises:
             RecordRefused: a value is null in a NOT NULL column, too long, or has no equal in the table's type.
         """
-        columns = [self._convert(batch.column(number), field) for number, field in enumerate(self.schema)]
-        return pa.record_batch(columns, schema=self.nullable)
+        columns = [_cast(batch.column(number), field) for number, field in enumerate(self.schema)]
+        records = pa.record_batch(columns, schema=self.nullable)
+        checker(self.schema, _RULES)(records)
+        for values, field in zip(columns, self.schema, strict=True):
+            if (longest := self.view.longest_text(field.name)) is not None:
+                is_short = pc.less_equal(pc.utf8_length(values), longest)
+                require_each(is_short, f"the text is longer than the table's varchar({longest})", field.name)
+            if field.name in self.partition_by:
+                require_readable(values, field.name, self.longest_folder_bytes)
+        return records
 
     @property
     def nullable(self) -> pa.Schema:
         """The schema of converted records: what is NOT NULL is checked by us, with the record's place."""
         return pa.schema([_nullable(field) for field in self.schema])
 
-    def _convert(self, column: pa.Array, field: pa.Field) -> pa.Array:
-        target = _nullable(field).type
-        try:
-            values = column if column.type == target else column.cast(target)
-        except pa.ArrowInvalid:
-            raise RecordRefused(
-                f"a value does not fit into the table's type {field.type}",
-                record=first_bad(column, lambda part: _can_be_cast(part, target)),
-                column=field.name,
-            ) from None
-        if (refused := _first_refused(values, field)) is not None:
-            at, why = refused
-            raise RecordRefused(why, record=at, column=field.name)
-        if (longest := self.view.longest_text(field.name)) is not None:
-            is_short = pc.less_equal(pc.utf8_length(values), longest)
-            require_each(is_short, f"the text is longer than the table's varchar({longest})", field.name)
-        if field.name in self.partition_by:
-            require_readable(values, field.name, self.longest_folder_bytes)
-        return values
+
+_RULES = (
+    Rule(
+        lambda field: not field.nullable,
+        first_null,
+        "the table's column is NOT NULL, and the record has a null there",
+    ),
+    NOT_UTF8,
+    KEY_TWICE,
+)
+
+
+def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
+    target = _nullable(field).type
+    try:
+        return column if column.type == target else column.cast(target)
+    except pa.ArrowInvalid:
+        raise RecordRefused(
+            f"a value does not fit into the table's type {field.type}",
+            record=first_bad(column, lambda part: _can_be_cast(part, target)),
+            column=field.name,
+        ) from None
 
 
 def _can_be_cast(column: pa.Array, target: pa.DataType) -> bool:
@@ -96,7 +108,7 @@ def as_added(new: Sequence[pa.Field], view: TableView, table: str) -> pa.Schema:
     """
     added = []
     for field in new:
-        for inner in _parts(field):
+        for inner in parts(field):
             if _NO_NAME.search(inner.name):
                 raise SchemaMismatch(f"column {inner.name!r} can't be added to {table}: Delta takes no such name")
             if types.is_timestamp(inner.type) and inner.type.tz is None and "timestampNtz" not in view.features:
@@ -114,13 +126,6 @@ def as_added(new: Sequence[pa.Field], view: TableView, table: str) -> pa.Schema:
             raise SchemaMismatch(f"column {field.name!r} can't be added to {table}: {why}")
         added += pa.schema(converted.to_arrow())
     return pa.schema(added)
-
-
-def _parts(field: pa.Field) -> Iterator[pa.Field]:
-    """Yield a column and all fields inside of it."""
-    yield field
-    for number in range(field.type.num_fields):
-        yield from _parts(field.type.field(number))
 
 
 def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
@@ -163,11 +168,6 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
 def type_names(schema: pa.Schema) -> dict[str, str]:
     """Return the type of each column, without its nullability, as text to compare."""
     return {field.name: str(_quoted(_nullable(field).type)) for field in schema}
-
-
-def type_names_unquoted(schema: pa.Schema) -> dict[str, str]:
-    """Return the same as the release before the first one with quotes noted it, whose transactions may be open."""
-    return {field.name: str(_nullable(field).type) for field in schema}
 
 
 def _quoted(type: pa.DataType) -> pa.DataType:
@@ -242,32 +242,3 @@ def _nullable_type(type: pa.DataType) -> pa.DataType:
     if types.is_struct(type):
         return pa.struct([_nullable(field) for field in type])
     return type
-
-
-def _first_refused(values: pa.Array, field: pa.Field) -> tuple[int, str] | None:
-    """Return the position of the first record whose value the table does not take, and why."""
-    if values.null_count and not field.nullable:
-        return pc.index(
-            pc.is_null(values), True
-        ).as_py(), "the table's column is NOT NULL, and the record has a null there"
-    if types.is_string(values.type) and (at := first_bad(values, are_utf8)) is not None:
-        return at, "the text is not UTF-8, and most readers fail at a file with such a text"
-    for parts, parents, part in _inside(values, field.type):
-        if (refused := _first_refused(parts, part)) is not None:
-            return parents[refused[0]].as_py(), refused[1]
-    return None
-
-
-def _inside(values: pa.Array, type: pa.DataType) -> Iterator[tuple[pa.Array, pa.Array, pa.Field]]:
-    """Yield what is inside of nested values: the parts, the position of each part's value, and the parts' field."""
-    if types.is_struct(type):
-        there = pc.indices_nonzero(pc.is_valid(values))
-        valid = values.drop_null() if values.null_count else values
-        for number, child in enumerate(type):
-            yield valid.field(number), there, child
-    elif types.is_list(type):
-        yield pc.list_flatten(values), pc.list_parent_indices(values), type.value_field
-    elif types.is_map(type):
-        entries = pa.struct([type.key_field, type.item_field])
-        as_list = values.cast(pa.list_(pa.struct([("key", values.type.key_type), ("value", values.type.item_type)])))
-        yield pc.list_flatten(as_list), pc.list_parent_indices(as_list), pa.field("entries", entries)

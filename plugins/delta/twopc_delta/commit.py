@@ -14,10 +14,11 @@ table's metadata or protocol is left to delta-rs.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
 from typing import Any
@@ -32,7 +33,7 @@ from twopc.stores.errors import NotSynced
 from twopc.transaction import Committable, JsonValue
 from twopc_delta import changes, outcomes
 from twopc_delta.changes import Keys, actions_of, live_files
-from twopc_delta.columns import type_names, type_names_unquoted
+from twopc_delta.columns import type_names
 from twopc_delta.entry import NO_ENTRY, Entry, entry_of
 from twopc_delta.log_files import LogFiles
 from twopc_delta.notes import Note, digest
@@ -353,12 +354,8 @@ class TableLog:
             data = self._files.entry(version)
         return None if data is None else self._parsed(version, data, what, is_decided=True)
 
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise outcomes.look_failed(self._failure(error), f"the log of {self._name}", is_decided=True) from None
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        return outcomes.looking(self._storage, f"the log of {self._name}", is_decided=True)
 
     def _require_same(self, snapshot: Snapshot, sealed: Sealed, what: str) -> None:
         """Upholds: a batch goes into the table for which it was decided, and once. A mark only grows by itself."""
@@ -384,11 +381,21 @@ class TableLog:
             self._files.withdraw(version + 1, entry)
 
     def _changes(self, view: TableView, key: Sequence[str], notes: Mapping[str, Note]) -> list[dict[str, Any]]:
-        """Return the actions that delete the rows of the batch's keys from the files of exactly this version."""
+        """Return the actions that delete the rows of the batch's keys from the files of exactly this version.
+
+        Raises:
+            FileExistsError: the log has a newer version, whose writer may have removed what is searched.
+            ValueError: what is searched is gone or can't be read. Errors of the store pass through.
+        """
         paths = [file.path for note in notes.values() for file in (*note.files, *note.deletes)]
         columns = pa.schema([view.schema.field(name).with_nullable(True) for name in key])
         keys = Keys(columns, paths, self._storage)
-        return [*actions_of(self._storage, keys, live_files(self._files, view.version), int(time.time() * 1000))]
+        try:
+            return [*actions_of(self._storage, keys, live_files(self._files, view.version), int(time.time() * 1000))]
+        except ValueError as error:
+            if self._files.newest_after(view.version) != view.version:
+                raise FileExistsError(errno.EEXIST, "a newer version") from error
+            raise
 
     def _settle(self, snapshot: Snapshot, sealed: Sealed, batch_id: int, committables: Sequence[Committable]) -> None:
         """The table has the batch: make that survive a power cut, then let go of what its recovery would need."""
@@ -454,7 +461,7 @@ def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
     notes = [*notes]
     if obstacle := view.obstacle() or (changes.obstacle(view) if any(note.key for note in notes) else None):
         return obstacle
-    now, by_older = type_names(view.schema), type_names_unquoted(view.schema)
+    now = type_names(view.schema)
     seen: set[bytes] = set()
     for note in notes:
         shape = orjson.dumps([note.table_id, note.columns, note.required, note.partition_by])
@@ -467,7 +474,7 @@ def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
             return "its partition columns"
         known = {tuple(column) for column in note.required}
         for name, type in note.columns.items():
-            if type not in (now.get(name), by_older.get(name)):
+            if type != now.get(name):
                 return f"column {name!r} was {type} and is {now.get(name, 'gone')}"
         for column in view.required:
             is_inside_of_a_new_one = column[0] not in note.columns and len(column) > 1

@@ -237,10 +237,10 @@ class Storage:
         whole = f"{self.path}/{path}"
         return pa.OSFile(whole) if self.is_local else self.filesystem.open(whole, "rb")
 
-    def read(self, path: str) -> bytes:
-        """Return a file below the folder. Raises FileNotFoundError."""
-        with self.meaning(), self.open(path) as file:
-            return bytes(file.read())
+    def read(self, path: str, start: int, length: int) -> bytes:
+        """Return a part of a file below the folder. Raises FileNotFoundError."""
+        with self.meaning():
+            return bytes(self.filesystem.cat_file(f"{self.path}/{path}", start, start + length))
 
     def size_bytes(self, path: str) -> int | None:
         """Return how long a file is; None where there is none."""
@@ -276,11 +276,13 @@ class Storage:
             found = self.filesystem.find(f"{self.path}/{folder}".rstrip("/"), prefix=prefix, detail=True)
         return {name.removeprefix(f"{self.path}/"): int(info["size"]) for name, info in found.items()}
 
-    def at_once(self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT]) -> list[ResultT]:
-        """Call with each of ``work``: at a store, several at a time."""
+    def at_once(
+        self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT], most: int = _REQUESTS_AT_ONCE
+    ) -> list[ResultT]:
+        """Call with each of ``work``: at a store, up to ``most`` at a time."""
         if self.is_local or len(work) < 2:
             return [call(each) for each in work]
-        with ThreadPoolExecutor(min(_REQUESTS_AT_ONCE, len(work))) as pool:
+        with ThreadPoolExecutor(min(most, len(work))) as pool:
             return list(pool.map(call, work))
 
     def remove(self, path: str) -> None:

@@ -57,8 +57,11 @@ def read(storage: Storage, descriptor: Mapping[str, Any]) -> BitMap64:
     elif kind == "u":
         name = uuid.UUID(bytes=_from_z85(where[-_UUID_CHARACTERS:]))
         path = path_of(name, where[:-_UUID_CHARACTERS])
-        start = int(descriptor.get("offset") or 0)
-        data = _checked(_content(storage, path)[start:], size, path)
+        try:
+            found = storage.read(path, int(descriptor.get("offset") or 0), size + 8)
+        except FileNotFoundError:
+            raise ValueError(f"deletion vector {path} is gone") from None
+        data = _checked(found, size, path)
     else:
         raise ValueError(f"a deletion vector is outside of the table's folder: {where}")
     if not data.startswith(_MAGIC):
@@ -69,15 +72,8 @@ def read(storage: Storage, descriptor: Mapping[str, Any]) -> BitMap64:
     return rows
 
 
-def _content(storage: Storage, path: str) -> bytes:
-    try:
-        return storage.read(path)
-    except FileNotFoundError:
-        raise ValueError(f"deletion vector {path} is gone") from None
-
-
 def _checked(found: bytes, size: int, path: str) -> bytes:
-    data, rest = found[4 : 4 + size], found[4 + size : 8 + size]
+    data, rest = found[4 : 4 + size], found[4 + size :]
     if found[:4] != struct.pack(">i", size) or rest != struct.pack(">I", zlib.crc32(data)):
         raise ValueError(f"deletion vector {path} is damaged")
     return data

@@ -27,9 +27,6 @@ ROW_GROUP_BYTES = 32 * 1024 * 1024
 class _OpenFile(RowGroups):
     """A file that is being written. Attributes as of ``twopc.open_files.OpenFile``."""
 
-    fixed_bytes = 0
-    room = None
-
     def __init__(
         self, output: IO[bytes], schema: pa.Schema, target_bytes: int, finished: Callable[[_OpenFile], None]
     ) -> None:

@@ -19,51 +19,36 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, types
 
-from twopc_files.formats import Output
-from twopc_files.kept_types import require_kept
-from twopc_files.lines import EXTENSIONS, Lines
-from twopc_files.refusals import NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_true
+from twopc.refusals import NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_null
+from twopc_files.lines import Encode, LinesFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Csv:
+class Csv(LinesFormat):
     """The CSV format.
 
     Attributes:
         header: whether the first line has the names of the columns.
         delimiter: the character between values.
         null_value: the text for a null, as the option ``nullValue`` of Spark's reader.
-        compression: one of ``lines.EXTENSIONS``.
     """
 
+    name = "csv"
     header: bool = True
     delimiter: str = ","
     null_value: str = ""
-    compression: str = "none"
-
-    @property
-    def extension(self) -> str:
-        """The usual ending of CSV files, with that of the compression."""
-        return ".csv" + EXTENSIONS[self.compression]
-
-    def check_type(self, schema: pa.Schema) -> None:
-        """Raise TypeError for a type that the table does not keep."""
-        require_kept("csv", schema)
 
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses a null that would be an empty line, text that is no text, and years and times that
-        pyarrow writes as something else."""
         null_is_lost = len(schema) == 1 and not self.null_value
         return checker(schema, (*((_EMPTY_LINE,) if null_is_lost else ()), NOT_UTF8, YEARS, TIMES))
 
-    def open(self, file: Output, schema: pa.Schema) -> Lines:
-        """Return a writer of records of ``schema`` into ``file``."""
-        return Lines(file, self.compression, _Encoder(self, schema).encode)
+    def encoder(self, schema: pa.Schema) -> Encode:
+        return _Encoder(self, schema).encode
 
 
 _EMPTY_LINE = Rule(
     lambda _: True,
-    lambda column: first_true(column.is_null()) if column.null_count else None,
+    first_null,
     "it is null and the only column, so it would be an empty line, which readers skip. Set the option 'null_value',"
     " or filter such records.",
 )

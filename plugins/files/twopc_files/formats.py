@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar, Protocol
 
 import pyarrow as pa
 
 from twopc.errors import SchemaMismatch
-from twopc_files.refusals import Check
+from twopc.open_files import Encoder
+from twopc.refusals import Check
+from twopc_files.kept_types import require_kept
 
 
 class Output(Protocol):
@@ -18,49 +21,32 @@ class Output(Protocol):
         """Write all of ``data``."""
 
 
-class RecordWriter(Protocol):
-    """Encodes the record batches of one file. It never closes the file."""
+class Format(ABC):
+    """A file format. An immutable value, which is pickled together with its sink.
 
-    @property
-    def held_bytes(self) -> int:
-        """Approximate size in Arrow of the records that have not reached the file, in bytes. Bounded."""
+    Attributes:
+        name: its name in ``kept_types``.
+    """
 
-    @property
-    def kept_bytes(self) -> int:
-        """Approximate size in Arrow of the records that have, and that the encoder keeps all the same, in bytes."""
-
-    @property
-    def encoder_bytes(self) -> int:
-        """Approximate fixed memory of the encoder, in bytes, independent of the records; 0 if it is small."""
-
-    def write(self, batch: pa.RecordBatch, /) -> None:
-        """Encode ``batch``, which the format's ``checker`` has passed."""
-
-    def flush(self) -> None:
-        """Write held records to the file, if the format can do that in the middle of a file."""
-
-    def finish(self) -> None:
-        """Write everything to the file, which is complete afterwards."""
-
-    def discard(self) -> None:
-        """Release held records. The file is no longer wanted, and nothing is raised."""
-
-
-class Format(Protocol):
-    """A file format. An immutable value, which is pickled together with its sink."""
+    __slots__ = ()
+    name: ClassVar[str]
 
     @property
     def extension(self) -> str:
-        """The ending of the names of committed files, with the dot."""
+        """The ending of the names of committed files, with the dot. All readers of the format expect it."""
+        return f".{self.name}"
 
     def check_type(self, schema: pa.Schema) -> None:
         """Raise ArrowException or TypeError if the format can't hold the columns of ``schema``, which may be only a
         part of the records' columns."""
+        require_kept(self.name, schema)
 
+    @abstractmethod
     def checker(self, schema: pa.Schema) -> Check:
         """Return what refuses record batches of ``schema`` with a record that the format can't hold."""
 
-    def open(self, file: Output, schema: pa.Schema) -> RecordWriter:
+    @abstractmethod
+    def open(self, file: Output, schema: pa.Schema) -> Encoder:
         """Return a writer of records of ``schema`` into ``file``."""
 
 

@@ -26,10 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from twopc_files.formats import Output
-from twopc_files.kept_types import require_kept
-from twopc_files.lines import EXTENSIONS, Lines
-from twopc_files.refusals import (
+from twopc.refusals import (
     KEY_TWICE,
     NOT_UTF8,
     OTHER_YEAR,
@@ -42,6 +39,7 @@ from twopc_files.refusals import (
     day_number,
     outside,
 )
+from twopc_files.lines import Encode, LinesFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,27 +52,16 @@ Convert: TypeAlias = "Callable[[Any], Any] | None"
 
 
 @dataclass(frozen=True, slots=True)
-class JsonLines:
-    """JSON lines. ``compression`` is one of ``lines.EXTENSIONS``."""
+class JsonLines(LinesFormat):
+    """JSON lines."""
 
-    compression: str = "none"
-
-    @property
-    def extension(self) -> str:
-        """The ending that Spark and DuckDB use for JSON lines, too."""
-        return ".json" + EXTENSIONS[self.compression]
-
-    def check_type(self, schema: pa.Schema) -> None:
-        """Raise TypeError for a type that the table does not keep."""
-        require_kept("json", schema)
+    name = "json"
 
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses a key that a map has twice, text that is no text, and times without a form."""
         return checker(schema, _RULES)
 
-    def open(self, file: Output, schema: pa.Schema) -> Lines:
-        """Return a writer of records of ``schema`` into ``file``."""
-        return Lines(file, self.compression, _Encoder(schema).encode)
+    def encoder(self, schema: pa.Schema) -> Encode:
+        return _Encoder(schema).encode
 
 
 class _Encoder:

@@ -15,9 +15,9 @@ from pyarrow import types
 
 from twopc.columns import ADVICE
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc.open_files import MOST_FILES, OpenFiles, split_by
-from twopc_files.formats import Format, RecordWriter, check_names, check_same_schema
-from twopc_files.refusals import NOT_UTF8, YEARS, Check, Rule, first_true, is_text
+from twopc.open_files import MOST_FILES, Encoder, OpenFiles, split_by
+from twopc.refusals import NOT_UTF8, YEARS, Check, Rule, first_true, is_text
+from twopc_files.formats import Format, check_names, check_same_schema
 from twopc_files.stores.store import PendingFile
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
@@ -92,9 +92,9 @@ def _unknown(name: str, schema: pa.Schema) -> str:
 class _OpenFile:
     """One file, with its format's writer. Attributes as of ``twopc.open_files.OpenFile``."""
 
-    def __init__(self, pending: PendingFile, writer: RecordWriter, layout: Layout) -> None:
+    def __init__(self, pending: PendingFile, writer: Encoder, layout: Layout) -> None:
         self.writer = writer
-        self.fixed_bytes = writer.encoder_bytes + pending.buffer_bytes
+        self.fixed_bytes = writer.fixed_bytes + pending.buffer_bytes
         self._pending, self._layout, self._records = pending, layout, 0
 
     @property

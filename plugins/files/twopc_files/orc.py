@@ -27,9 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import orc, types
 
-from twopc_files.formats import Lent, Output
-from twopc_files.kept_types import require_kept
-from twopc_files.refusals import (
+from twopc.refusals import (
     KEY_TWICE,
     NOT_UTF8,
     PER_SECOND,
@@ -43,6 +41,7 @@ from twopc_files.refusals import (
     outside,
     parts,
 )
+from twopc_files.formats import Format, Lent, Output
 
 COMPRESSIONS = ("none", "snappy", "zlib", "zstd", "lz4")
 
@@ -55,7 +54,7 @@ GREGORIAN = dt.date(1582, 10, 15)
 
 
 @dataclass(frozen=True, slots=True)
-class Orc:
+class Orc(Format):
     """The ORC format.
 
     Attributes:
@@ -63,28 +62,20 @@ class Orc:
         stripe_bytes: the encoded size of a stripe, which a task holds in memory until it is full.
     """
 
+    name = "orc"
     compression: str = "zstd"
     stripe_bytes: int = 32 * 1024 * 1024
 
-    @property
-    def extension(self) -> str:
-        """The ending that all readers of ORC expect."""
-        return ".orc"
-
     def check_type(self, schema: pa.Schema) -> None:
-        """Raise TypeError for a type that the table does not keep: pyarrow would end this process for some. Write an
-        empty table with pyarrow, as its releases support different types."""
-        require_kept("orc", schema)
+        super(Orc, self).check_type(schema)  # first: pyarrow would end this process for some types
         writer = self.writer(io.BytesIO())
         writer.write(schema.empty_table())
         writer.close()
 
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses days and moments that Spark would misread."""
         return checker(schema, _RULES)
 
     def open(self, file: Output, schema: pa.Schema) -> OrcRecords:
-        """Return a writer of records of ``schema`` into ``file``."""
         return OrcRecords(self, file, schema)
 
     def writer(self, file: io.IOBase) -> Any:
@@ -100,7 +91,7 @@ class OrcRecords:
         self._lent = Lent(file)
         self._writer = kind.writer(self._lent)
         leaves = sum(type_.num_fields == 0 for type_ in _types(schema))
-        self.encoder_bytes = COLUMN_BYTES * leaves
+        self.fixed_bytes = COLUMN_BYTES * leaves
         self.held_bytes = self.kept_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 from twopc.columns import ADVICE
 from twopc.errors import ConfigurationError
 from twopc.open_files import RowGroups
-from twopc_files.formats import Lent, Output
-from twopc_files.kept_types import require_kept
-from twopc_files.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_true
+from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_null
+from twopc_files.formats import Format, Lent, Output
 
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4", "brotli")
 
@@ -24,7 +23,7 @@ _CODECS = {"gzip": "gzip", "zstd": "zstd", "lz4": "lz4_raw", "brotli": "brotli"}
 
 
 @dataclass(frozen=True, slots=True)
-class Parquet:
+class Parquet(Format):
     """The Parquet format, with one compression for all columns.
 
     Attributes:
@@ -36,6 +35,7 @@ class Parquet:
         ConfigurationError: the compression does not have this level.
     """
 
+    name = "parquet"
     compression: str = "snappy"
     compression_level: int | None = None
     row_group_bytes: int = 32 * 1024 * 1024
@@ -58,25 +58,16 @@ class Parquet:
                 option="compression_level",
             )
 
-    @property
-    def extension(self) -> str:
-        """The ending that all readers of Parquet expect."""
-        return ".parquet"
-
     def check_type(self, schema: pa.Schema) -> None:
-        """Raise TypeError for a type that the table does not keep. Write an empty table with pyarrow, as its releases
-        support different types."""
-        require_kept("parquet", schema)
+        super(Parquet, self).check_type(schema)
+        # Releases of pyarrow support different types.
         with self.writer(io.BytesIO(), schema) as writer:
             writer.write_table(schema.empty_table())
 
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses a null where the schema allows none, text that is no text, a key that a map has twice,
-        and years and times that not every reader knows."""
         return checker(schema, _RULES)
 
     def open(self, file: Output, schema: pa.Schema) -> ParquetRecords:
-        """Return a writer of records of ``schema`` into ``file``."""
         return ParquetRecords(self, file, schema)
 
     def writer(self, file: io.IOBase, schema: pa.Schema) -> Any:
@@ -91,7 +82,7 @@ _RULES = (
     TIMES,
     Rule(
         lambda field: not field.nullable,
-        lambda column: first_true(column.is_null()) if column.null_count else None,
+        first_null,
         f"it is null, and the schema of the records allows no null there. {ADVICE}",
     ),
 )
@@ -99,8 +90,6 @@ _RULES = (
 
 class ParquetRecords(RowGroups):
     """Collects record batches into row groups of a file."""
-
-    encoder_bytes = 0
 
     def __init__(self, parquet: Parquet, file: Output, schema: pa.Schema) -> None:
         super().__init__(self._write_row_group, parquet.row_group_bytes)

@@ -385,7 +385,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         except TwoPhaseCommitError:
             raise
         except Exception as error:
-            if self._store.meaning(error).errno in TEMPORARY:
+            if isinstance(error, OSError) and error.errno in TEMPORARY:
                 raise Retriable(f"the file sink's store at {self._store.url} does not answer: {error}") from error
             raise OperatorRequired(
                 f"the file sink's store at {self._store.url} refused a request: {error}. Nothing is lost. Correct what"

@@ -10,36 +10,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.columns import ADVICE
-from twopc_files.formats import Output
-from twopc_files.kept_types import require_kept
-from twopc_files.lines import EXTENSIONS, Lines
-from twopc_files.refusals import NOT_UTF8, Check, Rule, checker, first_true
+from twopc.refusals import NOT_UTF8, Check, Rule, checker, first_null, first_true
+from twopc_files.lines import Encode, LinesFormat
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """The text format. ``compression`` is one of ``lines.EXTENSIONS``."""
+class Text(LinesFormat):
+    """The text format."""
 
-    compression: str = "none"
-
-    @property
-    def extension(self) -> str:
-        """The ending that Spark uses for text files, too."""
-        return ".txt" + EXTENSIONS[self.compression]
+    name = "text"
 
     def check_type(self, schema: pa.Schema) -> None:
-        """Raise TypeError unless there is a single column, of strings."""
         if len(schema) != 1:
             raise TypeError("text files have exactly one column")
-        require_kept("text", schema)
+        super(Text, self).check_type(schema)
 
     def checker(self, schema: pa.Schema) -> Check:
-        """Return what refuses a null, a line break and text that is no text, which readers would misread."""
         return checker(schema, _RULES)
 
-    def open(self, file: Output, schema: pa.Schema) -> Lines:  # noqa: ARG002  # there is only one schema
-        """Return a writer of lines into ``file``."""
-        return Lines(file, self.compression, _encode)
+    def encoder(self, schema: pa.Schema) -> Encode:  # noqa: ARG002  # there is only one schema
+        return _encode
 
 
 def _encode(batch: pa.RecordBatch) -> Iterator[Any]:
@@ -55,7 +45,7 @@ _RULES = (
     NOT_UTF8,
     Rule(
         lambda _: True,
-        lambda column: first_true(column.is_null()) if column.null_count else None,
+        first_null,
         "it is null, and a line of text can't be one. Write an empty string for it, or filter such records.",
     ),
     # Hadoop's reader, and therefore Spark, ends a line at either character.

@@ -7,7 +7,7 @@ is kept as it is: an integer or a float in a wider one, a decimal in one with mo
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -36,9 +36,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from twopc.bad_records import are_in_years, are_utf8
-from twopc.columns import ADVICE, has_room, require, require_each
+from twopc.columns import ADVICE, has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, checker, holder
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 _TEXTS = (pa.string(), pa.large_string())
@@ -148,7 +148,8 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
 
 _NULL = "the value is null, and the column is required"
 
-_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000}
+_RULES = (NOT_UTF8, TIMES, YEARS, KEY_TWICE)
+"""What readers misread, and what pyiceberg can't hold: it would find out when it makes the statistics of a file."""
 
 
 def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.RecordBatch:
@@ -166,6 +167,7 @@ def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> p
     known = {field.name for field in schema.fields}
     if unknown := [name for name in batch.schema.names if name not in known]:
         raise SchemaMismatch(f"the table has no column {unknown[0]!r}. Drop or rename it.")
+    checker(batch.schema, _RULES)(batch)
     columns = []
     for field, target in zip(schema.fields, arrow_schema, strict=True):
         position = batch.schema.get_field_index(field.name)
@@ -203,45 +205,19 @@ def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
                 nested = child if not child.required else child.model_copy(update={"required": False})
                 _require_values(values, nested, f"{path}.{child.name}")
         case ListType() as wanted:
-            _require_parts(given, pc.list_flatten, pc.list_parent_indices, wanted.element_field, f"{path}.element")
+            _require_parts(given, wanted.element_field, f"{path}.element")
         case MapType() as wanted:
             entries = given.cast(pa.list_(pa.struct([("key", given.type.key_type), ("value", given.type.item_type)])))
-            value = wanted.value_field
-            parts = StructType(wanted.key_field, value)
-            whole = NestedField(-1, "entries", parts, required=False)
-            _require_parts(entries, pc.list_flatten, pc.list_parent_indices, whole, path)
-        case _:
-            _require_held(given, path)
+            parts = StructType(wanted.key_field, wanted.value_field)
+            _require_parts(entries, NestedField(-1, "entries", parts, required=False), path)
 
 
-def _require_held(given: pa.Array, path: str) -> None:
-    """Refuse a value that pyiceberg can't hold. It would find out when it makes the file's statistics, and fail."""
-    if given.type in _TEXTS:
-        require(given, are_utf8, "the value is text that is not UTF-8", path)
-    elif types.is_time(given.type):
-        end = _PER_DAY[given.type.unit]
-        numbers = given.cast(pa.int32() if given.type.bit_width == 32 else pa.int64())
-        is_held = pc.and_(pc.greater_equal(numbers, 0), pc.less(numbers, end))
-        require_each(is_held, "the value is no time of a day", path)
-    elif types.is_date32(given.type) or types.is_timestamp(given.type):
-        why = "the value is outside of the years 1 to 9999, which pyiceberg can't write"
-        if types.is_timestamp(given.type) and given.type.tz:
-            why += ": the year counts in UTC, where 31 December 9999 in the west is over. Write an earlier day"
-        require(given, are_in_years, why, path)
-
-
-def _require_parts(
-    given: pa.Array,
-    parts_of: Callable[[pa.Array], pa.Array],
-    parents_of: Callable[[pa.Array], pa.Array],
-    field: NestedField,
-    path: str,
-) -> None:
+def _require_parts(lists: pa.Array, field: NestedField, path: str) -> None:
     """Look at the elements of lists. A refusal names the record, not the element."""
     try:
-        _require_values(parts_of(given), field, path)
+        _require_values(pc.list_flatten(lists), field, path)
     except RecordRefused as refused:
-        refused.record = parents_of(given)[refused.record].as_py()
+        refused.record = holder(lists, refused.record or 0)
         raise
 
 

@@ -158,12 +158,11 @@ class DeletesOfSnapshot:
     def of_file(self, file: LiveFile) -> list[DataFile]:
         """Return the delete files that may be for a data file. Raises Unsearchable: one can't be read."""
         found: list[DataFile] = []
-        for entry in (*self.by_path.get(file.path, ()), *self.others):
+        # Not by their partition: a partition of NaN equals none, not even itself.
+        others = (entry for entry in self.others if _may_name(entry.data_file, file.path))
+        for entry in (*self.by_path.get(file.path, ()), *others):
             delete = entry.data_file
-            is_meant = _only_path(delete) is not None or (
-                (delete.spec_id, delete.partition) == (file.spec, file.partition) and _may_name(delete, file.path)
-            )
-            if not is_meant or (entry.sequence_number or 0) < file.sequence_number:
+            if (entry.sequence_number or 0) < file.sequence_number:
                 continue
             if delete.file_format not in (FileFormat.PUFFIN, FileFormat.PARQUET):
                 raise Unsearchable(

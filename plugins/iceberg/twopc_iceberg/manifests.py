@@ -113,12 +113,16 @@ def with_blocks(content: bytes, start: int, others: Iterable[bytes]) -> bytes:
     return b"".join([content[:start], sync, *(part for block in others for part in (block, sync))])
 
 
-class InMemory:
-    """A file in memory, as pyiceberg asks for one."""
+class InMemory(BytesIO):
+    """A file in memory, as pyiceberg asks for one, and the stream to it."""
 
     def __init__(self, content: bytes = b"", location: str = "") -> None:
-        self.content = content
+        super().__init__(content)
         self.location = location
+
+    @property
+    def content(self) -> bytes:
+        return self.getvalue()
 
     def __len__(self) -> int:
         return len(self.content)
@@ -129,21 +133,11 @@ class InMemory:
     def open(self) -> BytesIO:
         return BytesIO(self.content)
 
-    def create(self, overwrite: bool = False) -> BytesIO:  # noqa: ARG002
-        return _Kept(self)
-
-
-class _Kept(BytesIO):
-    """A stream whose bytes outlive it."""
-
-    def __init__(self, file: InMemory) -> None:
-        super().__init__()
-        self._file = file
+    def create(self, overwrite: bool = False) -> InMemory:  # noqa: ARG002
+        return self
 
     def close(self) -> None:
-        if not self.closed:
-            self._file.content = self.getvalue()
-        super().close()
+        """Do nothing: the bytes outlive their stream."""
 
 
 # Entries. -------------------------------------------------------------------------------------------------------------

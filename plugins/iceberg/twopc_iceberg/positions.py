@@ -23,6 +23,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import DoubleType, NestedField
 from pyroaring import BitMap64
 
+from twopc.keyed import ROWS_AT_ONCE, positions_of
 from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
 from twopc_iceberg.files import in_threads
 from twopc_iceberg.manifests import entries
@@ -36,14 +37,10 @@ if TYPE_CHECKING:
 
     from twopc_iceberg.files import DurableFileIO
 
-ROWS_AT_ONCE = 2**18
-"""How many rows of a file are compared at a time."""
-
 REWRITE = "run rewrite_data_files with rewrite-all=true"
 """What makes all files of a table searchable. By default, it passes over a file of the right size."""
 
 _NAME_MAPPING = "schema.name-mapping.default"
-_ROW = "__twopc_row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +201,7 @@ class _Search:
         try:
             with reading(file.path), self._io.new_input(file.path).open() as source:
                 for start, columns in self._columns(file, pq.ParquetFile(source, coerce_int96_timestamp_unit="us")):
-                    found |= BitMap64(start + position for position in _positions(columns, keys))
+                    found |= BitMap64(start + position for position in positions_of(keys, columns))
         except FileNotFoundError:
             raise Damaged(f"file {file.path} is gone") from None
         return found
@@ -284,16 +281,3 @@ def _comparable_type(kind: pa.DataType) -> pa.DataType:
 
 def _comparable(column: pa.ChunkedArray) -> pa.Array:
     return column.cast(_comparable_type(column.type)).combine_chunks()
-
-
-def _positions(columns: Sequence[pa.Array], keys: pa.Table) -> list[int]:
-    """Return the positions at which the columns have one of the keys."""
-    has_part = pc.is_in(columns[0], value_set=keys.column(0).combine_chunks())
-    for column, of_keys in zip(columns[1:], keys.columns[1:], strict=True):
-        has_part = pc.and_(has_part, pc.is_in(column, value_set=of_keys.combine_chunks()))
-    at = pc.indices_nonzero(has_part)
-    if len(columns) > 1 and len(at):
-        candidates = pa.Table.from_arrays([*(column.take(at) for column in columns), at], [*keys.column_names, _ROW])
-        at = candidates.join(keys, keys.column_names, join_type="left semi").column(_ROW)
-    found: list[int] = at.to_pylist()
-    return found

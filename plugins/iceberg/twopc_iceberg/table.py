@@ -20,6 +20,7 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.locations import LocationProvider, load_location_provider
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.typedef import IcebergBaseModel
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from twopc_iceberg.files import DurableFileIO, io_of
 from twopc_iceberg.notes import PREFIX
@@ -68,8 +69,12 @@ class TableForTasks:
 
     @cached_property
     def file_schema(self) -> Schema:
-        """The schema of data files: like the table's, with names that any reader takes."""
-        return sanitize_column_names(self.schema)
+        """The schema of data files: like the table's, with names that any reader takes. What is required within a
+        struct is optional there, as Arrow's Parquet writer takes no null struct with a required part."""
+        fields = (
+            each.model_copy(update={"field_type": _optional_within(each.field_type)}) for each in self.schema.fields
+        )
+        return sanitize_column_names(Schema(*fields))
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
@@ -85,6 +90,19 @@ class TableForTasks:
 
     def __getstate__(self) -> dict[str, object]:
         return {"metadata": self.metadata, "io_properties": self.io_properties}
+
+
+def _optional_within(kind: IcebergType) -> IcebergType:
+    match kind:
+        case StructType():
+            parts = ({"required": False, "field_type": _optional_within(each.field_type)} for each in kind.fields)
+            return StructType(*[each.model_copy(update=part) for each, part in zip(kind.fields, parts, strict=True)])
+        case ListType():
+            return ListType(kind.element_id, _optional_within(kind.element_type), kind.element_required)
+        case MapType():
+            value = _optional_within(kind.value_type)
+            return MapType(kind.key_id, kind.key_type, kind.value_id, value, kind.value_required)
+    return kind
 
 
 def are_given_out(io_properties: Mapping[str, Any]) -> bool:

@@ -61,9 +61,6 @@ class _Form:
 class _OpenFile(RowGroups):
     """A file that is being written. Attributes as of ``twopc.open_files.OpenFile``."""
 
-    fixed_bytes = 0
-    room = None
-
     def __init__(
         self, output: DurableFile, writer: ParquetWriter, target_bytes: int, finished: Callable[[ParquetWriter], None]
     ) -> None:

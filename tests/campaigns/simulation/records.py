@@ -61,7 +61,7 @@ class RowsFormat:
 
 
 class RowsWriter:
-    held_bytes = kept_bytes = encoder_bytes = 0
+    held_bytes = kept_bytes = fixed_bytes = 0
 
     def __init__(self, file: File) -> None:
         self._file = file

@@ -33,7 +33,6 @@ from twopc.errors import (
 )
 from twopc.stores.disk import LocalFolder
 from twopc_delta import DeltaSink, commit, prepared
-from twopc_delta.columns import type_names_unquoted
 from twopc_delta.commit import TableLog
 from twopc_delta.log_files import LogFiles
 from twopc_delta.notes import Notes
@@ -1083,17 +1082,3 @@ def test_expired_entries_stay_where_a_checkpoint_lacks_parts(place: Place, monke
         two_batches(first)
     assert not (log / f"{2:020d}.json").exists()
     assert place.values() == sorted(map(str, range(10)))
-
-
-def test_a_transaction_of_an_older_release_is_committed_although_its_types_were_noted_in_another_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = Place(str(tmp_path / "odd names"))
-    kept = pa.struct([("two words", pa.int64())])
-    place.create(pa.schema({"value": pa.string(), "s": kept}))
-    records = pa.record_batch({"value": ["a"], "s": pa.array([{"two words": 1}], kept)})
-    with monkeypatch.context() as older:
-        older.setattr("twopc_delta.sink.type_names", type_names_unquoted)
-        vote = place.pre_commit(records)
-    place.sink().commit_batch(0, [vote])
-    assert place.values() == ["a"]

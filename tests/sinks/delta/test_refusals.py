@@ -278,8 +278,21 @@ NUMBERS = pa.array([1, 2, None, 4], pa.int64())
             },
             2,
         ),
+        (
+            pa.ListArray.from_arrays([0, 2, 2, 3, 4], NOT_UTF8, mask=pa.array([True, False, False, False])),
+            {"type": "array", "elementType": "string", "containsNull": True},
+            2,
+        ),
+        (
+            pa.MapArray.from_arrays(OFFSETS, [*"abbb"], NUMBERS),
+            {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True},
+            2,
+        ),
     ],
-    ids=["text", "large text", "struct", "array", "map's key", "null in a map", "null in an array's struct"],
+    ids=[
+        *("text", "large text", "struct", "array", "map's key", "null in a map", "null in an array's struct"),
+        *("behind a null array with elements", "map with a key twice"),
+    ],
 )
 def test_only_the_record_with_a_bad_value_is_left_out_however_deep_it_is(
     place: Place, values: pa.Array, type: Any, bad: int

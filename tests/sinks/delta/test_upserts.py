@@ -32,7 +32,7 @@ from twopc.errors import (
     TransactionLost,
 )
 from twopc.testing import KeyedSinkContract, SinkContract
-from twopc_delta import DeltaSink, vectors
+from twopc_delta import DeltaSink, changes, commit, vectors
 from twopc_delta.changes import _not_tight, live_files
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
@@ -148,11 +148,13 @@ def test_a_batch_that_finds_no_row_changes_no_file(table: Place) -> None:
         '{"numRecords":1,"minValues":{"a":1.10},"tightBounds":true}',
         '{"tightBounds" : true, "numRecords":1,"minValues":{"a":1.10}}',
         '{"numRecords":1,"minValues":{"a":1.10}}',
+        '{"numRecords":1,"minValues":{"a":1.10,"tightBounds":false},"tightBounds":true}',
+        '{"numRecords":1,"minValues":{"a":1.10,"b":99999999999999999999999999999999999999}}',
     ],
 )
 def test_statistics_keep_their_digits_and_are_no_longer_tight(stats: str) -> None:
-    found = json.loads(_not_tight(stats), parse_float=Decimal)
-    assert found == {"numRecords": 1, "minValues": {"a": Decimal("1.10")}, "tightBounds": False}
+    given, found = (json.loads(each, parse_float=Decimal) for each in (stats, _not_tight(stats)))
+    assert found == {**given, "tightBounds": False}
     assert "1.10" in _not_tight(stats)
 
 
@@ -232,6 +234,56 @@ def test_a_damaged_file_of_the_table_calls_an_operator_and_the_batch_follows_its
     path.write_bytes(content)
     upserts(place).commit_batch(1, batch)
     assert names(place) == ["A", "b"]
+
+
+def test_files_that_a_compaction_removes_while_they_are_searched_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = created(tmp_path / "customers")
+    run(place, 0, [(1, "a", "mon"), (2, "b", "tue")])
+    run(place, 1, [(3, "c", "mon")])
+    batch = sealed(place, vote(place, [(1, "A", "wed")], [3], Round(1, 2)))
+    old = [place.folder / each.path for each in live_files(LogFiles(Storage.at(place.path, {})), 2)]
+
+    def compact_and_clean() -> None:
+        place.table().optimize.compact()
+        for path in old:
+            path.unlink()
+
+    act, search = times(1, compact_and_clean), changes.actions_of
+    monkeypatch.setattr(commit, "actions_of", lambda *given: act() or search(*given))
+    upserts(place).commit_batch(2, batch)
+    assert names(place) == ["A", "b"]
+
+
+def test_a_key_is_told_from_a_field_of_a_struct_whose_path_is_its_name(tmp_path: Path) -> None:
+    rows = pa.record_batch({"id.old": [1, 2], "id": [{"old": 7}] * 2, "name": ["a", "b"]})
+    place = created(tmp_path / "customers", schema=rows.schema)
+    for batch_id, written in enumerate([rows, rows.slice(0, 1)]):
+        sink = place.sink(upsert_by="id.old")
+        votes = [place.vote(written, Round(1, batch_id), sink=sink)]
+        sink.commit_batch(batch_id, sink.seal(votes, 0.0))
+    assert names(place) == ["a", "b"]
+
+
+def test_rows_of_a_file_are_found_wherever_they_are_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(changes, "ROWS_AT_ONCE", 3)
+    place = created(tmp_path / "customers")
+    run(place, 0, [(number, f"{number}", "mon") for number in range(10)])
+    run(place, 1, [], 0, 3, 4, 8, 9)
+    assert names(place) == ["1", "2", "5", "6", "7"]
+
+
+@pytest.mark.parametrize(("day", "seen"), [("a&b", ["b"]), ("a b", ["a", "b"])])
+def test_polars_passes_over_vectors_of_files_whose_path_is_escaped_in_the_log(
+    day: str, seen: list[str], tmp_path: Path
+) -> None:
+    """The README warns of it, which this test keeps true."""
+    place = created(tmp_path / "customers", "day")
+    run(place, 0, [(1, "a", day), (2, "b", day)])
+    run(place, 1, [], 1)
+    assert names(place) == by_duckdb(place)["name"].to_pylist() == ["b"]
+    assert sorted(pl.read_delta(place.path)["name"]) == seen
 
 
 def test_a_file_of_deletes_that_is_gone_is_a_veto_and_after_the_decision_calls_an_operator(table: Place) -> None:

@@ -18,12 +18,12 @@ from pyarrow import orc, types
 from tests.support.typed_records import unchecked_text
 from twopc import Participant, Round
 from twopc.errors import RecordRefused
+from twopc.refusals import Check, Rule, checker, first_true
 from twopc_files.delimited import Csv
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-from twopc_files.refusals import Check, Rule, checker, first_true
 from twopc_files.text import Text
 
 if TYPE_CHECKING:

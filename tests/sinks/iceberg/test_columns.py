@@ -41,6 +41,7 @@ from pyiceberg.types import (
 )
 
 from tests.sinks.iceberg.conftest import Query
+from tests.sinks.iceberg.test_upserts import connection
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
 from twopc_iceberg.columns import KEPT, aligned, check_columns
@@ -200,7 +201,7 @@ def test_two_columns_of_one_name_are_refused_however_deep(place: Place) -> None:
 def test_a_time_that_no_day_has_is_refused_by_its_place(place: Place) -> None:
     place.create(columns(x=TimeType()))
     batch = pa.record_batch({"x": pa.array([0, None, 86_400_000_000], pa.int64()).cast(pa.time64("us"))})
-    with pytest.raises(RecordRefused, match="no time of a day") as refused:
+    with pytest.raises(RecordRefused, match="the time is not in 0 to 24 o'clock") as refused:
         place.vote(batch)
     assert refused.value.record == 2
 
@@ -408,10 +409,10 @@ NO_TEXT = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"a\xff", None],
 @pytest.mark.parametrize(
     ("kind", "values", "why"),
     [
-        (DateType(), FAR_DAY, "is outside of the years 1 to 9999"),
-        (TimestamptzType(), FAR_TIME, "is outside of the years 1 to 9999.* the year counts in UTC"),
-        (StringType(), NO_TEXT, "is text that is not UTF-8"),
-        (UUIDType(), NO_TEXT.slice(1), "is text that is not UTF-8"),
+        (DateType(), FAR_DAY, "the year is not in 1 to 9999"),
+        (TimestamptzType(), FAR_TIME, "the year is not in 1 to 9999, in UTC too"),
+        (StringType(), NO_TEXT, "a text is not valid UTF-8"),
+        (UUIDType(), NO_TEXT.slice(1), "a text is not valid UTF-8"),
     ],
 )
 def test_a_value_that_pyiceberg_does_not_hold_is_refused_and_can_be_left_out(
@@ -432,6 +433,27 @@ def test_an_element_that_pyiceberg_does_not_hold_is_refused_with_its_record(plac
     days = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), FAR_DAY)
     _, refused = place.vote_without_bad({"x": days})
     assert refused == [2]
+
+
+def test_a_null_struct_comes_back_though_it_has_a_required_field(place: Place) -> None:
+    place.create(NESTED)
+    person = pa.struct([("name", pa.string())])
+    write(place, pa.record_batch({"id": [1, 2], "person": pa.array([None, {"name": "a"}], person)}))
+    write(place, pa.record_batch({"id": [3]}))
+    assert {row["id"]: row["person"] and row["person"]["name"] for row in place.records()} == {1: None, 2: "a", 3: None}
+    location = place.table().metadata_location.removeprefix("file://")
+    found = connection().execute(f"SELECT id, person.name FROM iceberg_scan('{location}')").fetchall()  # noqa: S608
+    assert sorted(found) == [(1, None), (2, "a"), (3, None)]
+
+
+def test_a_map_with_a_key_twice_and_a_null_behind_a_null_list_are_refused_by_their_places(place: Place) -> None:
+    """A null list may have elements, which no reader sees."""
+    place.create(NESTED)
+    maps = pa.MapArray.from_arrays([0, 2, 4], [*"abaa"], [1.0, 2.0, 3.0, 4.0])
+    tags = pa.ListArray.from_arrays([0, 2, 3], ["a", "b", None], mask=pa.array([True, False]))
+    for column, values in {"by_name": maps, "tags": tags}.items():
+        _, refused = place.vote_without_bad({column: values})
+        assert refused == [1]
 
 
 def test_the_readme_has_the_table_of_what_is_kept() -> None:

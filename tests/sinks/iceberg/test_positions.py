@@ -23,7 +23,7 @@ from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.typedef import IcebergBaseModel
-from pyiceberg.types import DoubleType, IntegerType, LongType, NestedField, StringType
+from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 
 from tests.sinks.iceberg import test_upserts as of_upserts
 from tests.sinks.iceberg.conftest import few
@@ -207,6 +207,22 @@ def test_rows_that_others_deleted_stay_deleted_and_are_not_found_again(table: Pl
     run(table, 3, [], 5)  # which is deleted
     assert names(table) == ["0", "3", "4", "6", "7"]
     assert len(live(table, DataFileContent.POSITION_DELETES)) == 2
+
+
+def test_rows_that_others_deleted_in_a_partition_of_nan_stay_deleted(by_files: Place) -> None:
+    weight = NestedField(4, "weight", FloatType())
+    by_files.create(Schema(*COLUMNS.fields, weight), PartitionSpec(PartitionField(4, 1000, IdentityTransform(), "w")))
+    rows = records([(number, f"{number}", "mon") for number in range(4)])
+    rows = rows.append_column("weight", pa.array([float("nan")] * 4, pa.float32()))
+    sink = upserts(by_files)
+    sink.commit_batch(0, sink.seal([by_files.vote(rows, sink=sink)], 0.0))
+    shared_deletes(by_files, 1)
+    with Participant({"orders": sink}, Round(1, 1), partition=0) as participant:
+        participant.delete("orders", rows.slice(2, 1))
+        sink.commit_batch(1, sink.seal([participant.pre_commit()["orders"]], 0.0))
+    [own] = [each for each in live(by_files, DataFileContent.POSITION_DELETES) if each.data_file.lower_bounds]
+    assert [*positions_of(by_files, own).values()] == [[1, 2]]
+    assert sorted(row["name"] for row in by_files.records()) == ["0", "3"]
 
 
 def test_a_batch_that_finds_no_row_is_an_append(table: Place) -> None:

@@ -26,7 +26,6 @@ from typing import Any
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
-from twopc.stores.azure import translate
 from twopc.stores.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.store import FileOfParts, Sight, Store
@@ -53,12 +52,6 @@ class Azure(Store):
             return file_system(self.url, **options)  # fsspec keeps one client per process
         except (TypeError, ValueError) as error:
             raise OSError(errno.EACCES, f"its client can't be made ({type(error).__name__}: {error})") from None
-
-    def meaning(self, error: Exception) -> OSError:
-        return error if isinstance(error, OSError) and error.errno is not None else translate(error)
-
-    def require_answer(self) -> None:
-        self.pending()
 
     def create(self, transaction_id: str, number: int, target: str) -> AzureFile:
         file = FileHandle(transaction_id, pending_name(transaction_id, number), target)
@@ -93,12 +86,6 @@ class Azure(Store):
         target = self._properties(file.target)
         if target is None or (target.size, target.metadata.get(MARK)) != (file.size_bytes, file.transaction_id):
             raise OSError(errno.EAGAIN, f"{self.url}/{file.target} has not appeared as this transaction's file")
-
-    def rehearse(self, file: FileHandle) -> None:
-        """Do nothing. Putting the list of blocks needs the same right as uploading them."""
-
-    def settle(self, file: FileHandle) -> None:
-        self.discard(file)
 
     def discard(self, file: FileHandle) -> None:
         with contextlib.suppress(FileNotFoundError):

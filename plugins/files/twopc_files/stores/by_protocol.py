@@ -30,9 +30,6 @@ from twopc_files.stores.remote import Remote
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from twopc_files.stores.azure import Azure
-    from twopc_files.stores.gcs import Gcs
-    from twopc_files.stores.s3 import S3
     from twopc_files.stores.store import Store
 
 UPLOADING = ("s3", "s3a", "s3n")
@@ -61,11 +58,17 @@ def store_at(url: str, storage_options: Mapping[str, Any]) -> Store:
         )
     _require_package(protocol)
     if protocol in UPLOADING:
-        return _s3(rest, storage_options)
+        from twopc_files.stores.s3 import S3
+
+        return S3(*_bucket_and_folder("s3", rest, " For an access point, give its alias."), storage_options)
     if protocol in STAGING:
-        return _azure(f"{protocol}://{rest.rstrip('/')}", storage_options)
+        from twopc_files.stores.azure import Azure
+
+        return Azure(f"{protocol}://{rest.rstrip('/')}", storage_options)
     if protocol in REWRITING:
-        return _gcs(rest, storage_options)
+        from twopc_files.stores.gcs import Gcs
+
+        return Gcs(*_bucket_and_folder("gs", rest), storage_options)
     folder = rest.rstrip("/")
     if not folder:
         raise ConfigurationError(
@@ -84,20 +87,6 @@ def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
     return Local(Path(LocalFileSystem._strip_protocol(path)))  # noqa: SLF001  # fsspec's documented way to a path
 
 
-def _s3(rest: str, storage_options: Mapping[str, Any]) -> S3:
-    from twopc_files.stores.s3 import S3
-
-    bucket, folder = _bucket_and_folder("s3", rest, " For an access point, give its alias.")
-    return S3(bucket, folder, storage_options)
-
-
-def _gcs(rest: str, storage_options: Mapping[str, Any]) -> Gcs:
-    from twopc_files.stores.gcs import Gcs
-
-    bucket, folder = _bucket_and_folder("gs", rest)
-    return Gcs(bucket, folder, storage_options)
-
-
 def _bucket_and_folder(protocol: str, rest: str, advice: str = "") -> tuple[str, str]:
     bucket, _, folder = rest.partition("/")
     if not _BUCKET.fullmatch(bucket):
@@ -108,12 +97,6 @@ def _bucket_and_folder(protocol: str, rest: str, advice: str = "") -> tuple[str,
             option="path",
         )
     return bucket, folder.strip("/")
-
-
-def _azure(url: str, storage_options: Mapping[str, Any]) -> Azure:
-    from twopc_files.stores.azure import Azure
-
-    return Azure(url, storage_options)
 
 
 def _require_package(protocol: str) -> None:

@@ -46,9 +46,6 @@ class Gcs(Store):
             raise OSError(errno.EACCES, f"its client can't be made ({error})") from None
         return fs, self.url.removeprefix("gs://")
 
-    def meaning(self, error: Exception) -> OSError:
-        return error if isinstance(error, OSError) else OSError(errno.EIO, f"{type(error).__name__}: {error}")
-
     def require_answer(self) -> None:
         self._page(self._name(""), maxResults=1)
 
@@ -57,9 +54,6 @@ class Gcs(Store):
         name = pending_name(transaction_id, number)
         opened = fs.open(f"{folder}/{PENDING_FOLDER}/{name}", "wb", metadata={MARK: transaction_id})
         return RemoteFile(self, FileHandle(transaction_id, name, target), opened)
-
-    def where(self, file: FileHandle) -> str:
-        return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
         # The pending file first: this order upholds the guarantee of ``Store.look``.
@@ -82,9 +76,6 @@ class Gcs(Store):
         self._remove(hidden)  # a killed process may have left it
         self._rewrite(self._pending(file), hidden)
         self._remove(hidden)
-
-    def settle(self, file: FileHandle) -> None:
-        self.discard(file)
 
     def discard(self, file: FileHandle) -> None:
         self._remove(self._pending(file))

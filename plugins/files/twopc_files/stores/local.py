@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 class Local(Store):
     """A folder on a disk that every process of the query has at the same path."""
 
+    asks_at_once = 1
     folder: Path
 
     @property
@@ -37,18 +38,11 @@ class Local(Store):
         return str(self.folder)
 
     @property
-    def asks_at_once(self) -> int:
-        return 1
-
-    @property
     def longest_name(self) -> int | None:
         return LONGEST_NAME
 
     def located(self) -> tuple[Any, str]:
         return LocalFileSystem(), str(self.folder)
-
-    def meaning(self, error: Exception) -> OSError:
-        return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
 
     def require_answer(self) -> None:
         """Do nothing: the first transaction creates a missing folder."""
@@ -62,9 +56,6 @@ class Local(Store):
         # x: an exact id is never used twice, so an existing file of this name still belongs to its writer.
         file = open(self._pending / name, "xb")  # noqa: PTH123, SIM115  # closed by pre-commit or abort
         return LocalFile(self, FileHandle(transaction_id, name, target), file)
-
-    def where(self, file: FileHandle) -> str:
-        return f"{self._pending / file.pending} to {self.folder / file.target}"
 
     def look(self, file: FileHandle) -> Sight:
         # The pending file first: this order upholds the guarantee of ``Store.look``.

@@ -49,12 +49,6 @@ class Remote(Store):
     def longest_name(self) -> int | None:
         return LONGEST_NAME if self.renames else None
 
-    def meaning(self, error: Exception) -> OSError:
-        return _translated(error)
-
-    def require_answer(self) -> None:
-        self.pending()
-
     @contextlib.contextmanager
     def for_a_trial(self) -> Iterator[None]:
         if not self.renames:  # there are no folders
@@ -78,9 +72,6 @@ class Remote(Store):
         if self.renames:
             _ask(self._fs.makedirs, self._path(PENDING_FOLDER), exist_ok=True)
         return RemoteFile(self, FileHandle(transaction_id, name, target), _ask(self._fs.open, path, "wb"))
-
-    def where(self, file: FileHandle) -> str:
-        return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
         self._fs.invalidate_cache()

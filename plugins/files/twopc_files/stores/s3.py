@@ -65,9 +65,6 @@ class S3(Store):
         fs = fsspec.filesystem("s3", **self.storage_options)  # fsspec keeps one client per process
         return fs, self.url.removeprefix("s3://")
 
-    def meaning(self, error: Exception) -> OSError:
-        return translate(error)
-
     def require_answer(self) -> None:
         self.call("list_multipart_uploads", Prefix=self._key(""), MaxUploads=1)
 
@@ -193,11 +190,6 @@ class S3(Store):
             ) from error
         if target is None or (target["ContentLength"], _mark(target)) != (file.size_bytes, file.transaction_id):
             raise OSError(errno.EAGAIN, f"{self.url}/{file.target} has not appeared, though S3 accepted its completion")
-
-    def rehearse(self, file: FileHandle) -> None:
-        """Do nothing. Completing an upload needs the same right as uploading its parts. Looking at the object needs
-        s3:GetObject, which can be tested only on an object: ``check`` tests it if there is one. No object is created
-        for this, as it might be impossible to remove."""
 
     def settle(self, file: FileHandle) -> None:
         """Do nothing: a completed upload is durable, and leaves no remains."""

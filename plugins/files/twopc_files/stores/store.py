@@ -9,10 +9,10 @@ from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from twopc.checks import CheckResult
-from twopc_files.file_names import FileHandle, owner_of_pending
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending
 
 LONGEST_NAME = 255
 """The bytes of a name on file systems such as ext4, XFS, Btrfs and HDFS."""
@@ -147,10 +147,8 @@ class Store(Protocol):
     def url(self) -> str:
         """The folder of committed files."""
 
-    @property
-    def asks_at_once(self) -> int:
-        """How many requests to send to the store in parallel."""
-        return 16
+    asks_at_once: ClassVar[int] = 16
+    """How many requests to send to the store in parallel."""
 
     @property
     def longest_name(self) -> int | None:
@@ -160,11 +158,9 @@ class Store(Protocol):
     def located(self) -> tuple[Any, str]:
         """Return fsspec's file system, and the folder of committed files as one of its paths."""
 
-    def meaning(self, error: Exception) -> OSError:
-        """Translate an error of the store's client to one whose errno ``outcomes.py`` understands."""
-
     def require_answer(self) -> None:
         """Make sure that the store exists and answers. Changes nothing."""
+        self.pending()
 
     def for_a_trial(self) -> AbstractContextManager[None]:
         """Return a context in which the folder and the folder of pending files exist. Afterwards, those that were
@@ -185,6 +181,7 @@ class Store(Protocol):
 
     def where(self, file: FileHandle) -> str:
         """Return the places of the pending file and of the target, as text for messages."""
+        return f"{self.url}/{PENDING_FOLDER}/{file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
         """Report whether the pending file and the target exist.
@@ -213,10 +210,12 @@ class Store(Protocol):
     def settle(self, file: FileHandle) -> None:
         """Make a publication durable and remove its remains, even if another process published the file. Raises
         ``NotSynced`` if a disk did not sync."""
+        self.discard(file)
 
-    def rehearse(self, file: FileHandle) -> None:
+    def rehearse(self, file: FileHandle) -> None:  # noqa: ARG002
         """Do as ``publish`` does, under a hidden name that is removed again. Only if publishing needs a right or a
         place that writing does not need."""
+        return
 
     def discard(self, file: FileHandle) -> None:
         """Remove the pending file, never a target. Succeeds if it is gone."""

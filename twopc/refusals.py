@@ -1,5 +1,5 @@
-"""Records that a format, or the name of a partition folder, can't hold. They are found in a whole record batch, before
-any of it is written: a sink that refuses one record can then write the others."""
+"""Records with a value that a file or a table can't hold, however deeply nested. They are found in a whole record
+batch, before any of it is written: a sink that refuses one record can then write the others."""
 
 from __future__ import annotations
 
@@ -68,24 +68,23 @@ def parts(field: pa.Field) -> Iterator[pa.Field]:
 def first_record(column: pa.Array, field: pa.Field, rule: Rule) -> int | None:
     """Return the position of the first record with a value, however deeply nested, that breaks ``rule``.
 
-    Nothing below a null counts as a value.
+    Nothing below a null counts as a value. The types of ``field`` may allow fewer nulls than those of ``column``.
     """
     found = [rule.first(column)] if rule.concerns(field) else []
     if types.is_dictionary(field.type):
         found.append(first_record(column.dictionary_decode(), field.with_type(field.type.value_type), rule))
     elif types.is_struct(field.type):
-        found.append(_first_in_structs(column, rule))
+        found.append(_first_in_structs(column, field.type, rule))
     elif field.type.num_fields == 1:
         lists = entries(column) if types.is_map(field.type) else column
-        position = first_record(pc.list_flatten(lists), lists.type.field(0), rule)
+        position = first_record(pc.list_flatten(lists), field.type.field(0), rule)
         found.append(None if position is None else holder(lists, position))
     return min((position for position in found if position is not None), default=None)
 
 
-def _first_in_structs(column: pa.StructArray, rule: Rule) -> int | None:
+def _first_in_structs(column: pa.StructArray, type_: pa.StructType, rule: Rule) -> int | None:
     present = column.drop_null() if column.null_count else column
-    fields = [column.type.field(number) for number in range(column.type.num_fields)]
-    positions = [first_record(*each, rule) for each in zip(present.flatten(), fields, strict=True)]
+    positions = [first_record(*each, rule) for each in zip(present.flatten(), type_, strict=True)]
     first = min((position for position in positions if position is not None), default=None)
     return None if first is None else _among_all(column, first)
 
@@ -113,7 +112,12 @@ def first_true(mask: pa.BooleanArray) -> int | None:
     return None if position < 0 else position
 
 
-# Rules that several formats share. --------------------------------------------------------------------------
+def first_null(column: pa.Array) -> int | None:
+    """Return the position of the first null, or None."""
+    return first_true(column.is_null()) if column.null_count else None
+
+
+# Rules that several sinks share. ----------------------------------------------------------------------------
 
 
 def is_text(field: pa.Field) -> bool:
@@ -168,7 +172,10 @@ TIMES = Rule(
 
 def _first_key_twice(maps: pa.MapArray) -> int | None:
     lists = entries(maps.drop_null() if maps.null_count else maps)
-    keys = pc.list_flatten(lists).flatten()[0].dictionary_encode()
+    keys = pc.list_flatten(lists).flatten()[0]
+    if isinstance(keys.type, pa.BaseExtensionType):
+        keys = keys.storage
+    keys = keys.dictionary_encode()
     parents = pc.list_parent_indices(lists).cast(pa.int64())
     pairs = pc.add(pc.multiply(parents, len(keys.dictionary)), keys.indices.cast(pa.int64()))
     numbers = pairs.dictionary_encode().indices  # the position of each pair, until one comes again
@@ -177,7 +184,7 @@ def _first_key_twice(maps: pa.MapArray) -> int | None:
 
 
 KEY_TWICE = Rule(
-    lambda field: bool(types.is_map(field.type)),
+    lambda field: bool(types.is_map(field.type)) and not field.type.key_type.num_fields,
     _first_key_twice,
     f"a map has a key twice, and most readers keep one of its values. {ADVICE}",
 )
