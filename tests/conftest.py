@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -103,8 +104,9 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Let go of the errors in a test's log records: their frames keep files open, which would count as left."""
+    """Let go of errors in log records, and of a ``SkipTest``: their frames keep files open, which count as left."""
     item.stash.get(caplog_records_key, {}).get("call", []).clear()
+    sys.last_value = sys.last_traceback = sys.last_exc = None  # type: ignore[attr-defined,unused-ignore]
 
 
 def _fixtures(item: pytest.Item) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,32 @@ def test_a_bounded_query_ends_only_after_its_last_batch_is_committed(pipeline: P
     hold.released.set()
     query.awaitTermination()
     assert pipeline.archived_ids() == [1, 2]
+
+
+@pytest.mark.long
+def test_a_batch_that_all_sinks_have_is_passed_by_one_run_when_the_log_is_lost(pipeline: Pipeline) -> None:
+    """As the runbook has it: the run ends after that batch, also when there is more to read."""
+    pipeline.add_batch(rows(0))
+    pipeline.run(pipeline.writer())
+    pipeline.add_batch(rows(1))
+    writer = pipeline.writer()
+
+    def killed_after(batch: DataFrame, batch_id: int) -> None:
+        writer(batch, batch_id)
+        raise RuntimeError("the driver was killed")
+
+    with pytest.raises(StreamingQueryException):
+        pipeline.run(killed_after)
+    shutil.rmtree(pipeline.log)
+    pipeline.add_batch(rows(2))
+    with pytest.raises(StreamingQueryException, match="first_batch_id=1"):
+        pipeline.run(pipeline.writer())
+    passing = pipeline.writer({"unused": pipeline.beside("unused").files()}, first_batch_id=1)
+    pipeline.start(passing, trigger={"once": True}).awaitTermination()
+    passing.close()
+    assert pipeline.decided_batches() == [1]
+    pipeline.run(pipeline.writer())
+    assert pipeline.archived_ids() == [0, 1, 2]
 
 
 @pytest.mark.long

@@ -103,8 +103,8 @@ OPTIONS = (
             " '.', '_' and '-'",
             _topic,
         ),
-        f"with `delivery` = `{EXACTLY_ONCE}`: the topic of a marker for each complete batch, for readers of whole"
-        " batches: the section Whole batches",
+        f"the topic that gets a marker for each complete batch, with `delivery` = `{EXACTLY_ONCE}` only: the section"
+        " Whole batches",
         default_text="no markers",
     ),
     Option(
@@ -124,15 +124,15 @@ OPTIONS = (
     Option(
         "transaction.timeout.ms",
         _ms(1000),
-        "Kafka aborts a transaction this long after its begin, also a decided one."
-        f" If the principal can't read the maximum: {DEFAULTS['transaction.timeout.ms']}, the brokers' default",
+        "Kafka aborts a transaction this long after its begin, even a decided one. If the principal may not read the"
+        f" brokers' maximum, the default is {DEFAULTS['transaction.timeout.ms']}",
         default_text="the brokers' maximum",
     ),
     Option(
         "commit.margin.ms",
         _ms(0),
-        "the part of `transaction.timeout.ms` that is kept for the commit: a batch that leaves less is rolled back and"
-        " repeated, and a driver that dies after a decision must be back within it",
+        "the part of `transaction.timeout.ms` that is kept for the commit. If less is left when a batch is written, the"
+        " batch is rolled back and repeated. A driver that dies after a decision must be back within it",
         default_text="a third of `transaction.timeout.ms`",
     ),
     Option(
