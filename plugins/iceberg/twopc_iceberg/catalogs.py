@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import requests
@@ -18,12 +19,9 @@ from pyiceberg.catalog.rest.auth import OAuth2AuthManager, OAuth2TokenProvider
 from pyiceberg.catalog.rest.response import _handle_non_200_response
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
-from pyiceberg.io import load_file_io
-from pyiceberg.table import CommitTableRequest, CommitTableResponse, Table
-from pyiceberg.table.metadata import TableMetadata, TableMetadataV2, TableMetadataV3
-from pyiceberg.table.snapshots import Snapshot
-from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate, ValidatableTableRequirement
-from pyiceberg.typedef import IcebergBaseModel, Identifier
+from pyiceberg.table import CommitTableRequest, Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.typedef import Identifier
 from pyiceberg.utils.config import Config
 from requests import Session
 from sqlalchemy import make_url, select
@@ -31,8 +29,9 @@ from sqlalchemy.orm import Session as DatabaseSession
 
 from twopc.errors import ConfigurationError
 from twopc_iceberg.files import IO_CLASS, DurableFileIO, io_of
+from twopc_iceberg.kept_metadata import KeepsMetadata
 from twopc_iceberg.options import OF_CATALOG, OWNER, IcebergOptions
-from twopc_iceberg.outcomes import CATALOG_ERRORS, is_refused_by_store, reading
+from twopc_iceberg.outcomes import CATALOG_ERRORS, is_refused_by_store
 from twopc_iceberg.table import are_expiring, are_given_out, assume_end
 
 HTTP_TIMEOUT_S = (10, 60)
@@ -136,16 +135,16 @@ def connected(options: IcebergOptions) -> Catalog:
     """Return the catalog that ``options`` name.
 
     Raises:
-        ConfigurationError: it is of a kind that the sink is not tested with, or a property is missing.
+        ConfigurationError: it is of a kind that the sink is not tested with, or a property or package is missing.
     """
     properties: dict[str, Any] = {**(Config().get_catalog_config(options.catalog) or {}), **options.properties}
-    if "uri" not in properties:
+    if "uri" not in properties and str(properties.get("type")).lower() != CatalogType.GLUE.value:
         raise ConfigurationError(
             f"nothing says where catalog {options.catalog!r} is: give the option '{OF_CATALOG}uri', or a catalog of"
             " this name in .pyiceberg.yaml on driver and executors."
         )
     properties["py-io-impl"] = IO_CLASS
-    match _kind(options, properties):
+    match kind := _kind(options, properties):
         case CatalogType.REST:
             if not _HTTP.fullmatch(str(properties["uri"])):  # errors of the client quote it
                 raise ConfigurationError(
@@ -155,11 +154,24 @@ def connected(options: IcebergOptions) -> Catalog:
             return TransactionalCatalog(options.catalog, **properties)
         case CatalogType.SQL:
             return _sql(options, properties)
-        case kind:
+        case CatalogType.GLUE | CatalogType.HIVE:
+            try:
+                module = import_module(f"twopc_iceberg.{kind.value}")
+            except ModuleNotFoundError as missing:
+                raise ConfigurationError(
+                    f"catalog {options.catalog!r} needs the package {missing.name!r}: run"
+                    f" pip install 'twopc-iceberg[{kind.value}]' on driver and executors."
+                ) from missing
+            catalog: Catalog = module.connected(options, properties, HTTP_TIMEOUT_S)
+            return catalog
+        case _:
             raise ConfigurationError(
                 f"catalog {options.catalog!r} is of the type {kind.value!r}, and {OWNER} is tested with the types"
-                " 'rest' and 'sql' alone. Reach it through its REST interface, if it has one."
+                f" {_KINDS} alone. Reach it through its REST interface, if it has one."
             )
+
+
+_KINDS = "'glue', 'hive', 'rest' and 'sql'"
 
 
 def _kind(options: IcebergOptions, properties: Mapping[str, Any]) -> CatalogType:
@@ -168,8 +180,7 @@ def _kind(options: IcebergOptions, properties: Mapping[str, Any]) -> CatalogType
         return CatalogType(str(given).lower()) if given else infer_catalog_type(options.catalog, {**properties})  # type: ignore[return-value]
     except ValueError:
         pass  # raised below, as an error from here would carry the URI, which may have a password
-    kinds = ", ".join(sorted(kind.value for kind in (CatalogType.REST, CatalogType.SQL)))
-    raise ConfigurationError(f"catalog {options.catalog!r} needs the option '{OF_CATALOG}type', one of {kinds}.")
+    raise ConfigurationError(f"catalog {options.catalog!r} needs the option '{OF_CATALOG}type', one of {_KINDS}.")
 
 
 class _BoundedRestCatalog(RestCatalog):
@@ -228,80 +239,12 @@ def _refresh_token(provider: OAuth2TokenProvider) -> None:
     provider._expires_at = time.monotonic() + lasts_s - provider.refresh_margin  # noqa: SLF001
 
 
-# SQL catalogs whose commits do not become slower with each snapshot that the table keeps. -----------------------------
-
-
-class _Shared(IcebergBaseModel):
-    """A table's metadata, of which a changed copy shares what has not changed."""
-
-    def model_copy(self, *, update: Any = None, deep: bool = False) -> Any:  # noqa: ARG002
-        return super().model_copy(update=update)
-
-    def model_dump_json(  # type: ignore[override]  # as pyiceberg has it
-        self, exclude_none: bool = True, exclude: Any | None = None, by_alias: bool = True, **kwargs: Any
-    ) -> str:
-        # pyiceberg 0.12 refuses version 3.
-        return IcebergBaseModel.model_dump_json(self, exclude_none, exclude, by_alias, **kwargs)
-
-
-class _SharedV2(_Shared, TableMetadataV2):
-    """Metadata of format version 2."""
-
-
-class _SharedV3(_Shared, TableMetadataV3):
-    """Metadata of format version 3."""
-
-
-def _shared(metadata: TableMetadata) -> TableMetadata:
-    """Return the same metadata. That of version 1, which the sink refuses, is left as it is."""
-    match metadata:
-        case TableMetadataV2():
-            return _SharedV2.model_construct(**dict(metadata))
-        case TableMetadataV3():  # pyiceberg creates such tables without the number that the specification has
-            return _SharedV3.model_construct(**{**dict(metadata), "next_row_id": metadata.next_row_id or 0})
-        case _:
-            return metadata
-
-
-class _NewSequenceNumber(ValidatableTableRequirement):
-    """A snapshot has a sequence number that no other has. pyiceberg looks at it in version 2 alone."""
-
-    type: str = "twopc-new-sequence-number"
-    snapshot: Snapshot
-
-    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]  # as pyiceberg has it
-        if not isinstance(base_metadata, TableMetadataV3) or self.snapshot.parent_snapshot_id is None:
-            return
-        if (self.snapshot.sequence_number or 0) <= base_metadata.last_sequence_number:
-            raise CommitFailedException(f"sequence number {self.snapshot.sequence_number} is taken")
-
-
-class KeptSqlCatalog(SqlCatalog):
-    """A SQL catalog that keeps the metadata of the table that it was last asked for.
-
-    It asks the database for the location of the metadata each time, and reads the file only if that has changed.
-    """
-
-    _kept: tuple[str, TableMetadata] | None = None
+class KeptSqlCatalog(KeepsMetadata, SqlCatalog):
+    """A SQL catalog, whose database is asked for the location of the metadata alone."""
 
     def load_table(self, identifier: str | Identifier) -> Table:
-        kept, location = self._kept, self._location(identifier)
-        if kept is None or kept[0] != location:
-            with reading(location):
-                table = super().load_table(identifier)
-            kept = self._kept = table.metadata_location, _shared(table.metadata)
-        location, metadata = kept
-        io = load_file_io({**self.properties, **metadata.properties}, location)
-        return Table(Catalog.identifier_to_tuple(identifier), metadata, location, io, self)
-
-    def commit_table(
-        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
-    ) -> CommitTableResponse:
-        added = [each.snapshot for each in updates if isinstance(each, AddSnapshotUpdate)]
-        own = (_NewSequenceNumber(snapshot=each) for each in added)
-        response = super().commit_table(table, (*requirements, *own), updates)  # type: ignore[arg-type]  # it is compared here
-        self._kept = response.metadata_location, response.metadata
-        return response
+        load = functools.partial(super().load_table, identifier)
+        return self._kept_table(identifier, self._location(identifier), load)
 
     def _location(self, identifier: str | Identifier) -> str | None:
         """Return the location of the table's metadata by the database."""

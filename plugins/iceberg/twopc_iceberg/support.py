@@ -14,6 +14,7 @@ from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetProp
 
 from twopc.errors import ConfigurationError
 from twopc_iceberg.files import SUPPORTED, DurableFileIO
+from twopc_iceberg.kept_metadata import ProbedCatalog
 from twopc_iceberg.keys import require_key
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.options import IcebergOptions
@@ -77,24 +78,29 @@ def require_honest(table: Table, options: IcebergOptions) -> None:
     Everything rests on that refusal. A catalog that ignores requirements would make a repeated batch visible twice.
 
     Raises:
-        ConfigurationError: the catalog made the change.
+        ConfigurationError: the catalog made the change, or can't hold this table.
         Exception: the catalog refused to be asked, or gave no answer.
     """
     try:
-        table.catalog.commit_table(
-            table,
-            (
-                AssertTableUUID(uuid=table.metadata.table_uuid),
-                AssertRefSnapshotId(ref=options.branch, snapshot_id=_NO_SNAPSHOT),  # type: ignore[call-arg]
-            ),
-            (SetPropertiesUpdate(updates={_PROBE: str(uuid.uuid4())}),),
-        )
+        if isinstance(table.catalog, ProbedCatalog):
+            table.catalog.probe(table)
+            did = "accepted a commit that another one excludes"
+        else:
+            table.catalog.commit_table(
+                table,
+                (
+                    AssertTableUUID(uuid=table.metadata.table_uuid),
+                    AssertRefSnapshotId(ref=options.branch, snapshot_id=_NO_SNAPSHOT),  # type: ignore[call-arg]
+                ),
+                (SetPropertiesUpdate(updates={_PROBE: str(uuid.uuid4())}),),
+            )
+            did = (
+                "made a change whose requirement (assert-ref-snapshot-id) did not hold, as it set the table's property"
+                f" {_PROBE!r}"
+            )
     except CommitFailedException:
         return
-    raise ConfigurationError(
-        f"{options}: the catalog has made a change whose requirement (assert-ref-snapshot-id) did not hold, as it set"
-        f" the table's property {_PROBE!r}. With such a catalog no batch is written exactly once."
-    )
+    raise ConfigurationError(f"{options}: the catalog has {did}. With such a catalog no batch is written exactly once.")
 
 
 def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> str | None:  # noqa: PLR0911

@@ -112,7 +112,7 @@ def test_a_catalog_that_does_not_exist_is_refused_and_not_made(place: Place, tmp
     assert "no such table" in refusal(place, **{"catalog.uri": f"sqlite:///{tmp_path}/other.db"})
 
 
-@pytest.mark.parametrize("kind", ["hive", "glue", "dynamodb", "in-memory", "bigquery"])
+@pytest.mark.parametrize("kind", ["dynamodb", "in-memory", "bigquery"])
 def test_a_kind_of_catalog_that_is_not_tested_is_refused(kind: str, place: Place) -> None:
     assert f"of the type '{kind}'" in refusal(place, **{"catalog.type": kind})
 

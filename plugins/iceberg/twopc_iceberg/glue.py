@@ -1,0 +1,143 @@
+"""AWS Glue as a catalog, by its own interface. Its commit is ``UpdateTable`` with the ``VersionId`` that was read: Glue
+refuses it with ``ConcurrentModificationException`` if the table has another one by then."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.session import Session
+from pyiceberg.catalog import BOTOCORE_SESSION, METADATA_LOCATION
+from pyiceberg.catalog.glue import GLUE_MAX_RETRIES, GlueCatalog, _construct_table_input
+from pyiceberg.exceptions import NoSuchIcebergTableError, RESTError
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import Identifier
+
+from twopc.errors import ConfigurationError
+from twopc.stores.s3 import translate
+from twopc_iceberg.kept_metadata import KeepsMetadata, ProbedCatalog
+from twopc_iceberg.options import OF_CATALOG
+
+if TYPE_CHECKING:
+    from twopc_iceberg.options import IcebergOptions
+
+RETRIES = 3
+"""How often the client repeats a request. It takes the refusal of a repeated update for a conflict, which is right: the
+table is loaded again then."""
+
+_LONGEST_COMMENT = 255  # characters, in one line
+
+_FIRST_VERSION = "0"
+
+_BUSY = frozenset(
+    (
+        *("ThrottlingException", "Throttling", "TooManyRequestsException", "OperationTimeoutException"),
+        *("InternalServiceException", "ServiceUnavailableException", "ResourceNotReadyException"),
+    )
+)
+"""Codes that go away by themselves. Glue returns most of them with the status 400."""
+
+_DENIED = frozenset(
+    (
+        *("AccessDeniedException", "UnrecognizedClientException", "InvalidClientTokenId", "ExpiredTokenException"),
+        *("InvalidSignatureException", "IncompleteSignature", "MissingAuthenticationTokenException"),
+    )
+)
+
+
+def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tuple[float, float]) -> KeptGlueCatalog:
+    """Return the catalog. Sends nothing.
+
+    Args:
+        options: the sink's.
+        properties: the catalog's.
+        timeout_s: how long a request may take to connect, and to be answered.
+
+    Raises:
+        ConfigurationError: AWS's client does not take the properties, or finds no region.
+    """
+    session = Session()
+    session.set_default_client_config(Config(connect_timeout=timeout_s[0], read_timeout=timeout_s[1]))
+    try:
+        retries = int(properties.get(GLUE_MAX_RETRIES, RETRIES))
+        given = {**properties, GLUE_MAX_RETRIES: retries, BOTOCORE_SESSION: session}
+        return KeptGlueCatalog(options.catalog, **given)
+    except (BotoCoreError, ValueError) as error:
+        why = str(error) if isinstance(error, BotoCoreError) else "a number or a URL is not valid"
+        raise ConfigurationError(
+            f"catalog {options.catalog!r}: AWS's client does not take the options '{OF_CATALOG}glue.*': {why}"
+        ) from None
+
+
+class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
+    """AWS Glue, whose errors mean what ``outcomes`` says."""
+
+    def load_table(self, identifier: str | Identifier) -> Table:
+        with _answers():
+            return super().load_table(identifier)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        with _answers():
+            return super().commit_table(table, requirements, updates)
+
+    def probe(self, table: Table) -> None:
+        """Ask to replace the table by itself, by an older ``VersionId``."""
+        database, name = self.identifier_to_database_and_table(table.name())
+        with _answers():
+            if self._is_s3tables_database(database):
+                raise ConfigurationError(
+                    f"table {database}.{name} is in S3 Tables, which does not list files as the sink must. Use Glue"
+                    " with a bucket of your own."
+                )
+            known = self._get_glue_table(database, name)
+            metadata, location = table.metadata, table.metadata_location
+            same = _construct_table_input(name, location, metadata.properties, metadata, known)
+            older = int(known.get("VersionId", "")) - 1
+            if older < 0:  # a new table, of which a second version is made first
+                older = 0
+                self._update_glue_table(database, name, same, str(older))
+            self._update_glue_table(database, name, same, str(older))
+
+    def close(self) -> None:
+        self.glue.close()
+
+    def _convert_glue_to_iceberg(self, glue_table: Any) -> Table:
+        location = glue_table.get("Parameters", {}).get(METADATA_LOCATION)
+        if location is None:
+            raise NoSuchIcebergTableError(f"{glue_table['DatabaseName']}.{glue_table['Name']} is no Iceberg table")
+        load = functools.partial(super()._convert_glue_to_iceberg, glue_table)
+        return self._kept_table((glue_table["DatabaseName"], glue_table["Name"]), location, load)
+
+    def _update_glue_table(self, database_name: str, table_name: str, table_input: Any, version_id: str) -> None:
+        # Glue refuses longer comments, after the decision. The table's metadata keeps them.
+        for column in table_input["StorageDescriptor"]["Columns"]:
+            if "Comment" in column:
+                column["Comment"] = " ".join(column["Comment"].split())[:_LONGEST_COMMENT]
+        super()._update_glue_table(database_name, table_name, table_input, version_id)
+
+
+@contextlib.contextmanager
+def _answers() -> Iterator[None]:
+    """Raise the errors of AWS's client as those that ``outcomes`` knows. An unknown code is a RESTError."""
+    try:
+        yield
+    except (ClientError, BotoCoreError) as error:
+        raise _meaning(error) from None
+
+
+def _meaning(error: ClientError | BotoCoreError) -> Exception:
+    code = error.response["Error"].get("Code") if isinstance(error, ClientError) else None
+    if code in _BUSY:
+        return OSError(errno.EBUSY, str(error))
+    if code in _DENIED or "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return PermissionError(errno.EACCES, str(error))
+    known = translate(error)
+    return RESTError(str(error)) if known.errno == errno.EIO else known

@@ -1,0 +1,105 @@
+"""Catalogs that keep a table's metadata in a file: its commits do not become slower with each snapshot that it keeps.
+
+pyiceberg compares the requirements of a commit with that file, in this process. The catalog only replaces the file's
+location, and refuses if it is another one by then.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import CommitTableResponse, Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV2, TableMetadataV3
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, TableRequirement, TableUpdate, ValidatableTableRequirement
+from pyiceberg.typedef import IcebergBaseModel, Identifier
+
+from twopc_iceberg.outcomes import reading
+
+
+class _Shared(IcebergBaseModel):
+    """A table's metadata, of which a changed copy shares what has not changed."""
+
+    def model_copy(self, *, update: Any = None, deep: bool = False) -> Any:  # noqa: ARG002
+        return super().model_copy(update=update)
+
+    def model_dump_json(  # type: ignore[override]  # as pyiceberg has it
+        self, exclude_none: bool = True, exclude: Any | None = None, by_alias: bool = True, **kwargs: Any
+    ) -> str:
+        # pyiceberg 0.12 refuses version 3.
+        return IcebergBaseModel.model_dump_json(self, exclude_none, exclude, by_alias, **kwargs)
+
+
+class _SharedV2(_Shared, TableMetadataV2):
+    """Metadata of format version 2."""
+
+
+class _SharedV3(_Shared, TableMetadataV3):
+    """Metadata of format version 3."""
+
+
+def _shared(metadata: TableMetadata) -> TableMetadata:
+    """Return the same metadata. That of version 1, which the sink refuses, is left as it is."""
+    match metadata:
+        case TableMetadataV2():
+            return _SharedV2.model_construct(**dict(metadata))
+        case TableMetadataV3():  # pyiceberg creates such tables without the number that the specification has
+            return _SharedV3.model_construct(**{**dict(metadata), "next_row_id": metadata.next_row_id or 0})
+        case _:
+            return metadata
+
+
+class _NewSequenceNumber(ValidatableTableRequirement):
+    """A snapshot has a sequence number that no other has. pyiceberg looks at it in version 2 alone."""
+
+    type: str = "twopc-new-sequence-number"
+    snapshot: Snapshot
+
+    def validate(self, base_metadata: TableMetadata | None) -> None:  # type: ignore[override]  # as pyiceberg has it
+        if not isinstance(base_metadata, TableMetadataV3) or self.snapshot.parent_snapshot_id is None:
+            return
+        if (self.snapshot.sequence_number or 0) <= base_metadata.last_sequence_number:
+            raise CommitFailedException(f"sequence number {self.snapshot.sequence_number} is taken")
+
+
+class KeepsMetadata(MetastoreCatalog):
+    """Keeps the metadata of the table that it was last asked for, and reads the file only if the location is new."""
+
+    _kept: tuple[str, TableMetadata] | None = None
+
+    def _kept_table(self, identifier: str | Identifier, location: str | None, load: Callable[[], Table]) -> Table:
+        """Return the table whose metadata is at ``location`` by the catalog."""
+        kept = self._kept
+        if kept is None or kept[0] != location:
+            with reading(location):
+                table = load()
+            kept = self._kept = table.metadata_location, _shared(table.metadata)
+        location, metadata = kept
+        io = self._load_file_io(metadata.properties, location)
+        return Table(Catalog.identifier_to_tuple(identifier), metadata, location, io, self)
+
+    def commit_table(
+        self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
+    ) -> CommitTableResponse:
+        added = [each.snapshot for each in updates if isinstance(each, AddSnapshotUpdate)]
+        own = (_NewSequenceNumber(snapshot=each) for each in added)
+        response = super().commit_table(table, (*requirements, *own), updates)  # type: ignore[arg-type, safe-super]
+        self._kept = response.metadata_location, response.metadata
+        return response
+
+
+class ProbedCatalog(Catalog):
+    """A catalog whose refusals no false requirement can test: pyiceberg finds that one before it asks."""
+
+    @abstractmethod
+    def probe(self, table: Table) -> None:
+        """Ask for what the catalog must refuse, if two commits are to exclude each other.
+
+        Raises:
+            CommitFailedException: the catalog refuses.
+            ConfigurationError: the sink can't write tables of this kind.
+        """
