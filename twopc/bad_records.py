@@ -61,12 +61,23 @@ def are_in_years(values: pa.Array) -> bool:
 
 
 def are_held(values: pa.Array) -> bool:
-    """Whether Python holds all values: it has no text that is not UTF-8, and no time outside of the years 1 to 9999."""
+    """Whether Python holds all values: it has no text that is not UTF-8, no time outside of the years 1 to 9999, and no
+    nanoseconds, which pyarrow drops from times of a day without a word."""
     try:
-        values.to_pylist()
+        values.cast(_without_nanoseconds(values.type)).to_pylist()
     except (ValueError, OverflowError):
         return False
     return True
+
+
+def _without_nanoseconds(type: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_list(type) or pa.types.is_large_list(type):
+        return pa.list_(_without_nanoseconds(type.value_type))
+    if pa.types.is_struct(type):
+        return pa.struct([each.with_type(_without_nanoseconds(each.type)) for each in type])
+    return pa.time64("us") if type == pa.time64("ns") else type
 
 
 def written_by_halves(write: Callable[[pa.RecordBatch], None], batch: pa.RecordBatch) -> Iterator[RecordRefused]:

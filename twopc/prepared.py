@@ -8,25 +8,33 @@ from __future__ import annotations
 
 import contextlib
 import json
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar, cast
+from decimal import Decimal
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
 
 from twopc.bad_records import written_by_halves
+from twopc.checks import CheckResult
 from twopc.columns import TableColumn, check_columns, check_types, require_keys
 from twopc.datasets import Dataset
-from twopc.errors import ConfigurationError, OutcomeUnknown, RecordRefused, RoundAborted, TransactionLost
+from twopc.errors import (
+    ConfigurationError,
+    OutcomeUnknown,
+    RecordRefused,
+    RoundAborted,
+    SchemaMismatch,
+    TransactionLost,
+)
 from twopc.failures import mapped
 from twopc.keyed import KeyedSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
 
 ConnectionT = TypeVar("ConnectionT")
-ConnectionT_contra = TypeVar("ConnectionT_contra", contravariant=True)
 ColumnT = TypeVar("ColumnT", bound=TableColumn)
 
 Change: TypeAlias = Callable[[Any, pa.RecordBatch], None]
@@ -55,53 +63,74 @@ def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> Tr
     )
 
 
-def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
+CHANGED_JSON = "it is JSON that names a key twice, is too deep, or has a number that the column would change"
+
+
+def are_kept_json(texts: Iterable[str], is_kept: Callable[[Decimal], bool]) -> bool:
     """Return whether a column that parses JSON keeps ``texts``, where ``is_kept`` tells whether it keeps a number. Such
     a column keeps one of two equal keys, so no object may have two. Text that is no JSON counts as kept: the server
     refuses it, with its reason."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
         if len({name for name, _ in pairs}) < len(pairs):
-            raise _NotKeptError
+            raise KeyError
 
     def kept(number: str) -> None:
-        if not is_kept(number):
-            raise _NotKeptError
+        if not is_kept(Decimal(number)):
+            raise ArithmeticError
 
     try:
         for text in texts:
-            with contextlib.suppress(ValueError, RecursionError):
+            with contextlib.suppress(ValueError):
                 json.loads(text, object_pairs_hook=unique, parse_float=kept, parse_int=kept)
-    except _NotKeptError:
+    except (KeyError, ArithmeticError, RecursionError):  # the last: a server may follow further than Python
         return False
     return True
 
 
-class _NotKeptError(Exception):
-    pass
+class MarkedTable(ABC, Generic[ConnectionT]):
+    """All SQL of such a sink: of its table, and of the markers. The methods raise the errors of the database's client.
 
+    A marker exists exactly if its transaction is committed, whichever process ended it. A failover or a restore from a
+    backup undoes both together.
+    """
 
-class PreparedTable(Protocol[ConnectionT_contra]):
-    """All SQL of such a sink. The methods raise the errors of the database's client."""
+    _waiting: ClassVar[str] = ""  # the end of a SELECT that waits for the transaction that has written a row
 
-    def columns(self, connection: ConnectionT_contra) -> Sequence[TableColumn]:
+    @abstractmethod
+    def columns(self, connection: ConnectionT) -> Sequence[TableColumn]:
         """Return the table's columns; none if there is no table."""
 
-    def make_markers(self, connection: ConnectionT_contra) -> None:
+    @abstractmethod
+    def make_markers(self, connection: ConnectionT) -> None:
         """Create the marker table if it is missing."""
 
-    def mark(self, connection: ConnectionT_contra, transaction_id: TransactionId, scope: str) -> None:
+    @abstractmethod
+    def prune_markers(self, connection: ConnectionT, scope: str, before_batch_id: int) -> None:
+        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
+
+    @abstractmethod
+    def _of_markers(self, connection: ConnectionT, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement. ``{markers}`` stands for the marker table, and other names in braces for values."""
+
+    def mark(self, connection: ConnectionT, transaction_id: TransactionId, scope: str) -> None:
         """Write the transaction's own marker."""
+        name, batch_id = transaction_id.exact, transaction_id.round.batch_id
+        self._of_markers(connection, _MARK, name=name, scope=scope, batch_id=batch_id)
 
-    def is_committed(self, connection: ConnectionT_contra, transaction_id: str) -> bool:
+    def is_committed(self, connection: ConnectionT, transaction_id: str) -> bool:
         """Return whether a transaction that is no longer prepared was committed."""
+        ask = "SELECT 1 FROM {markers} WHERE transaction_id = {name}"
+        return bool(self._of_markers(connection, ask + self._waiting, name=transaction_id))
 
-    def has_markers(self, connection: ConnectionT_contra, scope: str, before_batch_id: int) -> bool:
+    def has_markers(self, connection: ConnectionT, scope: str, before_batch_id: int) -> bool:
         """Return whether a transaction of an older batch has left a marker. Markers of the same batch prove nothing,
         because their transactions may have been committed after the markers were removed."""
+        ask = "SELECT 1 FROM {markers} WHERE scope = {scope} AND batch_id < {before} LIMIT 1"
+        return bool(self._of_markers(connection, ask, scope=scope, before=before_batch_id))
 
-    def prune_markers(self, connection: ConnectionT_contra, scope: str, before_batch_id: int) -> None:
-        """Remove the markers of older batches, but keep the newest, which prove that the table was not emptied."""
+
+_MARK = "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})"
 
 
 class PreparedTransaction(Transaction, Generic[ConnectionT, ColumnT]):
@@ -120,6 +149,16 @@ class PreparedTransaction(Transaction, Generic[ConnectionT, ColumnT]):
 PreparedT = TypeVar("PreparedT", bound=PreparedTransaction[Any, Any])
 
 
+@contextlib.contextmanager
+def _whole(transaction: PreparedTransaction[Any, Any]) -> Iterator[None]:
+    """Upholds: a transaction that may lack records is not prepared."""
+    try:
+        yield
+    except BaseException:
+        transaction.is_partial = True
+        raise
+
+
 class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     """A sink of a database: one transaction per task attempt, prepared by its task and ended by the coordinator."""
 
@@ -127,7 +166,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     # Subclasses set these.
     _options_type: ClassVar[Any]  # parses the options; their ``str`` names the table and its server, for messages
-    _table_type: ClassVar[Any]  # makes a ``PreparedTable`` of the options
+    _table_type: ClassVar[Any]  # makes a ``MarkedTable`` of the options
     _connections: ClassVar[str]  # the option that says how to reach the server, for ``_session`` and ``_release``
     _session: ClassVar[Any]  # lends a connection of the coordinator, in which each statement is a transaction
     _release: ClassVar[Any]  # closes the idle ones
@@ -186,10 +225,11 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
     @abstractmethod
     def _listed(self, connection: ConnectionT) -> Collection[str]:
-        """Return the names of the prepared transactions that may be of this sink."""
+        """Return the names of the prepared transactions that may be of this sink, and that this process can end."""
 
     def _left(self, connection: ConnectionT) -> Collection[str]:
-        """Return the names of the transactions that an earlier process may have left. The default lists them."""
+        """Return the names of the transactions that an earlier process may have left, also of those that this one can't
+        end. The default lists the others."""
         return self._listed(connection)
 
     @abstractmethod
@@ -217,15 +257,20 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def _require_columns(self, transaction: PreparedT, schema: pa.Schema) -> None:
         """Check the table, which may have been changed since the schema was validated, and keep it as it is until the
         transaction ends."""
-        if schema != transaction.schema:
-            self._read_columns(transaction, schema.names)
-            check_columns(schema, transaction.columns.values(), str(self._options))
-            transaction.schema = schema
+        with _whole(transaction):
+            if schema != transaction.schema:
+                before, names = sorted(transaction.schema.names), sorted(schema.names)
+                if before and before != names:  # an upsert writes the columns of all of them at its end
+                    raise SchemaMismatch(f"a task's records have the columns {before}, and then {names}")
+                self._read_columns(transaction, schema.names)
+                check_columns(schema, transaction.columns.values(), str(self._options))
+                transaction.schema = schema
 
     def _require_keys(self, transaction: PreparedT, schema: pa.Schema) -> None:
-        if not transaction.columns:
-            self._read_columns(transaction, ())
-        check_types(schema, transaction.columns.values(), str(self._options))
+        with _whole(transaction):
+            if not transaction.columns:
+                self._read_columns(transaction, ())
+            check_types(schema, transaction.columns.values(), str(self._options))
 
     def _read_columns(self, transaction: PreparedT, written: Sequence[str]) -> None:
         with self._writing(transaction.id):
@@ -233,14 +278,10 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             transaction.columns = {each.name: each for each in self._table.columns(transaction.connection)}
 
     def _change(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
-        """Change rows. Upholds: a transaction that may lack records is not prepared."""
-        try:
+        with _whole(transaction):
             require_keys(batch, self.key)
             with self._writing(transaction.id, batch.schema.names):
                 change(transaction, batch)
-        except BaseException:
-            transaction.is_partial = True
-            raise
 
     def _change_or_undo(self, transaction: PreparedT, batch: pa.RecordBatch, change: Change) -> None:
         """Change rows, and undo that if a record is refused."""
@@ -267,11 +308,15 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         name = transaction.id.exact
         if transaction.is_partial:  # to the server, the transaction may be as good as any
             raise RoundAborted(f"transaction {name} to {self._options} lacks the records of a failed write")
-        with self._writing(transaction.id):
+        with self._writing(transaction.id, transaction.schema.names):
             self._prepare(transaction)
         return Committable(name, {self._place: getattr(self._options, self._place)}, transaction.records)
 
-    def _writing(self, transaction_id: TransactionId, columns: Collection[str] = ()) -> AbstractContextManager[None]:
+    def _writing(
+        self, transaction_id: TransactionId, columns: Collection[str] | None = None
+    ) -> AbstractContextManager[None]:
+        """Map the errors of a participant's call. ``columns``: those of the records; None if no record is involved, so
+        that none can be the cause."""
         return mapped(
             self._error, self._write_failed, f"transaction {transaction_id.exact} to {self._options}", columns
         )
@@ -304,6 +349,14 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             self._require_able(connection)
             self._table.make_markers(connection)
 
+    def _check_prepared(self, names: Collection[str], held: str, listed_by: str) -> CheckResult:
+        """Return the check of all prepared transactions of the server. ``held``: what they do meanwhile."""
+        check, own = "prepared transactions", sum(map(self.transactional_ids.owns_exact, names))
+        if not names:
+            return CheckResult.passed(check, "none")
+        seen = f"{own} of this query, {len(names) - own} of others: {held}"
+        return CheckResult.warning(check, seen, f"start their queries again, or list them with {listed_by}")
+
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
         """Veto the batch if a transaction is no longer prepared."""
         if committables:
@@ -314,6 +367,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
                     raise RoundAborted(
                         f"transaction {committable.transaction_id} was prepared for {self._options}, but no longer is:"
                         " another session has ended it, or participants and coordinator connect to different servers"
+                        " or as different users"
                     )
         return committables
 
@@ -327,12 +381,12 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
                 has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
                 raise marker_missing(what, has_older, f"'{self._server_option}'", self._rollback)
 
-    def _table_of(self, committable: Committable) -> PreparedTable[ConnectionT]:
+    def _table_of(self, committable: Committable) -> Any:
         """Return the table that has the transaction's marker: the option may name another one since."""
         place = committable.handle.get(self._place)
-        is_known = isinstance(place, str)
-        table = self._table_type(replace(self._options, **{self._place: place})) if is_known else self._table
-        return cast("PreparedTable[ConnectionT]", table)
+        if not isinstance(place, str):
+            return self._table
+        return self._table_type(replace(self._options, **{self._place: place}))
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Remove the markers of the previous batches. This batch is decided, so the log records those as complete, and

@@ -83,9 +83,7 @@ def _postgres() -> Iterator[Row]:
 def _mysql() -> Iterator[Row]:
     yield from _of("configuration", mysql.CONFIGURATION)
     yield from _of("record", mysql.RULES)
-    connection = {f"{mysql.LOST_CONNECTION.start} to {mysql.LOST_CONNECTION.stop - 1}": "there is no connection"}
     yield from _of("temporary", {**mysql.REPEAT, **mysql.OF_ANOTHER_ROW})
-    yield from _of("temporary", connection)
 
 
 def _sql() -> Iterator[Row]:
@@ -96,7 +94,7 @@ def _sql() -> Iterator[Row]:
         "DuckDB, by the exception's class": sql._TEMPORARY_IN_DUCKDB,  # noqa: SLF001
     }
     for database, answers in tables.items():
-        for answer in sorted({*answers} - {*mysql.LOST_CONNECTION}, key=str):
+        for answer in sorted(answers, key=str):
             yield str(answer), "temporary", database
 
 

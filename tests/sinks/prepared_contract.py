@@ -366,6 +366,20 @@ class PreparedContract:
         assert place.prepared() == []
         assert place.values() == []
 
+    @pytest.mark.parametrize("upsert_by", ["", "value"])
+    def test_records_of_one_task_have_the_same_columns(self, upsert_by: str, place: Any) -> None:
+        """An upsert writes at its end, by the columns of the last ones."""
+        place.create("value varchar(9) PRIMARY KEY, n int")
+        of_one = pa.array([1], pa.int32())
+        sink, transaction = place.begun(
+            {"value": ["a"], "n": of_one}, {"n": of_one, "value": ["b"]}, upsert_by=upsert_by
+        )
+        with pytest.raises(SchemaMismatch, match="and then"):
+            sink.write(transaction, pa.record_batch({"value": ["c"]}))
+        with pytest.raises(RoundAborted, match="lacks the records of a failed write"):
+            sink.pre_commit(transaction)
+        sink.discard(transaction)
+
     @pytest.mark.advice("PostgreSQL gave no answer")
     def test_a_server_that_is_not_there_is_asked_again(self, place: Any) -> None:
         committable = place.pre_commit(["a"])

@@ -95,5 +95,5 @@ def write_good(place: Any, values: pa.Array) -> list[Any] | None:
     with Participant({"orders": sink}, Round(1, next(_rounds)), partition=0, max_bad_records=99) as task:
         refused = {error.record for error in task.write("orders", pa.record_batch({"value": values}))}
         for vote in task.pre_commit().values():  # none if all are refused
-            sink.commit(vote)
+            place.commit(vote, sink)
     return [value for record, value in enumerate(values.to_pylist()) if record not in refused]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -69,14 +71,20 @@ def main() -> None:
     from tests.sinks.mysql import test_every_value as of_mysql
     from tests.sinks.postgres import conftest as postgres
     from tests.sinks.postgres import test_every_value as of_postgres
+    from tests.sinks.sql import conftest as sql
+    from tests.sinks.sql import test_every_value as of_sql
     from tests.support.mariadb_server import MariaDbServer
     from tests.support.postgres_server import PostgresServer
+    from tests.support.sql_databases import Databases
 
     page = PAGE.read_text(encoding="utf-8")
     with PostgresServer() as server, postgres.new_place(server) as place:
         page = filled("PostgreSQL", of_postgres.table(place), page)
     with MariaDbServer() as maria, contextlib.contextmanager(mysql.places)(maria) as other:
         page = filled("MariaDB", of_mysql.table(other), page)
+    for name, title in of_sql.TITLES.items():
+        with TemporaryDirectory() as folder, Databases() as databases:
+            page = filled(title, of_sql.table(sql.Place(databases.url(name, Path(folder)))), page)
     PAGE.write_text(page, encoding="utf-8")
 
 

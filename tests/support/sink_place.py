@@ -56,10 +56,12 @@ class SinkPlace(Generic[SinkT]):
             participant.write("orders", records)
             return participant.pre_commit()["orders"]
 
-    def vote_without_bad(self, records: Mapping[str, Any], **options: Any) -> tuple[Committable, list[int]]:
+    def vote_without_bad(
+        self, records: Mapping[str, Any], round: Round = ROUND, **options: Any
+    ) -> tuple[Committable, list[int]]:
         """The same without the records that the sink refuses, sealed and read back from a log; and their positions."""
         batch, sink = pa.record_batch(records), self.sink(**options)
-        with Participant({"orders": sink}, ROUND, partition=0, max_bad_records=batch.num_rows) as participant:
+        with Participant({"orders": sink}, round, partition=0, max_bad_records=batch.num_rows) as participant:
             refused = participant.write("orders", batch)
             [sealed] = sink.seal([participant.pre_commit()["orders"]], 0.0)
         return from_log(sealed), [each.record for each in refused if each.record is not None]

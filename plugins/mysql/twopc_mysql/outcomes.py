@@ -22,9 +22,6 @@ from twopc.errors import (
     TwoPhaseCommitError,
 )
 
-LOST_CONNECTION = range(2000, 3000)
-"""The client's own numbers: there is no connection, or it was lost, or the server did not answer in time."""
-
 REPEAT: Mapping[int, str] = {
     0: "PyMySQL's number for a connection that is closed",
     1026: "error writing a file",
@@ -50,12 +47,19 @@ REPEAT: Mapping[int, str] = {
     1290: "the server is read-only: a replica, until the failover is complete",
     1317: "statement interrupted",
     1399: "XAER_RMFAIL: another session is ending the transaction",
+    1412: "the table was changed since the transaction began",
     1598: "the binary log can't be written",
     1836: "the server is in read-only mode",
     1927: "connection killed",
     1969: "max_statement_time",
+    2003: "PyMySQL: no connection",
+    2006: "PyMySQL: the connection was lost",
+    2013: "PyMySQL: the connection was lost, or there was no answer in time",
+    2014: "PyMySQL: an answer to another statement",
     3024: "max_execution_time",
+    3169: "MySQL: the session was killed",
     3197: "MySQL: the transaction can't be ended now, such as during FLUSH TABLES WITH READ LOCK",
+    4031: "MySQL: the session was idle for too long, and has ended",
 }
 """Errors of a statement that may be repeated, with what they mean."""
 
@@ -92,6 +96,7 @@ RULES: Mapping[int, str] = {
     1411: "incorrect value",
     1644: "a trigger has refused it",
     1118: "a row that is too large",
+    1365: "division by zero",
     1690: "out of range",
     3140: "invalid JSON",
     3819: "CHECK",
@@ -112,6 +117,8 @@ CONFIGURATION: Mapping[int, str] = {
     1422: "Change the trigger, or use the backend 'sql', which prepares no transaction.",
     1442: "Change the trigger.",
     1978: "Change the default of the column that the message names, or add it to the records.",
+    2026: "Have the server encrypt connections, or leave out the parameters of 'url' that ask for it.",
+    **dict.fromkeys((2059, 2061), "Give the user a method of authentication that PyMySQL has."),
     **dict.fromkeys(REFUSED, "Grant this user the rights that the sink's README lists."),
 }
 """What fails again until somebody changes something, with what to do."""
@@ -157,12 +164,13 @@ def commit_failed(error: pymysql.MySQLError, what: str) -> TwoPhaseCommitError:
 
 def may_repeat(error: pymysql.MySQLError) -> bool:
     """Return whether the outcome of the statement is open, and the statement can be repeated."""
-    return number(error) in LOST_CONNECTION or number(error) in REPEAT
+    return number(error) in REPEAT
 
 
-def write_failed(error: pymysql.MySQLError, what: str, columns: Collection[str] = ()) -> Refused | RoundAborted:
-    """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible."""
-    if refused := rule_broken(number(error), str(error), columns):
+def write_failed(error: pymysql.MySQLError, what: str, columns: Collection[str] | None) -> Refused | RoundAborted:
+    """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible.
+    ``columns``: those of the records; None if no record is involved."""
+    if columns is not None and (refused := rule_broken(number(error), str(error), columns)):
         return refused
     failed = f"{what} could not be written: {_told(error)}."
     if may_repeat(error) or number(error) in OF_ANOTHER_ROW or number(error) in GONE:  # such as after a deadlock

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from twopc.bad_records import are_in_years, are_utf8
 from twopc.columns import require
 from twopc.errors import RecordRefused
-from twopc.prepared import are_kept_json
+from twopc.prepared import CHANGED_JSON, are_kept_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,8 @@ def conditions(keys: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
         if pa.types.is_integer(type) or pa.types.is_boolean(type):
             literals = pc.binary_slice(literals, 1, -1)
         elif pa.types.is_decimal(type):
-            literals = _joined("CAST(", literals, f" AS DECIMAL({type.precision},{type.scale}))")
+            digits = max(type.precision, type.precision - type.scale), max(type.scale, 0)
+            literals = _joined("CAST(", literals, " AS DECIMAL({},{}))".format(*digits))
         parts += [" AND " if parts else "(", f"`{name.replace('`', '``')}`=", literals]
     return _joined(*parts, ")")
 
@@ -126,8 +127,7 @@ def _required_of_text(type: pa.DataType, column: Column) -> Iterator[tuple[Calla
         spelled = "a UUID column would spell it in another way: use lower case"
         yield lambda part: _all(pc.match_substring_regex(part.drop_null(), _UUID)), spelled
     if column.type == "json":
-        changed = "it is JSON that names a key twice, or has a number that a double does not keep"
-        yield lambda part: are_kept_json(part.drop_null().to_pylist(), _is_kept), changed
+        yield lambda part: are_kept_json(part.drop_null().to_pylist(), _is_kept), CHANGED_JSON
     ends = None
     if column.is_key and column.takes_spaces_for_equal:
         ends = f"it ends with a space, which the collation {column.collation} of the key ignores"
@@ -142,9 +142,8 @@ def _all(fine: pa.BooleanArray) -> bool:
     return pc.all(fine).as_py() is not False
 
 
-def _is_kept(number: str) -> bool:
-    exact = Decimal(number)
-    return exact == Decimal(repr(float(number))) or (-(2**63) <= exact < 2**64 and exact == int(exact))
+def _is_kept(exact: Decimal) -> bool:
+    return exact == Decimal(repr(float(exact))) or (-(2**63) <= exact < 2**64 and exact == int(exact))
 
 
 def _quoted(quote: str, text: pa.Array) -> pa.Array:

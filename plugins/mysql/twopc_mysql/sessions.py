@@ -34,15 +34,18 @@ _MODE = (
 _SETTINGS = """
     SET SESSION sql_mode = %s, innodb_lock_wait_timeout = %s, lock_wait_timeout = %s, time_zone = '+00:00',
         autocommit = 1, unique_checks = 1, foreign_key_checks = 1, sql_notes = 1, max_error_count = 65535,
-        wait_timeout = 28800
+        wait_timeout = 28800, completion_type = 0, sql_select_limit = 18446744073709551615, sql_safe_updates = 0
 """
+"""Of the last three, others would leave the driver's session in a transaction, hide rows from it, and keep it from
+deleting."""
+
 _SETTINGS_OF_MARIADB = """
     SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0,
-        max_statement_time = 0
+        max_statement_time = 0, check_constraint_checks = 1
 """
 """A task computes its next records meanwhile, and a write may take long."""
 
-_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 """It takes no gap locks when records are added, for which transactions of one batch would wait."""
 
 
@@ -70,12 +73,10 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
     return connection
 
 
-def ask(connection: Connection, statement: str, *values: Any, **names: str) -> list[tuple[Any, ...]]:
-    """Run a statement and return its rows. ``values`` are for each ``%s``, ``names`` for tables and databases in
-    braces."""
-    quoted = {name: identifier(of).replace("%", "%%") for name, of in names.items()}
+def ask(connection: Connection, statement: str, *values: Any, **named: Any) -> list[tuple[Any, ...]]:
+    """Run a statement and return its rows. ``values`` are for each ``%s``, or ``named`` for ``%(name)s``."""
     with connection.cursor() as cursor:
-        cursor.execute(statement.format(**quoted), values)
+        cursor.execute(statement, named or values)
         return list(cursor.fetchall())
 
 

@@ -23,7 +23,7 @@ from twopc_mysql.columns import Column, check_upsert
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import GONE, IS_NAMED, commit_failed, number, request_failed, write_failed
 from twopc_mysql.sessions import WRITE_TIMEOUT_S, Connection, ask, bounded, connect, end, release, session
-from twopc_mysql.tables import Marker, Table, can_prepare, is_read_only, prepared, settings, xid
+from twopc_mysql.tables import Table, can_prepare, is_read_only, prepared, settings, xid
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -121,13 +121,6 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
     # On the coordinator. ----------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Make sure that the server can prepare transactions, and create the marker table.
-
-        Raises:
-            ConfigurationError: the server is too old or writes its binary log by statements, the marker table is not of
-                InnoDB, or the names would be too long.
-            Retriable: the server does not answer.
-        """
         super().open()
         with self._requesting(f"opening {self._options}") as connection:
             self._require_transactional(connection, MARKERS)
@@ -184,7 +177,7 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(names)}")
             yield from self._check_durability(found)
             yield from self._check_upsert_key([key.columns for key in keys])
-            yield from self._check_prepared(prepared(connection))
+            yield self._check_prepared(prepared(connection), "they hold their rows locked", "XA RECOVER")
             has_markers = self._table.engine(connection, MARKERS) is not None
         if not has_markers:
             markers = f"marker table {self._options.database}.{MARKERS}"
@@ -215,15 +208,6 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
                 "make it the primary key, or write each batch from one partition",
             )
 
-    def _check_prepared(self, names: Sequence[str]) -> Iterator[CheckResult]:
-        own = sum(map(self.transactional_ids.owns_exact, names))
-        check, seen = "prepared transactions", f"{own} of this query, {len(names) - own} of other queries"
-        if names:
-            held = f"{seen}: they hold their rows locked"
-            yield CheckResult.warning(check, held, "start their queries again, or list them with XA RECOVER")
-        else:
-            yield CheckResult.passed(check, "none")
-
     def _try(self, names: Sequence[str], has_markers: bool) -> None:
         """Prepare a transaction without a record and roll it back. Raises the same errors as a task's calls."""
         with self._trial() as transaction:
@@ -233,8 +217,7 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
                 self.pre_commit(transaction)
 
     def _commit(self, connection: Connection, name: str, what: str, table: Table) -> bool:
-        if is_read_only(connection):  # a replica may not have the transaction yet, and reports it as gone
-            raise Retriable(f"{what}, and the server is read-only, as a replica is")
+        _require_writable(connection, what)  # a replica may not have the transaction yet, and reports it as gone
         return self._ended(connection, "COMMIT", name, what, table)
 
     def _roll_back(self, connection: Connection, name: str, what: str, table: Table) -> None:
@@ -254,9 +237,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         deadline = time.monotonic() + HELD_S
         while True:
             self._end_name(connection, verb, name, what, deadline)
-            marker = table.marker(connection, name)
-            if marker is not Marker.UNDECIDED:
-                return marker is Marker.VISIBLE
+            if (is_visible := table.marker(connection, name)) is not None:
+                return is_visible
             self._adopt(connection, verb, name, what, table)
             _wait_until(deadline, what)
 
@@ -310,12 +292,19 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             end(session)
 
     def _listed(self, connection: Connection) -> list[str]:
+        _require_writable(connection, f"a batch for {self._options} is not decided")
         return prepared(connection)
 
     def _left(self, connection: Connection) -> list[str]:
         """With those whose names the server has ended alone, as a crash may follow. A session may also be about to
         prepare one."""
         return sorted({*prepared(connection), *self._table.undecided(connection, self.transactional_ids.scope)})
+
+
+def _require_writable(connection: Connection, what: str) -> None:
+    """Raise Retriable if the server takes no commit. Tasks of a user with all rights may write to it all the same."""
+    if is_read_only(connection):
+        raise Retriable(f"{what}, and the server is read-only, as a replica is")
 
 
 def _wait_until(deadline: float, what: str) -> None:

@@ -1,8 +1,7 @@
 """The sink's table and its marker table: all SQL of the sink.
 
-A marker is a row that a transaction writes about itself, under its own name. The row exists exactly if the transaction
-is committed, whichever process ended it. For a transaction that is gone, the server reports only XAER_NOTA, whether it
-was committed before or rolled back by hand.
+For a transaction that is gone, the server reports only XAER_NOTA, whether it was committed before or rolled back by
+hand.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
+from typing import Any
 
 import pyarrow as pa
 import pymysql
 
 from twopc.keyed import UniqueIndex
-from twopc.prepared import MARKERS
-from twopc.transactional_ids import TransactionId
+from twopc.prepared import MARKERS, MarkedTable
 from twopc_mysql.columns import Column
 from twopc_mysql.options import MysqlOptions
 from twopc_mysql.outcomes import NO_TABLE, number, rule_broken
@@ -50,14 +48,12 @@ _ENGINE = """
 """
 
 _MAKE_MARKERS = """
-    CREATE TABLE IF NOT EXISTS {database}.{markers} (
+    CREATE TABLE IF NOT EXISTS {markers} (
         transaction_id VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY,
         scope VARCHAR(128) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
         batch_id BIGINT NOT NULL
     ) ENGINE=InnoDB
 """
-
-_MARK = "INSERT INTO {database}.{markers} (transaction_id, scope, batch_id) VALUES (%s, %s, %s)"
 
 _INSERT = "INSERT INTO {table} ({columns}) VALUES "
 _DELETE = "DELETE FROM {table} WHERE "
@@ -69,21 +65,12 @@ KEYS_AT_ONCE = 500
 """How many keys a DELETE has at most. With many more, a server would read the whole table."""
 
 
-class Marker(Enum):
-    """What can be seen of a transaction's marker."""
-
-    VISIBLE = "the transaction is committed"
-    UNDECIDED = "it has written its marker, and is neither committed nor rolled back"
-    MISSING = "it was rolled back, never wrote its marker, or was committed and the marker removed since"
-
-
-class Table:
+class Table(MarkedTable[Connection]):
     """The table that ``options`` names, and its markers. The methods raise PyMySQL's errors."""
 
     def __init__(self, options: MysqlOptions) -> None:
         self._database, self._name = options.database, options.table
         self._upsert_by = options.upsert_by
-        self._names = {"database": self._database, "markers": MARKERS}
 
     # Reading. ---------------------------------------------------------------------------------------------------------
 
@@ -128,18 +115,17 @@ class Table:
         Raises:
             RecordRefused: the server does not hold a value, or would change it.
         """
-        head = _DELETE.format(table=self._qualified)
+        head = _DELETE.format(table=self._qualified())
         texts = conditions(keys, columns)
         for statement in statements(head.encode(), texts, b"", most_bytes, by=b" OR ", at_once=KEYS_AT_ONCE):
             connection.query(statement)
 
     def try_delete(self, connection: Connection) -> None:
         """Delete no row. The server checks the rights as for one, and keeps the table's definition from then on."""
-        connection.query(_DELETE.format(table=self._qualified) + "FALSE")
+        connection.query(_DELETE.format(table=self._qualified()) + "FALSE")
 
-    @property
-    def _qualified(self) -> str:
-        return f"{identifier(self._database)}.{identifier(self._name)}"
+    def _qualified(self, name: str = "") -> str:
+        return f"{identifier(self._database)}.{identifier(name or self._name)}"
 
     def try_insert(self, connection: Connection, names: Sequence[str]) -> None:
         """Write no record. The server checks the rights as for one."""
@@ -148,7 +134,7 @@ class Table:
 
     def _insert_statement(self, names: Sequence[str]) -> tuple[str, str]:
         """Return what stands before and after the rows."""
-        head = _INSERT.format(table=self._qualified, columns=", ".join(map(identifier, names)))
+        head = _INSERT.format(table=self._qualified(), columns=", ".join(map(identifier, names)))
         others = [identifier(name) for name in names if name not in self._upsert_by] or [identifier(names[0])]
         changes = ", ".join(f"{column} = VALUES({column})" for column in others)
         return head, _REPLACE.format(changes=changes) if self._upsert_by else ""
@@ -162,32 +148,23 @@ class Table:
 
     # Markers. ---------------------------------------------------------------------------------------------------------
 
+    _waiting = " LOCK IN SHARE MODE"
+    """Then "no row" is certain: the transaction is gone. A plain read would also find no row while another process is
+    committing it."""
+
+    def _of_markers(self, connection: Connection, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        parts = {name: f"%({name})s" for name in values}
+        return ask(connection, statement.format(markers=self._qualified(MARKERS).replace("%", "%%"), **parts), **values)
+
     def make_markers(self, connection: Connection) -> None:
         if self.engine(connection, MARKERS) is None:
-            ask(connection, _MAKE_MARKERS, **self._names)
+            self._of_markers(connection, _MAKE_MARKERS)
 
-    def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
-        ask(connection, _MARK, transaction_id.exact, scope, transaction_id.round.batch_id, **self._names)
-
-    def is_committed(self, connection: Connection, transaction_id: str) -> bool:
-        """Waits while the transaction is neither committed nor rolled back.
-
-        A locking read waits for the transaction that wrote the row, so "no row" is certain: the transaction is gone. A
-        plain read would also find no row while another process is committing it.
-
-        Raises:
-            pymysql.OperationalError: a session still holds the transaction, or another process is ending it.
-        """
-        statement = "SELECT 1 FROM {database}.{markers} WHERE transaction_id = %s LOCK IN SHARE MODE"
-        return bool(ask(connection, statement, transaction_id, **self._names))
-
-    def marker(self, connection: Connection, transaction_id: str) -> Marker:
-        """Return whether a transaction's marker is there. Unlike ``is_committed``, it does not wait.
-
-        ``UNDECIDED`` may be out of date: the transaction may have been committed between the two reads.
-        """
+    def marker(self, connection: Connection, transaction_id: str) -> bool | None:
+        """Return whether a transaction's marker is visible, which proves that it is committed; None if it is written
+        and was not visible a moment before. Unlike ``is_committed``, this does not wait."""
         visible, written = self._marked(connection, "transaction_id", transaction_id)
-        return Marker.VISIBLE if visible else Marker.UNDECIDED if written else Marker.MISSING
+        return None if written > visible else bool(visible)
 
     def undecided(self, connection: Connection, scope: str) -> set[str]:
         """Return the names of transactions that have written their marker, and whose marker is not visible."""
@@ -197,13 +174,13 @@ class Table:
     def _marked(self, connection: Connection, column: str, value: str) -> tuple[set[str], set[str]]:
         """Return the names of markers that are committed, and of those that are there at all. None is there before the
         first start, which makes the table."""
-        statement = f"SELECT transaction_id FROM {{database}}.{{markers}} WHERE {column} = %s"  # noqa: S608  # ours
+        statement = f"SELECT transaction_id FROM {{markers}} WHERE {column} = {{value}}"  # noqa: S608  # ours
         try:
-            visible = {name for (name,) in ask(connection, statement, value, **self._names)}
+            visible = {name for (name,) in self._of_markers(connection, statement, value=value)}
             if visible and column == "transaction_id":
                 return visible, visible
             ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
-            return visible, {name for (name,) in ask(connection, statement, value, **self._names)}
+            return visible, {name for (name,) in self._of_markers(connection, statement, value=value)}
         except pymysql.MySQLError as error:
             if number(error) != NO_TABLE:
                 raise
@@ -212,22 +189,20 @@ class Table:
     def write_nothing(self, connection: Connection) -> None:
         """Insert a row of no transaction into the marker table. If it is there, nothing is written, but the server
         takes the transaction for one that writes."""
-        ask(connection, _MARK.replace("INSERT", "INSERT IGNORE"), "", "", 0, **self._names)
-
-    def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
-        statement = "SELECT 1 FROM {database}.{markers} WHERE scope = %s AND batch_id < %s LIMIT 1"
-        return bool(ask(connection, statement, scope, before_batch_id, **self._names))
+        self._of_markers(
+            connection, "INSERT IGNORE INTO {markers} (transaction_id, scope, batch_id) VALUES ('', '', 0)"
+        )
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
         """Each is deleted by its key: a scan would wait for the rows of prepared transactions."""
-        statement = "SELECT transaction_id, batch_id FROM {database}.{markers} WHERE scope = %s ORDER BY transaction_id"
-        found = ask(connection, statement, scope, **self._names)
+        statement = "SELECT transaction_id, batch_id FROM {markers} WHERE scope = {scope} ORDER BY transaction_id"
+        found = self._of_markers(connection, statement, scope=scope)
         newest = max((batch_id for _, batch_id in found), default=0)
         old = [name for name, batch_id in found if batch_id < min(before_batch_id, newest)]
         if old:
             ask(connection, "START TRANSACTION")
             for name in old:
-                ask(connection, "DELETE FROM {database}.{markers} WHERE transaction_id = %s", name, **self._names)
+                self._of_markers(connection, "DELETE FROM {markers} WHERE transaction_id = {name}", name=name)
             ask(connection, "COMMIT")
 
 
@@ -250,9 +225,9 @@ def prepared(connection: Connection) -> list[str]:
 
 
 def is_read_only(connection: Connection) -> bool:
-    """Return whether the server is a replica, or has been told to refuse writes."""
+    """Return whether the server is a replica, or has been told to refuse writes. Newer ones answer by a word."""
     [(is_read_only,)] = ask(connection, "SELECT @@global.read_only")
-    return bool(is_read_only)
+    return f"{is_read_only}" not in ("0", "OFF")
 
 
 def settings(connection: Connection) -> dict[str, str]:

@@ -17,7 +17,7 @@ from twopc.bad_records import are_in_years, are_utf8
 from twopc.columns import has_room
 from twopc.errors import SchemaMismatch
 from twopc.keyed import UniqueIndex, check_key
-from twopc.prepared import are_kept_json
+from twopc.prepared import CHANGED_JSON, are_kept_json
 
 ORDINAL = "twopc_ordinal"
 """The column of an upsert table that holds the order in which records arrived."""
@@ -247,7 +247,7 @@ def refusals(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.A
     if pa.types.is_date(of_one) or pa.types.is_timestamp(of_one):
         yield lambda part: are_in_years(single(part)), "it is a time outside of the years 1 to 9999"
     if column.type == "jsonb":
-        yield _are_kept_as_jsonb, "it is JSON that names a key twice, or has a number that jsonb does not keep"
+        yield _are_kept_as_jsonb, CHANGED_JSON
 
 
 def single(values: pa.Array) -> pa.Array:
@@ -259,5 +259,6 @@ def _are_kept_as_jsonb(values: pa.Array) -> bool:
     return are_kept_json(single(values).to_pylist(), _is_kept)
 
 
-def _is_kept(number: str) -> bool:
-    return int(Decimal(number).as_tuple().exponent) >= _LEAST_EXPONENT
+def _is_kept(number: Decimal) -> bool:
+    is_negative_zero = number.is_signed() and number.is_zero()
+    return int(number.as_tuple().exponent) >= _LEAST_EXPONENT and not is_negative_zero

@@ -53,6 +53,7 @@ transaction."""
 CONFIGURATION: Mapping[str, str] = {
     "0A000": "PostgreSQL can't prepare a transaction that does this, such as a trigger that uses NOTIFY or a temporary"
     " table. Change the trigger, or use the backend 'sql', which prepares no transaction.",
+    "2200H": "Give the sequence of the column a larger maximum, or let it start again.",
     "28": "Correct user and password in 'conninfo'.",
     "3D": "Correct the database in 'conninfo'.",
     "3F": "Correct the schema in 'table'.",
@@ -80,11 +81,12 @@ codes of its own, and not the statement (table "Message Severity Levels" of Post
 _WORDS_FOR_A_LOGIN = re.compile(
     r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
     r"|no pg_hba\.conf entry|is not permitted to log in|(role|database) .* does not exist"
-    r"|permission denied for database"
+    r"|permission denied for database|unrecognized configuration parameter|definition of service .* not found"
+    r"|invalid \w+ value: |certificate file .* does not exist|certificate verify failed|SSL was required"
 )
-"""libpq reports no SQLSTATE for a connection that the server refuses, only words. Where the server asks another system,
-it has the same words for a wrong password and for a system that is out (auth_failed in auth.c), so these are none of a
-refusal."""
+"""libpq reports no SQLSTATE for a connection that the server or libpq itself refuses, only words. Where the server asks
+another system, it has the same words for a wrong password and for a system that is out (auth_failed in auth.c), so
+these are none of a refusal."""
 
 
 def _found(table: Mapping[str, str], sqlstate: str | None) -> str | None:
@@ -140,9 +142,10 @@ def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     )
 
 
-def write_failed(error: psycopg.Error, what: str, columns: Collection[str] = ()) -> Refused | RoundAborted:  # noqa: ARG001
-    """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible."""
-    if rule := broken_rule(error):
+def write_failed(error: psycopg.Error, what: str, columns: Collection[str] | None) -> Refused | RoundAborted:
+    """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible.
+    ``columns``: those of the records; None if no record is involved."""
+    if columns is not None and (rule := broken_rule(error)):
         place = _PLACE.search(error.diag.context or "")
         return RecordRefused(
             f"a value breaks the table's rules ({rule}). {ADVICE}",
@@ -169,7 +172,9 @@ def broken_rule(error: psycopg.Error) -> str | None:
         return type(error).__name__  # psycopg sends no text with a NUL
     if error.diag.source_function == _POLICY_CHECK and error.sqlstate == "42501":
         return "row level security"
-    if error.diag.source_function == _PARTITION_LOOKUP or _found(RECORD, error.sqlstate) is None:
+    if error.diag.source_function == _PARTITION_LOOKUP or error.sqlstate in CONFIGURATION:
+        return None
+    if _found(RECORD, error.sqlstate) is None:
         return None
     return " ".join(filter(None, (type(error).__name__, error.diag.constraint_name)))
 

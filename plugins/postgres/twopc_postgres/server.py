@@ -14,12 +14,14 @@ from twopc_postgres.sessions import SYNCHRONOUS, Connection
 _CANCEL_TIMEOUT_S = 5.0
 
 
-def prepared(connection: Connection, scope: str) -> dict[str, float]:
+def prepared(connection: Connection, scope: str, *, by_others: bool = False) -> dict[str, float]:
     """Return the names of the transactions prepared in this database that start with ``scope`` → how many seconds ago
-    they were prepared."""
-    found = connection.ask(
-        _PREPARED + " WHERE database = current_database() AND starts_with(gid, {scope})", scope=scope
+    they were prepared. ``by_others``: also those that this role may not end."""
+    ours = (
+        " WHERE database = current_database() AND starts_with(gid, {scope}) AND ({by_others} OR owner = current_user"
+        " OR (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user))"
     )
+    found = connection.ask(_PREPARED + ours, scope=scope, by_others=by_others)
     return {name: float(age_s) for name, age_s in found}
 
 

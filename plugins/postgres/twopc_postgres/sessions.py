@@ -139,6 +139,9 @@ def connect(conninfo: str, *, autocommit: bool = False) -> Connection:
     # another client.
     connection = Connection.connect(conninfo, autocommit=autocommit, prepare_threshold=None)
     connection.add_notice_handler(connection.note_unreplicated)
+    # At a higher level, which a role may prefer, a transaction would read the columns as they were at its begin, not as
+    # they are when it locks them.
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 

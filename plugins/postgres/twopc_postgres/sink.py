@@ -116,7 +116,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
         if transaction.upsert_table is None:
             return
         self._run(transaction, "SAVEPOINT twopc_tried")
-        with self._writing(transaction.id):
+        with self._writing(transaction.id, transaction.schema.names):
             if transaction.deletes > deletes:
                 self._table.delete(transaction.connection, transaction.upsert_table, -deletes)
             else:
@@ -175,16 +175,16 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
     def validate_deletes(self) -> None:
         with self._requesting(f"reading the definition of {self._options}") as connection:
             self._definition(connection)
-            programs = self._table.programs(connection, deletes=True)
+            has_policies, rules, _ = self._table.programs(connection, deletes=True)
             may_delete = self._table.may_delete(connection)
         if not may_delete:
             raise ConfigurationError(f"{self._options}: the role may not delete rows. GRANT DELETE on the table to it.")
-        if programs.rules:
+        if rules:
             raise ConfigurationError(
-                f"{self._options} has the rules {', '.join(programs.rules)} ON DELETE, which could keep rows. Nothing"
+                f"{self._options} has the rules {', '.join(rules)} ON DELETE, which could keep rows. Nothing"
                 " was written. Replace them by triggers."
             )
-        if programs.has_policies:
+        if has_policies:
             raise ConfigurationError(
                 f"{self._options} has row level security, which hides rows from a DELETE without an error. Nothing was"
                 " written. Use a role with BYPASSRLS."
@@ -200,18 +200,18 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
                 f"{self._options}: table {unlogged} is UNLOGGED, so PostgreSQL empties it after a crash, including"
                 f" prepared records. Nothing was written. Run ALTER TABLE {unlogged} SET LOGGED."
             )
-        programs = self._table.programs(connection)
-        if programs.rules:
+        has_policies, rules, triggers = self._table.programs(connection)
+        if rules:
             raise ConfigurationError(
-                f"{self._options} has the rules {', '.join(programs.rules)}, which COPY does not apply and ON CONFLICT"
+                f"{self._options} has the rules {', '.join(rules)}, which COPY does not apply and ON CONFLICT"
                 " does not allow. Nothing was written. Replace them by triggers."
             )
-        if programs.has_policies and not self._options.upsert_by:
+        if has_policies and not self._options.upsert_by:
             raise ConfigurationError(
                 f"{self._options} has row level security, under which PostgreSQL allows no COPY. Nothing was written."
                 " Use 'upsert_by', the backend 'sql', or a role with BYPASSRLS."
             )
-        return columns, self._table.unique_indexes(connection), programs.triggers
+        return columns, self._table.unique_indexes(connection), triggers
 
     def check(self) -> Iterator[CheckResult]:
         with self._requesting(f"reading the definition of {self._options}") as connection:
@@ -222,22 +222,14 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
             check_upsert(self._options.upsert_by, names, columns, unique, str(self._options))
             yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(names)}")
             yield server.durability(connection)
-            yield self._check_prepared(server.all_prepared(connection))
+            found = server.all_prepared(connection)
+            held = "they hold locks, and keep VACUUM from removing rows"
+            if found:
+                held = f"the oldest {max(found.values()):.0f} s old; {held}"
+            yield self._check_prepared(found, held, "pg_prepared_xacts")
         yield CheckResult.of("trial transaction", lambda: self._try(names))
         if triggers:
             yield self._check_triggers(columns, triggers)
-
-    def _check_prepared(self, found: Mapping[str, float]) -> CheckResult:
-        check = "prepared transactions"
-        if not found:
-            return CheckResult.passed(check, "none")
-        own, oldest_s = sum(map(self.transactional_ids.owns_exact, found)), max(found.values())
-        return CheckResult.warning(
-            check,
-            f"{own} of this query, {len(found) - own} of others, the oldest {oldest_s:.0f} s old: they hold locks,"
-            " and keep VACUUM from removing rows",
-            "start their queries again, or look into pg_prepared_xacts",
-        )
 
     def _check_triggers(self, columns: Sequence[Column], triggers: Sequence[str]) -> CheckResult:
         """Try the row triggers by a made-up row: some of what they may do fails only when it is prepared."""
@@ -255,7 +247,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
     def _try(self, names: Sequence[str], *rows: Sequence[Any]) -> None:
         """Prepare a transaction and roll it back. Raises the same errors as a task's calls."""
         with self._trial() as transaction:
-            with self._writing(transaction.id):
+            with self._writing(transaction.id, names):
                 self._table.make_markers(transaction.connection)
                 self._table.keep(transaction.connection)
                 written = self._table.copy_rows(transaction.connection, names, rows, transaction.upsert_table)
@@ -283,8 +275,11 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
     def _listed(self, connection: Connection) -> Mapping[str, float]:
         return server.prepared(connection, self.transactional_ids.scope)
 
+    def _left(self, connection: Connection) -> Mapping[str, float]:
+        return server.prepared(connection, self.transactional_ids.scope, by_others=True)
+
     def open_transactions(self) -> OpenTransactions:
         with self._requesting(f"listing the transactions prepared for {self._options}") as connection:
-            found = self._listed(connection)
+            found = self._left(connection)
         ages_s = [age_s for name, age_s in found.items() if self.transactional_ids.owns_exact(name)]
         return OpenTransactions(len(ages_s), max(ages_s, default=0.0))

@@ -1,8 +1,5 @@
 """The sink's table and its marker table: all SQL of the sink.
 
-A marker is a row that a transaction writes about itself, under its own name. The row exists exactly if the transaction
-is committed, whichever process ended it. A failover or a restore from a backup undoes both together.
-
 For a prepared transaction that is gone, PostgreSQL reports only "does not exist", whether it was committed before or
 rolled back by hand. ``pg_xact_status`` distinguishes the two, but reports on a different transaction if the server has
 reused the number.
@@ -12,16 +9,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from twopc.columns import require
+from twopc.columns import ADVICE, require
 from twopc.errors import RecordRefused
 from twopc.keyed import UniqueIndex
-from twopc.prepared import MARKERS
+from twopc.prepared import MARKERS, MarkedTable
 from twopc.transactional_ids import TransactionId
 from twopc_postgres.columns import FOLDS, ORDINAL, OTHER, PROVEN, PROVEN_IN_KEYS, Column, in_utc, refusals, single
 from twopc_postgres.options import PostgresOptions
@@ -46,7 +43,7 @@ _COLUMNS = """
         WHERE t.typtype = 'd' OR t.typinput = 'pg_catalog.array_in'::pg_catalog.regproc
     )
     SELECT a.attname,
-           CASE WHEN r.arrays > 1 THEN ''
+           CASE WHEN r.arrays > 1 OR (r.arrays > 0 AND t.typdelim <> ',') THEN ''
                 WHEN t.typtype = 'e' THEN 'enum'
                 WHEN t.typnamespace = 'pg_catalog'::pg_catalog.regnamespace THEN t.typname
                 WHEN t.typtype = 'b' THEN {other}
@@ -122,22 +119,7 @@ _UNIQUE_INDEXES = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """What the server does on its own with a record.
-
-    Attributes:
-        has_policies: whether row level security holds for this role.
-        rules: the names of the rules for INSERT, and with ``upsert_by`` for UPDATE; or of those for DELETE.
-        triggers: the names of the triggers that are called for each row.
-    """
-
-    has_policies: bool
-    rules: Sequence[str]
-    triggers: Sequence[str]
-
-
-class Table:
+class Table(MarkedTable[Connection]):
     """The table that ``options`` names, and its markers. The methods raise psycopg's errors."""
 
     def __init__(self, options: PostgresOptions) -> None:
@@ -152,11 +134,13 @@ class Table:
         """Return the table's columns; an empty list if the table does not exist."""
         return [Column(*row) for row in self._of_catalog(connection, _COLUMNS, other=OTHER)]
 
-    def programs(self, connection: Connection, deletes: bool = False) -> Programs:
-        """Return what the server does on its own with the records of a table that exists, or with ``deletes``."""
+    def programs(self, connection: Connection, deletes: bool = False) -> tuple[bool, list[str], list[str]]:
+        """Return what the server does on its own with the records of a table that exists, or with ``deletes``: whether
+        row level security holds for this role, the names of the rules, and those of the triggers for each row."""
         events = [_ON_DELETE] if deletes else [_ON_INSERT, _ON_UPDATE] if self._upsert_by else [_ON_INSERT]
         [found] = self._of_catalog(connection, _PROGRAMS, events=events)
-        return Programs(*found)
+        has_policies, rules, triggers = found
+        return has_policies, rules, triggers
 
     def unlogged(self, connection: Connection) -> str | None:
         """Return the name of an UNLOGGED table among the table and its partitions; None if there is none. PostgreSQL
@@ -301,7 +285,7 @@ class Table:
             RecordRefused: a trigger leaves a record out, or writes it to another table.
         """
         if written != given:
-            names = ", ".join(self.programs(connection).triggers) or "of a partition"
+            names = ", ".join(self.programs(connection)[2]) or "of a partition"
             raise RecordRefused(
                 f"a trigger of the table ({names}) leaves out {given - written} of {given} records. Filter such records"
                 " in the query, or change the trigger. If it writes them to other tables, as partitions by inheritance"
@@ -339,43 +323,21 @@ class Table:
 
     # Markers. ---------------------------------------------------------------------------------------------------
 
+    def _of_markers(self, connection: Connection, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        return connection.ask(statement, markers=self._markers, **values)
+
     def make_markers(self, connection: Connection) -> None:
-        [(found,)] = connection.ask(
-            "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = {schema} AND tablename = {markers})",
-            schema=self._schema,
-            markers=MARKERS,
-        )
-        if not found:
-            make = (
-                "CREATE TABLE {markers} (transaction_id text PRIMARY KEY, scope text NOT NULL, batch_id int8 NOT NULL)"
-            )
-            connection.ask(make, markers=self._markers)
-
-    def mark(self, connection: Connection, transaction_id: TransactionId, scope: str) -> None:
-        connection.ask(
-            "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})",
-            markers=self._markers,
-            name=transaction_id.exact,
-            scope=scope,
-            batch_id=transaction_id.round.batch_id,
-        )
-
-    def is_committed(self, connection: Connection, transaction_id: str) -> bool:
-        ask = "SELECT EXISTS (SELECT FROM {markers} WHERE transaction_id = {name})"
-        [(found,)] = connection.ask(ask, markers=self._markers, name=transaction_id)
-        return bool(found)
-
-    def has_markers(self, connection: Connection, scope: str, before_batch_id: int) -> bool:
-        ask = "SELECT EXISTS (SELECT FROM {markers} WHERE scope = {scope} AND batch_id < {before})"
-        [(found,)] = connection.ask(ask, markers=self._markers, scope=scope, before=before_batch_id)
-        return bool(found)
+        ask = "SELECT 1 FROM pg_tables WHERE schemaname = {schema} AND tablename = {name}"
+        if not connection.ask(ask, schema=self._schema, name=MARKERS):
+            columns = "transaction_id text PRIMARY KEY, scope text NOT NULL, batch_id int8 NOT NULL"
+            self._of_markers(connection, f"CREATE TABLE {{markers}} ({columns})")
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
         prune = (
             "DELETE FROM {markers} WHERE scope = {scope} AND batch_id < LEAST({before},"
             " (SELECT max(batch_id) FROM {markers} WHERE scope = {scope}))"
         )
-        connection.ask(prune, markers=self._markers, scope=scope, before=before_batch_id)
+        self._of_markers(connection, prune, scope=scope, before=before_batch_id)
 
 
 def _are_kept(connection: Connection, values: pa.Array, column: Column, is_key: bool) -> bool:
@@ -386,7 +348,12 @@ def _are_kept(connection: Connection, values: pa.Array, column: Column, is_key: 
     pattern = PROVEN[column.type] if is_padded or not is_key else None
     of_value = f" OR v ~ '^({pattern})$' AND v::pg_catalog.{column.type} = v::{element}" if pattern else ""
     ask = _KEPT.format(element, of_value, " AND v !~ ' $'" if is_key and is_padded else "").encode()
-    [(are_kept,)] = connection.execute(ask, (single(values).unique().to_pylist(),))
+    try:
+        [(are_kept,)] = connection.execute(ask, (single(values).unique().to_pylist(),))
+    except psycopg.errors.InternalError_ as error:  # the code of an error to which an extension has given none
+        raise RecordRefused(
+            f"the column's type, {column.element}, does not take it ({error.sqlstate}). {ADVICE}", column=column.name
+        ) from error
     return bool(are_kept)
 
 

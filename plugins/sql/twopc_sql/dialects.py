@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +28,7 @@ class Dialect:
             take.
         transaction: what each database transaction begins with, likewise.
         isolation: the level of isolation; None for the only one that there is.
-        unique: makes the columns ``{columns}`` the primary key of ``{table}``.
+        stage: makes ``{table}`` with what ``{select}`` returns and a key of ``{columns}``, or neither.
         at_once: has the database check what it would only check at a commit; empty if it checks everything at once.
         faults: yields what is wrong with a table, where the database does not report it by itself.
         unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null
@@ -35,6 +36,8 @@ class Dialect:
             equal alone.
         any_replaces: whether it replaces the row of whichever unique key has an equal one.
         joins_deletes: whether a DELETE can join the table with another one.
+        counts_rows: whether an INSERT returns how many rows it has added or replaced. Triggers may leave some out.
+        numbers_null: whether null in a primary key may become a number.
     """
 
     scheme: str
@@ -44,18 +47,19 @@ class Dialect:
     session: Sequence[str] = ()
     transaction: Sequence[str] = ()
     isolation: str | None = None
-    unique: str = "ALTER TABLE {table} ADD PRIMARY KEY ({columns})"
+    stage: Sequence[str] = ("CREATE TABLE {table} AS {select}", "ALTER TABLE {table} ADD PRIMARY KEY ({columns})")
     at_once: str = ""
     faults: Callable[[sa.Connection, str | None, str], Iterator[str]] = lambda *_: iter(())
     unique_keys: str = ""
     any_replaces: bool = False
     joins_deletes: bool = True
+    counts_rows: bool = False
+    numbers_null: bool = False
 
 
 def _on_conflict(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
-    if not others:
-        return insert.on_conflict_do_nothing(index_elements=keys)
-    return insert.on_conflict_do_update(index_elements=keys, set_={name: insert.excluded[name] for name in others})
+    set_ = {name: insert.excluded[name] for name in others or keys}
+    return insert.on_conflict_do_update(index_elements=keys, set_=set_)
 
 
 def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
@@ -66,6 +70,13 @@ def _faults_in_mysql(connection: sa.Connection, schema: str | None, table: str) 
     engine = sa.inspect(connection).get_table_options(table, schema).get("mysql_engine")
     if engine != "InnoDB":
         yield f"its engine is {engine}, which can't roll back: ALTER TABLE … ENGINE = InnoDB"
+
+
+def _faults_in_sqlite(connection: sa.Connection, schema: str | None, table: str) -> Iterator[str]:
+    catalog = sa.table("sqlite_master", sa.column("sql"), sa.column("name"), schema=schema)
+    made = connection.scalar(sa.select(catalog.c.sql).where(catalog.c.name == table))
+    if re.search(r"\bON\s+CONFLICT\b", made or "", re.IGNORECASE):
+        yield "its definition has ON CONFLICT, by which a record may be left out or replace another row: leave it out"
 
 
 _KEYS_IN_POSTGRES = """
@@ -130,7 +141,8 @@ _KEYS_IN_DUCKDB = """
 
 _LOCAL_TO_POSTGRES = (
     "SET LOCAL lock_timeout = {timeout_ms}; SET LOCAL statement_timeout = 0;"
-    " SET LOCAL standard_conforming_strings = on; SET LOCAL array_nulls = on"
+    " SET LOCAL standard_conforming_strings = on; SET LOCAL array_nulls = on; SET LOCAL datestyle = ISO;"
+    " SET LOCAL extra_float_digits = 1; SET LOCAL intervalstyle = postgres"
 )
 
 DIALECTS: Mapping[str, Dialect] = {
@@ -152,6 +164,7 @@ DIALECTS: Mapping[str, Dialect] = {
         transaction=(_LOCAL_TO_POSTGRES,),
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
         unique_keys=_KEYS_IN_POSTGRES,
+        counts_rows=True,
     ),
     "mysql": Dialect(
         "mysql+pymysql",
@@ -160,10 +173,12 @@ DIALECTS: Mapping[str, Dialect] = {
         {"connect_timeout": 10, "read_timeout": ANSWER_TIMEOUT_S, "write_timeout": ANSWER_TIMEOUT_S},
         # Without strict mode, the server cuts what does not fit, and only warns. It would number a row that has 0.
         (
-            "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO')",
+            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO'",
             "SET SESSION default_storage_engine = InnoDB",
             "SET SESSION innodb_lock_wait_timeout = {timeout_s}, lock_wait_timeout = {timeout_s}",
+            "SET SESSION completion_type = 0, sql_select_limit = 18446744073709551615, sql_safe_updates = 0",
         ),
+        stage=("CREATE TABLE {table} (PRIMARY KEY ({columns})) AS {select}",),  # two would be two transactions
         isolation="READ COMMITTED",  # otherwise a DELETE locks the gaps between rows, where other tasks write
         faults=_faults_in_mysql,
         unique_keys=_KEYS_IN_MYSQL,
@@ -174,9 +189,12 @@ DIALECTS: Mapping[str, Dialect] = {
         sqlite.insert,
         _on_conflict,
         session=("PRAGMA busy_timeout = {timeout_ms}", "PRAGMA foreign_keys = ON"),
-        unique="CREATE UNIQUE INDEX {table}_key ON {table} ({columns})",
+        stage=("BEGIN", "CREATE TABLE {table} AS {select}", "CREATE UNIQUE INDEX {table}_key ON {table} ({columns})"),
+        faults=_faults_in_sqlite,
         unique_keys=_KEYS_IN_SQLITE,
         joins_deletes=False,
+        counts_rows=True,
+        numbers_null=True,
     ),
     "duckdb": Dialect("duckdb+duckdb_engine", postgresql.insert, _on_conflict, unique_keys=_KEYS_IN_DUCKDB),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -22,11 +21,11 @@ def written_as(field: pa.Field) -> sa.ColumnClause[Any]:
     return sa.column(field.name, sa.Date() if pa.types.is_date(field.type) else sa.types.NullType())
 
 
-def read_as(field: pa.Field) -> sa.ColumnElement[Any]:
-    """Return the column for a SELECT, so that the value is the one in the database: a driver may show fewer digits of a
-    number that has half the precision."""
+def read_as(field: pa.Field) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
+    """Return the columns for a SELECT: what shows the value that is in the database, as a driver may show fewer digits
+    of a number that has half the precision; and what shows its type, which a cast hides."""
     column = written_as(field)
-    return sa.cast(column, sa.Double()) if pa.types.is_floating(field.type) else column
+    return (sa.cast(column, sa.Double()), column) if pa.types.is_floating(field.type) else (column, sa.null())
 
 
 def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
@@ -40,26 +39,24 @@ def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     return values
 
 
-def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[sa.Row[Any]]) -> None:
+def require_unchanged(schema: pa.Schema, written: Mapping[str, Sequence[Any]], found: Sequence[sa.Row[Any]]) -> None:
     """Make sure that a database has the values that were written.
 
     Raises:
         RecordRefused: it changed one, such as a text that it cut, or a time without its fraction of a second.
     """
-    for position, (name, values) in enumerate(written.items()):
-        kept = [_in_utc(row[position]) for row in found]
-        if kept == values:
-            continue
-        for record, (before, after) in enumerate(zip(values, kept, strict=True)):
-            are_nan = (
-                isinstance(before, float) and isinstance(after, float) and math.isnan(before) and math.isnan(after)
+    for position, field in enumerate(schema):
+        values, kept = written[field.name], [_in_utc(row[2 * position]) for row in found]
+        if pa.types.is_floating(field.type):  # by their texts, NaN is NaN, and -0.0 is not 0.0
+            are_texts = (isinstance(row[2 * position + 1], str | bytes) for row in found)
+            values = [*map(repr, values)]
+            kept = [None if is_text else repr(number) for number, is_text in zip(kept, are_texts, strict=True)]
+        if kept != values:
+            raise RecordRefused(
+                "the database changes this value. Cast the column to a type that the table's column keeps.",
+                record=next(record for record, value in enumerate(values) if kept[record] != value),
+                column=field.name,
             )
-            if before != after and not are_nan:
-                raise RecordRefused(
-                    "the database changes this value. Cast the column to a type that the table's column keeps.",
-                    record=record,
-                    column=name,
-                )
 
 
 def _in_utc(value: Any) -> Any:

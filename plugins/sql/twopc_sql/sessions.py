@@ -57,8 +57,7 @@ def engine(options: SqlOptions) -> sa.Engine:
 _TEMPORARY_IN_POSTGRES = ("08", "40", "53", "57", "25006", "55P03")
 _TEMPORARY_IN_MYSQL = (
     *(0, 1020, 1021, 1037, 1038, 1040, 1041, 1053, 1114, 1129, 1152, 1158, 1159, 1160, 1161, 1180, 1203, 1205),
-    *(1213, 1226, 1290, 1317, 1412, 1836, 1927, 1969, 3024, 3572),
-    *range(2000, 3000),  # PyMySQL's own: no connection
+    *(1213, 1226, 1290, 1317, 1412, 1836, 1927, 1969, 2003, 2006, 2013, 2014, 3024, 3169, 3572, 4031),
 )
 _TEMPORARY_IN_SQLITE = ("database is locked", "database table is locked", "disk I/O", "database or disk", "unable to")
 _TEMPORARY_IN_DUCKDB = ("IOException", "TransactionException", "ConnectionException", "InterruptException")
@@ -66,9 +65,17 @@ _TEMPORARY_IN_DUCKDB = ("IOException", "TransactionException", "ConnectionExcept
 message begins, and DuckDB's classes."""
 
 _WORDS_FOR_A_LOGIN = re.compile(
-    r"authentication failed|no password supplied|no pg_hba\.conf entry|(role|database) .* does not exist"
+    r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
+    r"|no pg_hba\.conf entry|(role|database) .* does not exist"
 )
-"""libpq reports no SQLSTATE for a connection that the server refuses, only words."""
+"""libpq reports no SQLSTATE for a connection that the server refuses, only words. It has the same for a wrong password
+and for another system, asked by the server, that is out: these are none of a refusal."""
+
+_OF_ANOTHER_ROW = ("23503", "23505", "23P01", 1062, 1216, 1217, 1451, 1452, 1586)
+_WORDS_FOR_ANOTHER_ROW = re.compile(
+    r"^((UNIQUE|FOREIGN KEY) constraint failed|Constraint Error: (Duplicate|Violates|PRIMARY KEY) )"
+)
+"""What another row decides, which may go away: SQLSTATEs, error numbers, and words of SQLite and DuckDB."""
 
 
 def is_temporary(error: DBAPIError) -> bool:
@@ -89,7 +96,7 @@ def is_temporary(error: DBAPIError) -> bool:
         case "sqlite3":
             return str(first).startswith(_TEMPORARY_IN_SQLITE)
         case _:
-            return type(original).__name__ in _TEMPORARY_IN_DUCKDB
+            return type(original).__name__ in _TEMPORARY_IN_DUCKDB and "not a valid DuckDB" not in str(original)
 
 
 _VALUES_OF_MYSQL = (1118, 1292, 1644, 1690, 3140, 3819, 4025)
@@ -98,9 +105,15 @@ _VALUES_OF_POSTGRES = ("54", "P0001")  # too large or too deep, and what a trigg
 
 
 def is_refusal(error: DBAPIError) -> bool:
-    """Return whether the database refuses the statement for good, such as for a missing table or right. A broken key is
-    no such refusal: the other row may go away."""
-    return not is_temporary(error) and not isinstance(error, sa.exc.IntegrityError)
+    """Return whether the database refuses the statement for good, such as for a missing table or right."""
+    return not is_temporary(error) and not _is_of_another_row(error)
+
+
+def _is_of_another_row(error: DBAPIError) -> bool:
+    """Return whether there is a row with the same key, or none that a foreign key needs."""
+    original = error.orig
+    answer = getattr(original, "sqlstate", None) or next(iter(original.args), None) if original else None
+    return answer in _OF_ANOTHER_ROW or _WORDS_FOR_ANOTHER_ROW.search(str(original)) is not None
 
 
 def request_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
@@ -118,7 +131,7 @@ def trial_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
     if is_temporary(error):
         return request_failed(error, what)
     refused = f"{what}, and the table refuses it: {first_line(error)}."
-    if isinstance(error, sa.exc.IntegrityError) and not _is_of_record(error):
+    if _is_of_another_row(error):
         return RoundAborted(
             f"{refused} Look for a record that breaks a key or a foreign key of the table; with 'upsert_by', records"
             " replace rows. Nothing of the batch is visible, and it can be run again."
@@ -127,14 +140,6 @@ def trial_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
         f"{refused} Look for a record that breaks NOT NULL, a CHECK or a trigger of the table, or is too large for it."
         " Correct the records or the table. Nothing of the batch is visible."
     )
-
-
-def _is_of_record(error: DBAPIError) -> bool:
-    """Return whether a record breaks NOT NULL or a CHECK, whatever other rows there are."""
-    original = error.orig
-    first = next(iter(original.args), None) if original else None
-    is_rule = getattr(original, "sqlstate", None) in ("23502", "23514") or first == 1048  # of MySQL
-    return is_rule or re.search("(CHECK|NOT NULL) constraint failed", str(original)) is not None
 
 
 def write_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:

@@ -187,6 +187,7 @@ MAYBE_SECRET = pa.array(["fine", "secret"], pa.string())
         ("CHAR(9)", pa.array(["fine", "secret "]), "a CHAR does not keep that"),
         ("BIGINT UNSIGNED", pa.array([7, -1], pa.int64()), "error 1264: out of range"),
         ("BIGINT UNSIGNED", pa.array([1, 2**64], pa.decimal128(20, 0)), "error 1264: out of range"),
+        ("INT, n INT AS (10 DIV value) STORED", pa.array([1, 0], pa.int32()), "error 1365: division by zero"),
         ("BINARY(3)", pa.array([b"abc", b"ab"]), "which would pad it"),
         ("BINARY(3)", pa.array([b"abc", b"abcd"]), "error 1406: too long"),
         ("ENUM('2', 'it''s')", pa.array(["it's", "1"]), "the ENUM has no such text"),

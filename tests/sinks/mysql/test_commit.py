@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pymysql
 import pytest
 
 from tests.sinks.mysql.conftest import new_place
@@ -17,12 +18,13 @@ from tests.support.mariadb_server import MariaDbServer
 from twopc import Committable, Round
 from twopc.errors import (
     ConfigurationError,
+    OperatorRequired,
     OutcomeUnknown,
     Retriable,
     RoundAborted,
     TransactionLost,
 )
-from twopc_mysql import sessions, sink, tables
+from twopc_mysql import outcomes, sessions, sink, tables
 from twopc_mysql.tables import FORMAT_ID, can_prepare, xid
 
 if TYPE_CHECKING:
@@ -309,14 +311,53 @@ def test_a_replica_that_only_reads_is_asked_again(own_place: Place) -> None:
     sink = own_place.sink(url=own_place.server.url(own_place.database, user, password))
     own_place.ask("SET GLOBAL read_only = ON")
     try:
-        with pytest.raises(Retriable, match="the server is read-only"):
-            sink.commit(committable)
+        for ask in (lambda: sink.seal([committable], age_s=0), lambda: sink.commit(committable)):
+            with pytest.raises(Retriable, match="the server is read-only"):
+                ask()
     finally:
         own_place.ask("SET GLOBAL read_only = OFF")
     sink.commit(committable)
     sink.close()
     own_place.ask(f"DROP USER {user}@localhost")
     assert own_place.values() == ["a"]
+
+
+PREFERRED = "completion_type = 'CHAIN', GLOBAL sql_select_limit = 0, GLOBAL check_constraint_checks = 0"
+USUAL = "completion_type = DEFAULT, GLOBAL sql_select_limit = DEFAULT, GLOBAL check_constraint_checks = DEFAULT"
+
+
+def test_settings_that_others_prefer_hide_no_marker_and_leave_no_transaction_open(own_place: Place) -> None:
+    """The driver's session would be in a transaction after the first batch, and see nothing of the second."""
+    own_place.create("value VARCHAR(9) CHECK (value <> 'bad')")
+    own_place.ask(f"SET GLOBAL {PREFERRED}")
+    try:
+        sink = own_place.sink()
+        for batch_id in range(3):
+            vote, refused = own_place.vote_without_bad({"value": [f"{batch_id}", "bad"]}, round=Round(1, batch_id))
+            for _ in range(2):
+                sink.commit(vote)
+            sink.complete(batch_id, [vote])
+            assert refused == [1]
+        sink.close()
+    finally:
+        own_place.ask(f"SET GLOBAL {USUAL}")
+    assert own_place.values() == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(("answer", "is_read_only"), [(0, False), (1, True), ("OFF", False), ("NO_LOCK", True)])
+def test_a_server_that_takes_commits_is_known_by_a_number_or_a_word(
+    answer: object, is_read_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A newer MariaDB answers by a word. Taken for true, each of them would have every commit repeated for ever."""
+    monkeypatch.setattr(tables, "ask", lambda *_: [(answer,)])
+    assert tables.is_read_only(None) is is_read_only
+
+
+@pytest.mark.parametrize("number", [2026, 2059, 2061])
+def test_a_login_that_the_client_can_not_do_is_no_outage(number: int) -> None:
+    error = pymysql.OperationalError(number, "odd words")
+    assert isinstance(outcomes.request_failed(error, "opening"), OperatorRequired)
+    assert isinstance(outcomes.write_failed(error, "a transaction", None), ConfigurationError)
 
 
 # Before anything is written. --------------------------------------------------------------------------------------

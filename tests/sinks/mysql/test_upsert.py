@@ -73,8 +73,8 @@ def test_a_key_that_takes_different_values_for_equal_is_refused(column: str, rea
 def test_large_and_exact_numbers_and_keys_of_several_columns_delete_their_own_rows_alone(place: Place) -> None:
     """Beside a text, the server would compare them as floating-point numbers, which takes neighbors for equal."""
     place.create(
-        "id BIGINT, price DECIMAL(38,18), day DATETIME(6), code VARBINARY(9), is_new BOOLEAN,"
-        " PRIMARY KEY (id, price, day, code, is_new)"
+        "id BIGINT, price DECIMAL(38,18), day DATETIME(6), code VARBINARY(9), is_new BOOLEAN, hundreds BIGINT,"
+        " PRIMARY KEY (id, price, day, code, is_new, hundreds)"
     )
     first = {
         "id": pa.array([9007199254740993, 9007199254740992], pa.int64()),
@@ -82,8 +82,9 @@ def test_large_and_exact_numbers_and_keys_of_several_columns_delete_their_own_ro
         "day": pa.array([1_767_225_600_000_001] * 2, pa.timestamp("us")),
         "code": pa.array([b"'a\\"] * 2, pa.binary()),
         "is_new": pa.array([True, True]),
+        "hundreds": pa.array([Decimal("7E+2")] * 2, pa.decimal128(5, -2)),
     }
-    by = "id,price,day,code,is_new"
+    by = ",".join(first)
     place.sink().commit(place.pre_commit(first, upsert_by=by))
     keys = pa.record_batch(first).slice(0, 1)
     with Participant({"orders": place.sink(upsert_by=by)}, Round(1, 1), partition=0) as participant:

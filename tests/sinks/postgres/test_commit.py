@@ -152,3 +152,17 @@ def test_alter_table_waits_for_a_prepared_transaction_and_changes_the_table_when
         place.sink().commit(committable)
         operator.execute(f"ALTER TABLE {place.table} ADD COLUMN note text")
     assert place.values() == ["a"]
+
+
+def test_what_the_driver_may_not_end_is_not_decided_and_still_listed(place: Place) -> None:
+    """The tasks have logged in as somebody else, such as by a password file of their own."""
+    place.sink()  # creates the marker table
+    vote = place.pre_commit(["a"])
+    with place.user() as (location, grant):
+        grant("SELECT ON {markers}")
+        driver = place.sink(conninfo=location)
+        with pytest.raises(RoundAborted, match="or as different users"):
+            driver.seal([vote], age_s=0)
+        assert [each.transaction_id for each in driver.recover()] == [vote.transaction_id]
+        assert driver.open_transactions().count == 1
+    assert place.sink().seal([vote], age_s=0) == [vote]

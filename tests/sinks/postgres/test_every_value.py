@@ -10,7 +10,7 @@ from hypothesis import given
 
 from tests.support.every_value import VALUES, drawn, require_kept, rows_of, write_good
 from tests.support.kept_columns import PAGE, declared, filled, kept
-from twopc.errors import ConfigurationError, RecordRefused
+from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc_postgres.columns import EXACT_ENCODINGS
 
 if TYPE_CHECKING:
@@ -149,9 +149,9 @@ TYPES = """
     CREATE FUNCTION {0}.c(cstring) RETURNS {0}.whole_text LANGUAGE internal IMMUTABLE STRICT AS 'int4in';
     CREATE FUNCTION {0}.d({0}.whole_text) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'int4out';
     CREATE TYPE {0}.words (INPUT = {0}.a, OUTPUT = {0}.b, LIKE = text);
-    CREATE TYPE {0}.whole_text (INPUT = {0}.c, OUTPUT = {0}.d, LIKE = int4)
+    CREATE TYPE {0}.whole_text (INPUT = {0}.c, OUTPUT = {0}.d, LIKE = int4, DELIMITER = ':')
 """
-"""Types as extensions have them: the first is made as citext is."""
+"""Types as extensions have them: the first is made as citext is, and the arrays of the second are those of PostGIS."""
 
 
 @pytest.mark.variants
@@ -196,6 +196,9 @@ def test_a_text_of_which_only_the_spelling_changes_is_kept(column: str, text: st
         ("varchar(3)[]", ["a", "abc   "]),
         ("jsonb", '{"a": 1, "a": 2}'),
         ("jsonb", "[1e-20000]"),
+        ("jsonb", "[1e99999999999999999999]"),
+        ("jsonb", "[-0.0]"),
+        ("jsonb", "[" * 2000 + '{"a": 1, "a": 2}' + "]" * 2000),
     ],
 )
 def test_a_text_that_a_column_would_change_is_refused_and_can_be_left_out(column: str, text: Any, place: Place) -> None:
@@ -211,6 +214,14 @@ def test_a_text_that_a_column_would_change_is_refused_and_can_be_left_out(column
     place.sink().commit(vote)
     assert left_out == [1]
     assert place.ask("SELECT count(*) FROM {}") == [(1,)]
+
+
+def test_a_list_is_refused_whose_column_has_another_delimiter(place: Place) -> None:
+    """It would be an array of one element."""
+    place.ask(TYPES.format(place.schema))
+    place.create(f"value {place.schema}.whole_text[]")
+    with pytest.raises(SchemaMismatch, match="column 'value'"):
+        place.sink().validate(pa.schema([("value", pa.list_(pa.string()))]))
 
 
 def test_a_database_whose_encoding_changes_characters_without_a_warning_is_refused(place: Place) -> None:

@@ -208,12 +208,52 @@ def test_a_constraint_that_is_checked_at_a_commit_is_checked_before_the_decision
         place.sink().seal([place.vote(["a", "a"])], 0.0)
 
 
-@pytest.mark.parametrize("database", ["postgresql"])
-def test_records_that_a_trigger_leaves_out_are_missed_before_the_decision(place: Place) -> None:
-    place.ask("CREATE FUNCTION skip() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'")
-    place.ask("CREATE TRIGGER skips BEFORE INSERT ON {} FOR EACH ROW EXECUTE FUNCTION skip()")
-    with pytest.raises(RoundAborted, match="of its 1 records only 0 could be moved"):
-        place.sink().seal([place.vote(["a"])], 0.0)
+def trigger(place: Place, event: str, does: str) -> None:
+    """Have the database do something instead of, or before, each INSERT or UPDATE of 'a'."""
+    if place.database == "sqlite":
+        place.ask(f"CREATE TRIGGER t BEFORE {event} ON {{}} WHEN NEW.value = 'a' BEGIN SELECT {does}; END")
+        return
+    place.ask(f"CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN {does}; END'")
+    place.ask(f"CREATE TRIGGER t BEFORE {event} ON {{}} FOR EACH ROW WHEN (NEW.value = 'a') EXECUTE FUNCTION f()")
+
+
+@pytest.mark.parametrize("database", ["postgresql", "sqlite"])
+@pytest.mark.parametrize(
+    ("upsert_by", "event", "records"),
+    [
+        ("", "INSERT", {"value": ["a", "b"]}),
+        ("value", "INSERT", {"value": ["a", "b"]}),
+        ("value", "INSERT", {"value": ["a", "b", "a"], "n": [1, 2, 3]}),
+        ("value", "UPDATE", {"value": ["a", "c"], "n": [1, 2]}),
+    ],
+)
+def test_records_that_a_trigger_leaves_out_are_missed_before_the_decision(
+    upsert_by: str, event: str, records: dict[str, Any], place: Place
+) -> None:
+    place.create("value {key} PRIMARY KEY, n BIGINT")
+    if event == "UPDATE":
+        place.ask("INSERT INTO {} VALUES ('a', 0)")
+    sink, count = place.sink(upsert_by=upsert_by), len(records["value"])
+    sink.seal([vote := place.vote(records, sink=sink)], 0.0)
+    trigger(place, event, "RAISE(IGNORE)" if place.database == "sqlite" else "RETURN NULL")
+    with pytest.raises(RoundAborted, match=f"of its {count} records only {count - 1} could be moved"):
+        sink.seal([vote], 0.0)
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+@pytest.mark.parametrize("of", ["a trigger", "a strict table"])
+def test_what_a_record_breaks_by_itself_ends_the_seal_for_good(of: str, place: Place) -> None:
+    if of == "a trigger":
+        place.create("value {key}")
+        trigger(place, "INSERT", "RAISE(ABORT, 'closed')")
+        vote = place.vote({"value": ["a"]})
+    else:
+        place.ask("DROP TABLE {}")
+        place.ask("CREATE TABLE {} (value INTEGER) STRICT")
+        vote = place.vote({"value": [0.5]})
+    with pytest.raises(Refused, match="the table refuses it") as refused:
+        place.sink().seal([vote], 0.0)
+    assert not isinstance(refused.value, RoundAborted)
 
 
 @pytest.mark.parametrize("database", ["postgresql"])
@@ -341,3 +381,26 @@ def test_a_record_whose_foreign_key_is_not_there_is_refused_before_the_decision(
     place.create("value {text}, day VARCHAR(9), FOREIGN KEY (day) REFERENCES days (day)")
     with pytest.raises(RoundAborted, match="the table refuses it"):
         place.sink().seal([place.vote({"value": ["a"], "day": ["never"]})], 0.0)
+
+
+def test_a_crash_while_a_staging_table_is_made_leaves_none_without_its_key(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, to remove one transaction's records would wait for those of all others."""
+    execute = sa.Connection.exec_driver_sql
+
+    def dies(connection: sa.Connection, statement: str, *given: Any) -> sa.CursorResult[Any]:
+        result = execute(connection, statement, *given)
+        if statement.startswith("CREATE TABLE"):
+            raise RuntimeError("a crash")
+        return result
+
+    monkeypatch.setattr(sa.Connection, "exec_driver_sql", dies)
+    with pytest.raises(RuntimeError):
+        place.vote(["a"])
+    monkeypatch.setattr(sa.Connection, "exec_driver_sql", execute)
+    place.vote(["a"], SECOND)
+    [(staged,)] = place.ask("SELECT staged FROM twopc_transactions WHERE state = 'prepared'")
+    if place.database != "duckdb":  # SQLAlchemy can't read its catalog
+        found = sa.inspect(place.sink()._engine)
+        assert found.get_pk_constraint(staged)["constrained_columns"] or found.get_indexes(staged)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -14,7 +15,14 @@ import pytest
 
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
-from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborted, SchemaMismatch
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    RecordRefused,
+    Refused,
+    RoundAborted,
+    SchemaMismatch,
+)
 
 if TYPE_CHECKING:
     from tests.sinks.sql.conftest import Place
@@ -37,6 +45,12 @@ CHANGED: list[tuple[str, str, str, pa.Array]] = [
     ),
     ("postgresql", "value {text}, number REAL", "number", pa.array([0.5, 0.1])),
     ("duckdb", "value {text}, number FLOAT", "number", pa.array([0.5, 0.1])),
+    ("sqlite", "value {text}, number DOUBLE", "number", pa.array([0.0, -0.0])),
+    ("sqlite", "value {text}, number TEXT", "number", pa.array([None, 0.5])),  # it would be text
+    ("mysql", "value {text}, number TEXT", "number", pa.array([None, 0.5])),
+    ("duckdb", "value {text}, number BIT", "number", pa.array([None, 0.5])),
+    ("duckdb", "value {text}, number TIME", "number", pa.array([1000, 1001], pa.time64("ns"))),
+    ("sqlite", "value {text}, number INTEGER PRIMARY KEY", "number", pa.array([1, None])),  # it would be 2
     ("duckdb", "value {text}, number DECIMAL(9,1)", "number", pa.array([Decimal("0.50"), Decimal("0.25")])),
 ]
 
@@ -54,13 +68,10 @@ def test_a_value_that_a_database_would_change_is_a_bad_record(
 @pytest.mark.parametrize("database", ["postgresql", "duckdb"])
 def test_a_number_that_is_none_and_one_of_half_the_precision_are_kept(place: Place) -> None:
     place.create("value {text}, number DOUBLE PRECISION, half REAL")
-    half = pa.array([0.1, math.nan, None], pa.float32())
-    vote = place.vote({"value": ["a", "b", "c"], "number": pa.array([0.1, math.nan, -math.inf]), "half": half})
-    place.sink().commit_batch(0, [vote])
-    kept = place.ask("SELECT number, half FROM {} ORDER BY value")
-    assert (kept[0][0], kept[2]) == (0.1, (-math.inf, None))
-    assert math.isnan(kept[1][0])
-    assert math.isnan(kept[1][1])
+    numbers = {"number": [0.1, math.nan, -math.inf, -0.0], "half": pa.array([0.1, math.nan, None, -0.0], pa.float32())}
+    place.sink().commit_batch(0, [place.vote({"value": ["a", "b", "c", "d"], **numbers})])
+    kept = place.ask("SELECT number, CAST(half AS DOUBLE PRECISION) FROM {} ORDER BY value")
+    assert repr([*zip(*kept, strict=True)]) == repr([tuple(pa.array(each).to_pylist()) for each in numbers.values()])
 
 
 def test_a_value_that_a_column_does_not_take_is_a_bad_record(place: Place) -> None:
@@ -270,6 +281,40 @@ def test_a_zero_in_a_column_that_numbers_rows_is_kept(place: Place) -> None:
     assert place.ask("SELECT value FROM {} ORDER BY value") == [(0,), (7,)]
 
 
+@pytest.mark.parametrize("database", ["sqlite"])
+@pytest.mark.parametrize("clause", ["INTEGER PRIMARY KEY ON CONFLICT REPLACE", "INTEGER UNIQUE on  conflict ignore"])
+def test_a_table_that_leaves_out_or_replaces_what_collides_is_refused(clause: str, place: Place) -> None:
+    place.create(f"value {clause}")
+    with pytest.raises(ConfigurationError, match="its definition has ON CONFLICT"):
+        place.sink().validate(pa.schema({"value": pa.int64()}))
+
+
+PREFERRED = {"datestyle": "German", "extra_float_digits": "-10", "intervalstyle": "iso_8601", "bytea_output": "escape"}
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_settings_that_others_prefer_refuse_no_value(place: Place) -> None:
+    for name, setting in PREFERRED.items():
+        place.ask(f"ALTER DATABASE {place.url.database} SET {name} = '{setting}'")
+    place.create("value FLOAT8, day DATE, at TIMESTAMPTZ, lasts INTERVAL, raw BYTEA")
+    records = {"value": [0.1], "day": pa.array([1], pa.date32()), "at": pa.array([1], pa.timestamp("us", "UTC"))}
+    records |= {"lasts": pa.array([90_000_000_001], pa.duration("us")), "raw": pa.array([b"\0\xff\\"], pa.binary())}
+    place.sink().commit_batch(0, [place.vote(records)])
+    asked = "SELECT CAST(to_json(value) AS text), to_char(day, 'YYYY-MM-DD'), encode(raw, 'hex') FROM {}"
+    assert place.ask(asked) == [("0.1", "1970-01-02", "00ff5c")]
+
+
+@pytest.mark.parametrize("database", ["mysql"])
+def test_bytes_are_kept_where_the_server_takes_a_backslash_for_itself(place: Place) -> None:
+    """A quote in them would end the text, and the rest would be SQL."""
+    place.create("value {text}, raw BLOB")
+    raw = [b"a' , (SELECT 1)) -- \0\\"]
+    preferring = place.url.update_query_dict({"init_command": "SET sql_mode = 'NO_BACKSLASH_ESCAPES'"})
+    sink = place.sink(url=preferring)
+    sink.commit_batch(0, [place.vote({"value": ["a'\\"], "raw": pa.array(raw, pa.binary())}, sink=sink)])
+    assert place.ask("SELECT value, raw FROM {}") == [("a'\\", *raw)]
+
+
 @pytest.mark.parametrize("database", ["postgresql", "duckdb"])
 def test_times_in_the_hour_that_a_zone_repeats_are_kept(place: Place) -> None:
     place.create("value {text}, moment TIMESTAMP WITH TIME ZONE")
@@ -339,3 +384,10 @@ def test_a_task_waits_for_the_file_that_another_process_has_open(place: Place) -
         timer.join()
     sink.commit_batch(0, [vote])
     assert place.values() == ["a"]
+
+
+@pytest.mark.parametrize("database", ["sqlite", "duckdb"])
+def test_a_file_of_another_kind_is_no_outage(place: Place) -> None:
+    Path(str(place.url.database)).write_bytes(b"another kind" * 1000)
+    with pytest.raises(OperatorRequired, match="not a"):
+        place.sink()

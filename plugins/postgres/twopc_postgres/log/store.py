@@ -118,14 +118,14 @@ class PostgresLogStore:
             return
         if self._table.kind(connection) is None:
             self._table.create(connection)
-        kind = self._table.kind(connection)
-        if kind is None or not kind.is_ordinary:
+        is_ordinary, does_more = self._table.kind(connection) or (False, False)
+        if not is_ordinary:
             raise ConfigurationError(
                 f"a commit log can't be kept at {self.url}: {self._table} must be an ordinary table that is not"
                 " UNLOGGED, because PostgreSQL empties an UNLOGGED table after a crash. No entry was written. Run ALTER"
                 f" TABLE {self._table} SET LOGGED, or use another schema"
             )
-        if kind.does_more:
+        if does_more:
             raise ConfigurationError(
                 f"a commit log can't be kept at {self.url}: {self._table} has, or once had, triggers, rules, foreign"
                 " keys that refer to it, or row security, which may change or hide entries. No entry was written. Drop"

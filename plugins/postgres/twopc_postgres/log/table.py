@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -51,19 +50,6 @@ _CREATED_MEANWHILE = (
 """What CREATE TABLE raises if another session creates the table at the same moment, by how far that one is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """What has the table's name.
-
-    Attributes:
-        is_ordinary: it is a table that survives a crash. PostgreSQL empties an UNLOGGED table after one.
-        does_more: it has, or once had, triggers or rules, or it has row security. A row could be changed or hidden.
-    """
-
-    is_ordinary: bool
-    does_more: bool
-
-
 class LogTable:
     """The rows of one log. The methods raise psycopg's errors."""
 
@@ -74,10 +60,12 @@ class LogTable:
     def __str__(self) -> str:
         return f"{self._schema}.{TABLE}"
 
-    def kind(self, connection: Connection) -> Kind | None:
-        """Return what has the table's name; None if nothing has."""
+    def kind(self, connection: Connection) -> tuple[bool, bool] | None:
+        """Return whether what has the table's name is a table that survives a crash, as an UNLOGGED one does not; and
+        whether it has, or once had, triggers or rules, or row security, by which a row could be changed or hidden. None
+        if nothing has the name."""
         is_ordinary, does_more = _of_no_standby(connection.ask(_KIND, schema=self._schema, name=TABLE))
-        return None if is_ordinary is None else Kind(is_ordinary, does_more)
+        return None if is_ordinary is None else (is_ordinary, does_more)
 
     def create(self, connection: Connection) -> None:
         """Create the table, unless another session does so at the same moment."""
