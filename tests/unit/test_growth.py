@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -185,6 +186,30 @@ def test_a_reading_of_a_log_keeps_the_transactions_of_its_newest_entry_alone() -
         assert kept == [0, 0, 0, MANY]
         assert history.sizes == ((0, 0), *[(MANY, records)] * 3)
         assert history.sinks == ["orders0"]
+
+
+class Voted(dict[str, Committable]):
+    """A vote, whose end can be seen."""
+
+
+def test_the_votes_of_a_batch_are_gone_when_its_decision_is_written() -> None:
+    sink, votes, left = MemorySink(MemoryTarget()), list[weakref.ref[Voted]](), list[bool]()
+
+    class Log(MemoryLog):
+        def put_if_absent(self, slot: int, data: bytes) -> None:
+            left.append(any(vote() for vote in votes))
+            super().put_if_absent(slot, data)
+
+    def phase_one(round: Round) -> Iterator[Vote]:
+        with Participant({"a": sink}, round, partition=0) as participant:
+            participant.write("a", RECORD)
+            vote = Voted(participant.pre_commit())
+        votes.append(weakref.ref(vote))
+        yield vote
+
+    with Coordinator({"a": sink}, Log(), owner="query", rest_interval_s=None) as coordinator:
+        coordinator.run(0, phase_one)
+    assert left == [False, False, False]  # the opening, the decision and the stop
 
 
 # Bytes. --------------------------------------------------------------------------------------------------------------
