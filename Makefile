@@ -136,6 +136,10 @@ storm: $(CAMPAIGNS) ## kill everything and fill disks for SECONDS (300), by SEED
 jepsen: $(CAMPAIGNS) ## cut networks, pause and kill around three brokers for SECONDS (600), by SEED (1); a report in build/jepsen
 	$(WITH_JAVA) $(BIN)/python -m tests.campaigns jepsen --seed $(SEED) --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(ARGS)
 
+.PHONY: soak
+soak: $(CAMPAIGNS) ## write small batches for SECONDS (600), with restarts; nothing may grow; a report in build/soak; ARGS="--sinks files"
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns soak --seconds $(if $(filter file,$(origin SECONDS)),600,$(SECONDS)) $(ARGS)
+
 .PHONY: prove-stores
 prove-stores: $(CAMPAIGNS) ## kill a writer of files at every step on every store; a report in build/stores; ARGS="--stores versitygw minio" kills S3 servers
 	$(BIN)/python -m tests.campaigns stores $(ARGS)

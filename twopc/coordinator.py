@@ -55,7 +55,8 @@ class Coordinator:
             back a decided transaction, as Kafka does after a timeout, the coordinator writes its records again from
             the copy. Without copies the query stops.
         commits_at_once: threads of phase two for each sink. A commit mostly waits for its target system. With 1, the
-            calling thread commits, and a target system that is away keeps the sinks after it waiting.
+            calling thread alone works: a target system that is away keeps the sinks after it waiting, and a batch that
+            takes longer than a sink has for it (``seals_within_s``) is told of only when it is sealed.
         rest_interval_s: how long after a batch, and how often from then on, a thread of its own calls ``rest``; None
             for never.
         start_timeout_s: how long a target system may give no answer before the first decision of a new log. After the

@@ -238,14 +238,15 @@ def recognized_anywhere(lost: Sequence[Committable], votes: Iterable[Committable
     Spark may number a batch's partitions otherwise when it repeats the batch. With a Kafka source of two, three or four
     partitions, Spark 4.2 did so after a restart.
     """
-    left = [vote for vote in votes if vote.fingerprint is not None]
+    left: dict[tuple[int | None, int], list[Committable]] = {}
+    for vote in votes:
+        if vote.fingerprint is not None:
+            left.setdefault(_contents(vote), []).append(vote)
     found = []
     for each in lost:
-        same = next((vote for vote in left if _contents(vote) == _contents(each)), None)
-        if same is None:
+        if not (same := left.get(_contents(each))):
             return None
-        left.remove(same)  # two partitions may have equal records
-        found.append(same)
+        found.append(same.pop())  # two partitions may have equal records
     return found
 
 

@@ -28,6 +28,7 @@ from twopc.events import (
     TransactionCommitted,
 )
 from twopc.failures import located
+from twopc.late import telling_of_lateness
 from twopc.log.commit_log import perform_on
 from twopc.log.entries import Decision, Entry
 from twopc.log.notices import Notices
@@ -161,7 +162,25 @@ class Performer:
     def _write(self, effect: effects.Write) -> list[Vote]:
         self._began_s = time.perf_counter() if effect.began_s is None else effect.began_s
         given = (effect.round,) if effect.wanted is None else (effect.round, effect.wanted)
-        return list(effect.phase_one(*given))
+        limits = {sink.seals_within_s: name for name, sink in self.sinks.items() if sink.seals_within_s is not None}
+        is_watched = effect.began_s is None and self.commits_at_once > 1
+        within_s = min(limits, default=None) if is_watched else None
+        with telling_of_lateness(within_s, lambda age_s: self._late(effect.round.batch_id, limits, age_s)):
+            return list(effect.phase_one(*given))
+
+    def _late(self, batch_id: int, limits: Mapping[float, str], age_s: float) -> None:
+        """Upholds: no batch that can't be decided is written for long without an operator being told."""
+        within_s = min(limits)
+        is_over = age_s >= within_s
+        what = f"batch {batch_id} is being written"
+        reason = (
+            f"sink {limits[within_s]!r} has {within_s:.0f} s for it, then it is rolled back and must be run again. Give"
+            " the query more cores, the sink more time, or the next batches fewer records (maxOffsetsPerTrigger of"
+            " Spark's Kafka source)"
+        )
+        logger.log(logging.ERROR if is_over else logging.WARNING, "%s for %.0f s: %s", what, age_s, reason)
+        if is_over and (tail := self.tail) is not None:
+            self.notices.post(tail, CallRetried(what, 1, 0.0, reason, age_s, self.owner))
 
     def _write_again(self, effect: effects.WriteAgain) -> Committable:
         lost = effect.lost

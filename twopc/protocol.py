@@ -86,6 +86,7 @@ def batch(life: Life, offer: Offer) -> Steps[Decision | None]:
         votes = yield effects.Write(round, offer.phase_one, began_s=offer.began_s)
         yield effects.Enter(Phase.SEALING, batch_id)
         decision = Decision(round, (yield from seal(life, round, votes)))
+        del votes  # of a wide batch they take as much memory as the decision
     except Exception as error:  # noqa: BLE001  # whatever failed, the round is rolled back
         yield from roll_back(life, round, error)
     yield effects.Enter(Phase.DECIDING, batch_id)

@@ -49,6 +49,10 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """Whether the target system may roll back a decided transaction, such as after a timeout. Only such sinks get
     replay copies."""
 
+    seals_within_s: float | None = None
+    """How long participants may write a batch, in seconds: ``seal`` refuses an older one, as its target system could
+    roll it back before its commit. None for no limit. Read on the coordinator, after ``open``."""
+
     commits_last: bool = False
     """Commit this sink only after all others have completed the batch. For sinks that publish progress, such as
     consumer-group offsets, which must never run ahead of the data."""

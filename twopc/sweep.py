@@ -6,6 +6,7 @@ Recovery, a failed round, every batch and a query that rests end with it.
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 from twopc import effects
@@ -14,7 +15,7 @@ from twopc.errors import Fenced, Retriable
 from twopc.events import TransactionAborted
 from twopc.failures import worst_of
 from twopc.log import steps
-from twopc.transaction import Committable
+from twopc.transaction import Committable, among
 
 
 def sweep(life: Life, *, recovered: bool) -> Steps[None]:
@@ -61,8 +62,8 @@ def undecided(life: Life, name: str) -> Steps[list[Committable]]:
     if not listed:
         return []
     yield from steps.verify(life.log)
-    spared = [c for d in life.tail.unresolved for of_sink in d.committables.values() for c in of_sink]
-    return [each for each in listed if not any(each.is_same_transaction(committable) for committable in spared)]
+    spared = (c for d in life.tail.unresolved for of_sink in d.committables.values() for c in of_sink)
+    return [*itertools.filterfalse(among(spared), listed)]
 
 
 def remove_copies(life: Life) -> Steps[None]:

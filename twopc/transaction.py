@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -122,6 +122,15 @@ class Committable:
         given = value.get("fingerprint")
         fingerprint = None if given is None else Fingerprint.from_json(given)
         return cls(transaction_id, handle, _count(records), replay_copy, _count(value.get("bytes")), fingerprint)
+
+
+def among(committables: Iterable[Committable]) -> Callable[[Committable], bool]:
+    """Return whether a transaction is one of these. The name is looked up, so that each answer costs the same however
+    many there are."""
+    by_name: dict[str, list[Committable]] = {}
+    for each in committables:
+        by_name.setdefault(each.transaction_id, []).append(each)
+    return lambda given: any(map(given.is_same_transaction, by_name.get(given.transaction_id, ())))
 
 
 Vote: TypeAlias = dict[str, Committable]

@@ -26,6 +26,7 @@ from tests.benchmarks import (
     plots,
     protocol,
     routing,
+    scale,
     staging,
     writer,
 )
@@ -44,6 +45,7 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "lake": lake.run,
     "changes": changes.run,
     "log": log.run,
+    "scale": scale.run,
 }
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
@@ -78,3 +79,9 @@ def in_turns(
 def ratio(what: str, figures: Mapping[str, Sequence[float]], one: str, other: str, key: str | None = None) -> Row:
     """Return the ratio of two contestants, turn by turn."""
     return Row(what, "ratio", tuple(a / b for a, b in zip(figures[one], figures[other], strict=True)), key)
+
+
+def alone(measured: Callable[..., Any], *arguments: object) -> Any:
+    """Return what a function returns in a process of its own, which returns its memory to the system with its end."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measured, arguments)

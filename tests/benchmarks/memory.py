@@ -5,18 +5,15 @@ Each measurement has its own process, because a process does not return memory t
 
 from __future__ import annotations
 
-import multiprocessing
 import re
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 import twopc
-from tests.benchmarks.measuring import Row
+from tests.benchmarks.measuring import Row, alone
 from twopc import Committable, Coordinator, Participant, Round, Vote
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker
@@ -33,12 +30,12 @@ def run(quick: bool) -> list[Row]:
     batches, sizes = (20, (100_000,)) if quick else (BATCHES, (50_000, 200_000, 1_000_000))
     with tempfile.TemporaryDirectory() as folder, KafkaBroker(Path(folder) / "broker") as broker:
         broker.create_topic("target", partitions=4)
-        driver_mib, log_mib = _alone(_driver, f"{folder}/log", batches)
+        driver_mib, log_mib = alone(_driver, f"{folder}/log", batches)
         workers = [
             Row(
                 f"worker, {writer}, {records} records of {RECORD_BYTES} B",
                 "MiB",
-                (_alone(_worker, broker.bootstrap_servers, writer, records),),
+                (alone(_worker, broker.bootstrap_servers, writer, records),),
                 f"worker_mib_{writer}_{records}",
             )
             for writer in ("librdkafka", "arrow")
@@ -49,11 +46,6 @@ def run(quick: bool) -> list[Row]:
         Row("its log, at most", "MiB", (log_mib,)),
         *workers,
     ]
-
-
-def _alone(measured: Callable[..., Any], *arguments: object) -> Any:
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measured, arguments)
 
 
 class _Forgetful(MemorySink):

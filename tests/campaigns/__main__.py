@@ -9,7 +9,10 @@ import argparse
 import importlib
 import sys
 
-CAMPAIGNS = ("model", "simulation", "contract", "storm", "jepsen", "spark", "stores", "tables", "plugin", "release")
+CAMPAIGNS = (
+    *("model", "simulation", "contract", "storm", "jepsen", "spark", "soak"),
+    *("stores", "tables", "plugin", "release"),
+)
 
 
 def main() -> int:

@@ -53,6 +53,7 @@ WITHOUT_IO = (
     "twopc.cli.verdicts",
     "twopc.log.batch_identity",
     "twopc.log.entries",
+    "twopc.log.factored",
     "twopc.log.steps",
     "twopc.loss",
     "twopc.observers._event_lines",

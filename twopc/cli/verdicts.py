@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
 from twopc.log.entries import Entry
-from twopc.transaction import Committable, JsonValue
+from twopc.transaction import Committable, JsonValue, among
 from twopc.transactional_ids import TransactionalIdPool
 
 
@@ -64,18 +65,14 @@ def judge(tail: Entry, pool: TransactionalIdPool, open_: Iterable[Committable]) 
     ``tail`` must have been read after ``open_`` was listed. A transaction decided in between then counts as decided.
     """
     found = list(open_)
+    is_open = among(found)
     rows = [
-        Judged(pool.sink, Verdict.DECIDED if _is_among(each, found) else Verdict.ENDED, each, decision.batch_id)
+        Judged(pool.sink, Verdict.DECIDED if is_open(each) else Verdict.ENDED, each, decision.batch_id)
         for decision in tail.unresolved
         for each in decision.committables.get(pool.sink, ())
     ]
-    decided = [row.committable for row in rows]
-    undecided = [committable for committable in found if not _is_among(committable, decided)]
+    undecided = itertools.filterfalse(among(row.committable for row in rows), found)
     return rows + [Judged(pool.sink, _judge_undecided(tail, pool, c.transaction_id), c) for c in undecided]
-
-
-def _is_among(committable: Committable, others: list[Committable]) -> bool:
-    return any(committable.is_same_transaction(other) for other in others)
 
 
 def _judge_undecided(tail: Entry, pool: TransactionalIdPool, transaction_id: str) -> Verdict:

@@ -19,23 +19,26 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
+from itertools import chain
 from typing import Any, Literal, get_args
 
 from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
+from twopc.log import factored
 from twopc.transaction import Committable, JsonValue
 from twopc.transactional_ids import Round
 
-FORMAT = 1
+FORMAT = 2
+"""The newest format that this release reads. An entry has the oldest format that can hold it: 2 if the transactions of
+a sink are factored (``factored``), else 1."""
 
 ENTRY_SUFFIX = ".json"
 
 LONGEST_DECISION = 32 * 1024 * 1024
-"""In bytes: the decision of 70 000 files of as many tasks, or of twice as many files of a few. A longer one is not
-written."""
+"""In bytes: the decision of 200 000 files of as many tasks. A longer one is not written."""
 
 MOST_TRANSACTIONS = 100_000
-"""In one decision, which then has about 300 bytes for each. A batch that is certain to have more is refused before its
-tasks begin, rather than after every time that they have written it."""
+"""In one decision, which then has 300 bytes for each: most take less than half of that. A batch that is certain to have
+more is refused before its tasks begin, rather than after every time that they have written it."""
 
 LONGEST_ENTRY = 2 * LONGEST_DECISION
 """In bytes. No coordinator writes a longer entry, so it is not parsed: that would take many times its length in memory.
@@ -251,14 +254,16 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
         )
     decision = unresolved[batch_id]
     for sink, committables in given_up.items():
+        named = {committable.transaction_id: committable for committable in decision.committables.get(sink, ())}
         for committable in committables:
-            if committable not in decision.committables.get(sink, ()):
+            if named.get(committable.transaction_id) != committable:
                 raise LogMismatch(
                     f"transaction {committable.transaction_id} of sink {sink!r} can't be abandoned: the decision of"
                     f" batch {batch_id} does not name it. Nothing was changed."
                 )
+    gone = {sink: {committable.transaction_id for committable in of_sink} for sink, of_sink in given_up.items()}
     rest = {
-        sink: tuple(committable for committable in committables if committable not in given_up.get(sink, ()))
+        sink: tuple(each for each in committables if each.transaction_id not in gone.get(sink, ()))
         for sink, committables in decision.committables.items()
     }
     unresolved[batch_id] = Decision(decision.round, rest)
@@ -299,10 +304,13 @@ def _now() -> str:
 
 
 def serialise(entry: Entry) -> bytes:
-    """Write an entry as JSON, with one line per committable: readable in any pager, and still small. Raises
+    """Write an entry as JSON, with one line per transaction: readable in any pager, and still small. Raises
     ConfigurationError: a decision is too long. Earlier decisions are always carried forward."""
+    unresolved: list[Any] = [_decision_to_json(decision) for decision in entry.unresolved]
+    given_up: list[Any] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
+    parts = chain.from_iterable(decision["sinks"].values() for decision in (*unresolved, *given_up))
     value: dict[str, JsonValue] = {
-        "format": FORMAT,
+        "format": 2 if any(map(factored.is_factored, parts)) else 1,
         "kind": entry.kind,
         "entry_id": entry.entry_id,
         "log_id": entry.log_id,
@@ -310,11 +318,11 @@ def serialise(entry: Entry) -> bytes:
         "incarnation": entry.incarnation,
         "decided": entry.decided,
         "committed_through": entry.committed_through,
-        "unresolved": [_decision_to_json(decision) for decision in entry.unresolved],
+        "unresolved": unresolved,
         "written_at": entry.written_at,
     }
-    if entry.abandoned:  # the first logs have no such field
-        value["abandoned"] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
+    if given_up:  # the first logs have no such field
+        value["abandoned"] = given_up
     if entry.prefixes:  # nor this one
         value["prefixes"] = dict(entry.prefixes)
     if entry.reads is not None:  # nor this one
@@ -334,27 +342,26 @@ def serialise(entry: Entry) -> bytes:
 
 
 def _laid_out(value: JsonValue, depth: int = 0) -> str:
-    """Lay JSON out in lines. A short value takes one line, and so does a committable of any length: otherwise each
+    """Lay JSON out in lines. A short value takes one line, and so does a transaction of any length: otherwise each
     number in its list of partitions would have a line and an indentation."""
-    text = json.dumps(value)
-    if depth == _LEVELS_OF_LINES or (depth and len(text) <= _SHORT) or not isinstance(value, dict | list):
-        return text
+    if depth == _LEVELS_OF_LINES or not isinstance(value, dict | list):
+        return json.dumps(value)
     if isinstance(value, dict):
         members = [f"{json.dumps(key)}: {_laid_out(member, depth + 1)}" for key, member in value.items()]
     else:
         members = [_laid_out(member, depth + 1) for member in value]
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    if depth and sum(map(len, members)) + 2 * len(members) <= _SHORT:
+        return f"{first}{', '.join(members)}{last}"
     line = "\n" + " " * depth
-    return f"{text[0]}{line} " + f",{line} ".join(members) + f"{line}{text[-1]}"
+    return f"{first}{line} " + f",{line} ".join(members) + f"{line}{last}"
 
 
-def _decision_to_json(decision: Decision) -> dict[str, JsonValue]:
+def _decision_to_json(decision: Decision) -> dict[str, Any]:
     return {
         "batch_id": decision.batch_id,
         "incarnation": decision.round.incarnation,
-        "sinks": {
-            sink: [committable.to_json() for committable in committables]
-            for sink, committables in decision.committables.items()
-        },
+        "sinks": {sink: factored.to_json(committables) for sink, committables in decision.committables.items()},
     }
 
 
@@ -378,8 +385,8 @@ def parse(data: bytes, where: str) -> Entry:
                 f"{where} has format {found}, and this release of twopc reads format {FORMAT}: a later release wrote"
                 " it. Nothing was changed. Start that release again."
             )
-        if found != FORMAT:
-            raise ValueError(f"format {found}, and this release reads format {FORMAT}")
+        if found == 0:
+            raise ValueError("formats count from 1")
         entry = Entry(
             kind=_one_of(value["kind"]),
             entry_id=_text(value["entry_id"]),
@@ -415,10 +422,7 @@ def _decision(value: Mapping[str, JsonValue]) -> Decision:
         raise TypeError("'sinks' must be an object")
     return Decision(
         Round(_count(value["incarnation"]), _count(value["batch_id"])),
-        {
-            sink: tuple(Committable.from_json(committable) for committable in _list(committables))
-            for sink, committables in sinks.items()
-        },
+        {sink: tuple(factored.from_json(_list(committables))) for sink, committables in sinks.items()},
     )
 
 

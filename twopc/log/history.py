@@ -18,12 +18,20 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The kept entries, oldest first, and their size in bytes. The last one is the whole state of the log. ``notice``
-    is what its coordinator has been waiting for, ``repetition`` what the query has failed at since the last decision.
+    """The kept entries, oldest first. The last one is the whole state of the log.
+
+    Attributes:
+        entries: the decisions of all but the last lack their transactions: of wide batches, these would fill the
+            memory.
+        sizes: for each entry, how many transactions its unresolved decisions have, and how many records.
+        bytes: the size of all.
+        notice: what the coordinator has been waiting for.
+        repetition: what the query has failed at since the last decision.
     """
 
     store: LogStore
     entries: tuple[Entry, ...]
+    sizes: tuple[tuple[int, int], ...]
     bytes: int
     notice: Notice | None = None
     repetition: Repetition | None = None
@@ -68,8 +76,7 @@ class FollowedLog:
         self._known: dict[int, _Kept] = {}
 
     def read(self) -> History:
-        """Return what the log has now. Decisions of entries that were read before lack their transactions, except the
-        newest entry's.
+        """Return what the log has now.
 
         Raises:
             NoLog: the place has no log.
@@ -107,11 +114,11 @@ class FollowedLog:
                     " backup. The query needs only the newest entry, so it can be started."
                 )
         newest = max(kept)
-        self._known = {slot: each if slot == newest else each.without_transactions() for slot, each in kept.items()}
-        entries = tuple(each.entry for each in kept.values())
+        self._known = {slot: each if slot == newest else each.slim() for slot, each in kept.items()}
+        entries, sizes = tuple(each.entry for each in kept.values()), tuple(each.size for each in kept.values())
         notice = notices.read(self.store, entries[-1])
         repetition = notices.noted(self.store, entries[-1]) or entries[-1].repetition
-        return History(self.store, entries, sum(each.bytes for each in kept.values()), notice, repetition)
+        return History(self.store, entries, sizes, sum(each.bytes for each in kept.values()), notice, repetition)
 
     def _kept(self) -> dict[int, _Kept]:
         """Return the kept entries, oldest first. Raises FileNotFoundError if even the newest is gone."""
@@ -126,7 +133,8 @@ class FollowedLog:
         kept: dict[int, _Kept] = {}
         for slot in reversed(slots):
             try:
-                kept[slot] = known.get(slot) or self._at(slot)
+                found = known.get(slot) or self._at(slot)
+                kept[slot] = found.without_transactions() if kept else found
             except FileNotFoundError:
                 if not kept:
                     raise
@@ -141,7 +149,9 @@ class FollowedLog:
 
     def _at(self, slot: int) -> _Kept:
         data = self.store.read(slot)
-        return _Kept(parse(data, self._where(slot)), len(data))
+        entry = parse(data, self._where(slot))
+        transactions = [c for d in entry.unresolved for of_sink in d.committables.values() for c in of_sink]
+        return _Kept(entry, len(data), (len(transactions), sum(each.records or 0 for each in transactions)))
 
     def _where(self, slot: int) -> str:
         return f"{self.store.url.rstrip('/')}/{entry_name(slot)}"
@@ -151,11 +161,15 @@ class FollowedLog:
 class _Kept:
     entry: Entry
     bytes: int
+    size: tuple[int, int]
 
     def without_transactions(self) -> _Kept:
-        """Return the entry without what takes most of its memory."""
-        unresolved = tuple(Decision(decision.round, {}) for decision in self.entry.unresolved)
-        return _Kept(replace(self.entry, unresolved=unresolved, abandoned=(), reads=None), self.bytes)
+        unresolved = tuple(Decision(d.round, dict.fromkeys(d.committables, ())) for d in self.entry.unresolved)
+        return replace(self, entry=replace(self.entry, unresolved=unresolved))
+
+    def slim(self) -> _Kept:
+        """Return the entry without what takes most of its memory, for the next reading."""
+        return replace(self, entry=replace(self.without_transactions().entry, abandoned=(), reads=None))
 
 
 def _misfit(slot_before: int, before: Entry, slot: int, entry: Entry) -> str | None:

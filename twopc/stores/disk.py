@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from twopc.stores.errors import NotSynced, Unusable
 from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
+
+A_READ = 1024 * 1024
+"""How many bytes are asked for at a time where a file may have up to so many times as many."""
 
 _TRIALS = 3
 """The number of attempts of a trial. Another process's trial may just have removed the folder that it had made."""
@@ -49,7 +53,11 @@ class LocalFolder(Folder):
     def read(self, name: str, most: int = -1) -> bytes:
         """Return the whole file, or its first ``most`` bytes. Raises FileNotFoundError."""
         with _permanent_refusals(), (self.path / name).open("rb") as file:
-            return file.read(most)
+            if most < 0:
+                return file.read()
+            # Python takes the memory of all that is asked for. The file's size may be an old one, as on NFS.
+            pieces = (file.read(min(A_READ, most - at)) for at in range(0, most, A_READ))
+            return b"".join(itertools.takewhile(bool, pieces))
 
     def put_if_absent(self, name: str, data: bytes) -> None:
         with _permanent_refusals():

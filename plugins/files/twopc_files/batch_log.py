@@ -229,8 +229,8 @@ class BatchLog:
             return files
         listed = {file.path for file in self.files()}
         if newest + 1 < slot:
-            own = {file.path for file in files}
-            found = [file for file in self._present() if file.path not in listed | own]
+            known = listed.union(file.path for file in files)
+            found = [file for file in self._present() if file.path not in known]
             for gap in range(max(newest + 1, _base(slot - 1)), slot):
                 self._put(gap, found)
                 found = []

@@ -290,6 +290,12 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         """Kafka rolls a transaction back when its commit takes longer than its timeout, if it has one."""
         return self._is_transactional
 
+    @property
+    def seals_within_s(self) -> float | None:  # type: ignore[override]  # it depends on what the brokers grant
+        if not self._is_transactional or not self._options.has_timeout:
+            return None
+        return (self._options.transaction_timeout_ms - self._options.commit_margin_ms) / 1000
+
     def open(self) -> None:
         """Ask the brokers for transactions without a timeout, else for the longest timeout that they grant. Refuse what
         would fail in each task, unless a decided batch is to be committed first: then the next batch is refused.
@@ -409,7 +415,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         if not self._is_transactional or not committables:
             return committables
         if any(has_timeout(committable) for committable in committables):
-            self._refuse_too_old(age_s)
+            self._refuse_too_old(age_s, sum(committable.records or 0 for committable in committables))
         started_s = time.monotonic()
         topics.look_up_soon(self._leaders, committables, started_s)
         described = self._describe_to_seal(committables)
@@ -462,21 +468,34 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         except Unprovable as error:
             raise RoundAborted(f"{error.message}. The batch can be run again.") from error
 
-    def _refuse_too_old(self, age_s: float) -> None:
+    def _refuse_too_old(self, age_s: float, records: int) -> None:
         """Raise if Kafka may roll the batch back before its commit completes: such a batch is better run again."""
-        timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
-        left_ms = timeout_ms - age_s * 1000
-        if left_ms < margin_ms:
-            raise RoundAborted(
-                f"the transactions of this batch may be {age_s:.0f} s old, and Kafka rolls them back after"
-                f" 'transaction.timeout.ms' = {timeout_ms} ms: {left_ms:.0f} ms are left, less than 'commit.margin.ms'"
-                f" = {margin_ms}. Make batches smaller, or raise the timeout and the broker's"
-                " transaction.max.timeout.ms."
-            )
-        if left_ms < timeout_ms / 2:
+        timeout_ms, margin_ms, age_ms = (
+            self._options.transaction_timeout_ms,
+            self._options.commit_margin_ms,
+            age_s * 1000,
+        )
+        left_ms = timeout_ms - age_ms
+        if left_ms >= timeout_ms / 2:
+            return
+        half = int(records / age_ms * (timeout_ms - margin_ms) / 2)
+        advice = (
+            f"{records} records took {age_s:.0f} s: at this rate, {half} take half of the time that there is"
+            " (maxOffsetsPerTrigger of Spark's Kafka source, if each record that is read is written here)"
+        )
+        if left_ms >= margin_ms:
             logger.warning(
-                "writing this batch took %.0f s, more than half of 'transaction.timeout.ms' = %d", age_s, timeout_ms
+                "writing this batch took %.0f s, more than half of 'transaction.timeout.ms' = %d. %s",
+                *(age_s, timeout_ms, advice),
             )
+            return
+        enough_s = max(2 * age_ms, 1.5 * age_ms + margin_ms) // 1000
+        raise RoundAborted(
+            f"the transactions of this batch may be {age_s:.0f} s old, and Kafka rolls them back after"
+            f" 'transaction.timeout.ms' = {timeout_ms} ms: {left_ms:.0f} ms are left, less than 'commit.margin.ms'"
+            f" = {margin_ms}. {advice}. This batch has the same records when it is run again: give it more cores,"
+            f" or raise the timeout and the broker's transaction.max.timeout.ms, to {enough_s:.0f} s or more."
+        )
 
     @after_the_decision()
     def commit(self, committable: Committable) -> None:

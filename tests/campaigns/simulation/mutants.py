@@ -578,7 +578,7 @@ MUTANTS = (
         "recovery sweeps before it commits, and spares nothing",
         (
             Seam(f"{PROTOCOL}:settle", _swept_first, f"{PROTOCOL}:recover"),
-            Seam("twopc.transaction:Committable.is_same_transaction", returning(False), f"{SWEEP}:undecided"),
+            Seam("twopc.transaction:Committable.is_same_transaction", returning(False), "twopc.transaction:among"),
         ),
     ),
     Mutant(

@@ -121,6 +121,25 @@ def test_a_batch_with_too_little_time_left_is_not_decided_and_a_smaller_one_is(t
     sink.seal([vote], age_s=39)
 
 
+@pytest.mark.parametrize(
+    ("age_s", "margin_ms", "says"),
+    [(41, 20_000, r"487804 take half .*to 82 s or more"), (50, 40_000, r"200000 take half .*to 115 s or more")],
+)
+def test_a_batch_that_took_too_long_is_told_which_one_would_not_and_which_timeout_it_needs(
+    age_s: int, margin_ms: int, says: str
+) -> None:
+    clock = {"transaction.timeout.ms": 60_000, "commit.margin.ms": margin_ms}
+    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1", "topic": "target", **clock})
+    assert sink.seals_within_s == (60_000 - margin_ms) / 1000
+    with pytest.raises(RoundAborted, match=says):
+        sink._refuse_too_old(age_s, records=1_000_000)
+
+
+def test_a_sink_without_transactions_or_without_their_timeout_has_all_the_time() -> None:
+    sink = KafkaSink({"bootstrap.servers": "127.0.0.1:1", "topic": "target", "delivery": "at-least-once"})
+    assert sink.seals_within_s is None
+
+
 @pytest.mark.advice("more than half of 'transaction.timeout.ms'")
 def test_more_than_half_of_the_time_is_warned_of(topic: Any, make_sink: Any, caplog: pytest.LogCaptureFixture) -> None:
     sink = make_sink(topic, **{"transaction.timeout.ms": 60_000})

@@ -34,6 +34,7 @@ from tests.support.pravega_server import PravegaServer
 from tests.support.sql_databases import Databases
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.checkpoint.offsets import Reads, parse
+from twopc.log import factored
 from twopc.log.entries import FORMAT, Decision
 from twopc.log.store import open_store
 from twopc.participant import Vote
@@ -136,6 +137,7 @@ def main() -> int:
     if [*ENTRIES.glob("*.json")]:
         print(f"{ENTRIES} has entries already, which are frozen", file=sys.stderr)  # noqa: T201
         return 1
+    factored.FACTORED_FROM = PARTITIONS  # as the transactions of many tasks are written
     with TemporaryDirectory(prefix="twopc-log-") as temporary, ExitStack() as servers:
         folder = Path(temporary)
         record(made_sinks(folder, servers), folder)

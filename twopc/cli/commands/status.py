@@ -63,11 +63,15 @@ def _status(history: History) -> Document:
             for a in tail.abandoned
         ],
         "batches": [
-            {"batch_id": entry.decided, "incarnation": entry.incarnation, "decided_at": entry.written_at}
-            | _counts([c for of_sink in d.committables.values() for c in of_sink])
-            for entry in history.entries
-            for d in entry.unresolved
-            if entry.kind == "decide" and d.batch_id == entry.decided
+            {
+                "batch_id": entry.decided,
+                "incarnation": entry.incarnation,
+                "decided_at": entry.written_at,
+                "transactions": transactions,
+                "records": records,
+            }
+            for entry, (transactions, records) in zip(history.entries, history.sizes, strict=True)
+            if entry.kind == "decide"
         ][-LISTED:],
     }
 

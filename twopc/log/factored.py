@@ -1,0 +1,127 @@
+"""The transactions of one sink in a decision, as JSON. What many of them share is written once. No I/O.
+
+A batch of 10 000 tasks has as many transactions, which differ in a few numbers. So from ``FACTORED_FROM`` on they are a
+template and one row each, with the values that differ, in the template's order. A node of the template is one of::
+
+    {"same": value}                     every transaction has this value
+    {"starts": text, "ends": text}      texts; the row has what is between
+    {"each": {key: node, ...}}          objects with these keys
+    {"each": [node, ...]}               lists of this length
+    {}                                  the row has the value
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+from twopc.transaction import Committable, JsonValue
+
+FACTORED_FROM = 100
+"""Transactions of one sink. Fewer take little space, and each is easier to read by itself."""
+
+LONGEST_LIST = 4
+"""Lists of one length up to this are split. Longer ones mostly have other lengths in other transactions."""
+
+MOST_EXPANDED = 256 * 1024 * 1024
+"""In bytes: the template, once per row. No coordinator writes more, and it would fill the memory."""
+
+_EACH = "each"
+
+Rows: TypeAlias = "list[JsonValue]"
+_Column: TypeAlias = "list[Any]"
+
+
+def to_json(committables: Sequence[Committable]) -> Rows:
+    """Return the transactions one by one, or a template followed by rows."""
+    plain: Rows = [committable.to_json() for committable in committables]
+    if len(plain) < FACTORED_FROM:
+        return plain
+    columns: list[_Column] = []
+    template = _node(plain, columns)
+    if _EACH not in template or _expanded(template, len(plain)) > MOST_EXPANDED:
+        return plain
+    return [template, *map(list, zip(*columns, strict=True))]
+
+
+def is_factored(value: object) -> bool:
+    """Whether ``value`` begins with a template."""
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict) and _EACH in value[0]
+
+
+def from_json(value: Rows) -> Iterator[Committable]:
+    """Read what ``to_json`` makes. Raises ValueError, KeyError, TypeError or AttributeError for any other value."""
+    rows: Iterable[Any] = _plain(value) if is_factored(value) else value
+    return map(Committable.from_json, rows)
+
+
+def _node(values: _Column, columns: list[_Column]) -> dict[str, JsonValue]:
+    """Return the node for the values that all transactions have at one place. Add the columns of the rows."""
+    first, text = values[0], json.dumps(values[0])
+    if all(json.dumps(value) == text for value in values):  # 1 equals True, and is another value
+        return {"same": first}
+    if all(isinstance(value, str) for value in values):
+        starts = _shared(values)
+        rest = [value[len(starts) :] for value in values]
+        ends = _shared([each[::-1] for each in rest])[::-1]
+        columns.append([each.removesuffix(ends) for each in rest])
+        return {"starts": starts, "ends": ends}
+    if isinstance(first, dict) and all(isinstance(value, dict) and [*value] == [*first] for value in values):
+        return {_EACH: {key: _node([value[key] for value in values], columns) for key in first}}
+    if (
+        isinstance(first, list)
+        and len(first) <= LONGEST_LIST
+        and all(isinstance(value, list) and len(value) == len(first) for value in values)
+    ):
+        return {_EACH: [_node([*column], columns) for column in zip(*values, strict=True)]}
+    columns.append(values)
+    return {}
+
+
+def _shared(texts: Sequence[str]) -> str:
+    """Return the longest start that all texts have."""
+    least, greatest = min(texts), max(texts)
+    same = (one == other for one, other in zip(least, greatest, strict=False))
+    return least[: sum(itertools.takewhile(bool, same))]
+
+
+def _plain(value: Rows) -> Iterator[JsonValue]:
+    template, rows = value[0], value[1:]
+    if _expanded(template, len(rows)) > MOST_EXPANDED:
+        raise ValueError(f"no decision takes more than {MOST_EXPANDED} bytes when its rows are expanded")
+    columns = _columns(template)
+    for row in rows:
+        if not isinstance(row, list) or len(row) != columns:
+            raise ValueError(f"a row of a decision must be a list of {columns} values")
+        yield _value(template, iter(row))
+
+
+def _expanded(template: JsonValue, rows: int) -> int:
+    return len(json.dumps(template)) * rows
+
+
+def _children(node: Any) -> Iterable[Any]:
+    each = node[_EACH]
+    return each.values() if isinstance(each, dict) else each
+
+
+def _columns(node: Any) -> int:
+    if _EACH in node:
+        return sum(map(_columns, _children(node)))
+    return 0 if "same" in node else 1
+
+
+def _value(node: Any, row: Iterator[Any]) -> Any:
+    """Return the value at a node, and take from ``row`` what is the row's own."""
+    if _EACH in node:
+        each = node[_EACH]
+        if isinstance(each, dict):
+            return {key: _value(child, row) for key, child in each.items()}
+        return [_value(child, row) for child in each]
+    if "same" in node:
+        return node["same"]
+    if "starts" in node:
+        return node["starts"] + next(row) + node["ends"]
+    return next(row)
