@@ -49,9 +49,8 @@ def checker(schema: pa.Schema, rules: Iterable[Rule]) -> Check:
 
     def check(batch: pa.RecordBatch) -> None:
         for number, field, rule in concerned:
-            position = first_record(batch.column(number), field, rule)
-            if position is not None:
-                raise RecordRefused(rule.reason, record=position, column=field.name)
+            if found := first_record(batch.column(number), field, rule):
+                raise RecordRefused(rule.reason, record=found[0], column=found[1])
 
     return check
 
@@ -65,28 +64,33 @@ def parts(field: pa.Field) -> Iterator[pa.Field]:
         yield from parts(field.type.field(number))
 
 
-def first_record(column: pa.Array, field: pa.Field, rule: Rule) -> int | None:
-    """Return the position of the first record with a value, however deeply nested, that breaks ``rule``.
+def first_record(column: pa.Array, field: pa.Field, rule: Rule, below: str = "") -> tuple[int, str] | None:
+    """Return the position of the first record with a value, however deeply nested, that breaks ``rule``; and the
+    value's path, such as ``orders.element.id``, within ``below``.
 
     Nothing below a null counts as a value. The types of ``field`` may allow fewer nulls than those of ``column``.
     """
-    found = [rule.first(column)] if rule.concerns(field) else []
+    path = f"{below}{field.name}"
+    position = rule.first(column) if rule.concerns(field) else None
+    found = [] if position is None else [(position, path)]
     if types.is_dictionary(field.type):
-        found.append(first_record(column.dictionary_decode(), field.with_type(field.type.value_type), rule))
+        inner = first_record(column.dictionary_decode(), field.with_type(field.type.value_type), rule, below)
+        found += [inner] if inner else []
     elif types.is_struct(field.type):
-        found.append(_first_in_structs(column, field.type, rule))
+        present = column.drop_null() if column.null_count else column
+        members = zip(present.flatten(), field.type, strict=True)
+        inside = (first_record(*member, rule, f"{path}.") for member in members)
+        found += [(_among_all(column, at), where) for at, where in filter(None, inside)]
+    elif types.is_map(field.type):
+        lists = entries(column)
+        members = map(pa.Field.with_name, field.type.field(0).type, ("key", "value"))
+        sides = zip(pc.list_flatten(lists).flatten(), members, strict=True)
+        inside = (first_record(side, each, rule, f"{path}.") for side, each in sides)
+        found += [(holder(lists, at), where) for at, where in filter(None, inside)]
     elif field.type.num_fields == 1:
-        lists = entries(column) if types.is_map(field.type) else column
-        position = first_record(pc.list_flatten(lists), field.type.field(0), rule)
-        found.append(None if position is None else holder(lists, position))
-    return min((position for position in found if position is not None), default=None)
-
-
-def _first_in_structs(column: pa.StructArray, type_: pa.StructType, rule: Rule) -> int | None:
-    present = column.drop_null() if column.null_count else column
-    positions = [first_record(*each, rule) for each in zip(present.flatten(), type_, strict=True)]
-    first = min((position for position in positions if position is not None), default=None)
-    return None if first is None else _among_all(column, first)
+        inner = first_record(pc.list_flatten(column), field.type.field(0).with_name("element"), rule, f"{path}.")
+        found += [(holder(column, inner[0]), inner[1])] if inner else []
+    return min(found, default=None)
 
 
 def holder(lists: pa.Array, item: int) -> int:
@@ -128,7 +132,7 @@ def is_text(field: pa.Field) -> bool:
 NOT_UTF8 = Rule(
     is_text,
     lambda column: first_bad(column, are_utf8),
-    f"a text is not valid UTF-8. {ADVICE} Or write the column as binary.",
+    f"a text is not valid UTF-8. {ADVICE}",
 )
 
 
@@ -175,6 +179,10 @@ def _first_key_twice(maps: pa.MapArray) -> int | None:
     keys = pc.list_flatten(lists).flatten()[0]
     if isinstance(keys.type, pa.BaseExtensionType):
         keys = keys.storage
+    if types.is_dictionary(keys.type):  # it may have a value twice
+        keys = keys.dictionary_decode()
+    if keys.type.num_fields:
+        keys = pa.array(map(repr, keys.to_pylist()), pa.string())
     keys = keys.dictionary_encode()
     parents = pc.list_parent_indices(lists).cast(pa.int64())
     pairs = pc.add(pc.multiply(parents, len(keys.dictionary)), keys.indices.cast(pa.int64()))
@@ -184,7 +192,7 @@ def _first_key_twice(maps: pa.MapArray) -> int | None:
 
 
 KEY_TWICE = Rule(
-    lambda field: bool(types.is_map(field.type)) and not field.type.key_type.num_fields,
+    lambda field: bool(types.is_map(field.type)),
     _first_key_twice,
     f"a map has a key twice, and most readers keep one of its values. {ADVICE}",
 )

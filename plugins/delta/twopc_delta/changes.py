@@ -148,16 +148,19 @@ class LiveFile:
             gone["deletionVector"] = self.vector
         if len(rows) == total:
             return [{"remove": gone}]
-        stats = self.action.get("stats") or orjson.dumps({"numRecords": total}).decode()
         added = {name: self.action[name] for name in _FIELDS if self.action.get(name) is not None}
-        added |= {"dataChange": True, "stats": _not_tight(stats), "deletionVector": vector}
+        added |= {"dataChange": True, "stats": _not_tight(self.action.get("stats"), total), "deletionVector": vector}
         return [{"remove": gone}, {"add": added}]
 
 
-def _not_tight(stats: str) -> str:
-    """Return statistics whose bounds enclose values that are deleted. Their numbers stay as they are written."""
-    found = json.loads(stats, parse_float=orjson.Fragment, parse_int=orjson.Fragment)
-    return orjson.dumps({**found, "tightBounds": False}).decode()
+def _not_tight(stats: str | None, total: int) -> str:
+    """Return statistics whose bounds enclose values that are deleted. Their numbers stay as they are written. A table
+    is right without bounds, so those of another writer that can't be read do not hold up a decided batch."""
+    try:
+        found = json.loads(stats or "{}", strict=False, parse_float=orjson.Fragment, parse_int=orjson.Fragment)
+        return orjson.dumps({"numRecords": total, **found, "tightBounds": False}).decode()
+    except (ValueError, TypeError):
+        return orjson.dumps({"numRecords": total, "tightBounds": False}).decode()
 
 
 def _key_of(action: Mapping[str, Any]) -> tuple[str, str]:
@@ -252,8 +255,11 @@ class Keys:
     def _is_outside(self, stats: str | None) -> bool:
         if self._bounds is None or not stats:
             return False
-        known, name = orjson.loads(stats), self._columns.names[0]
-        least, most = (known.get(bound, {}).get(name) for bound in ("minValues", "maxValues"))
+        try:
+            known = orjson.loads(stats)
+            least, most = (known[bound][self._columns.names[0]] for bound in ("minValues", "maxValues"))
+        except (ValueError, KeyError, TypeError):
+            return False
         if not isinstance(least, int) or not isinstance(most, int):
             return False
         return self._bounds[1] < least or most < self._bounds[0]

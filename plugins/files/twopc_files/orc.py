@@ -20,7 +20,7 @@ import contextlib
 import datetime as dt
 import io
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -175,7 +175,7 @@ def _first_outside_nanoseconds(column: pa.Array) -> int | None:
 
 
 _RULES = (
-    NOT_UTF8,
+    replace(NOT_UTF8, reason=f"{NOT_UTF8.reason} Or write the column as binary."),
     KEY_TWICE,
     YEARS,
     Rule(

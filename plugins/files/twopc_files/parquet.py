@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -76,7 +76,7 @@ class Parquet(Format):
 
 
 _RULES = (
-    NOT_UTF8,
+    replace(NOT_UTF8, reason=f"{NOT_UTF8.reason} Or write the column as binary."),
     KEY_TWICE,
     YEARS,
     TIMES,

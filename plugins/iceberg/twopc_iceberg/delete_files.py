@@ -7,6 +7,7 @@ positions in version 2. Rows that others have deleted are in it, too, and it rep
 from __future__ import annotations
 
 import json
+import math
 import struct
 import uuid
 import zlib
@@ -158,8 +159,7 @@ class DeletesOfSnapshot:
     def of_file(self, file: LiveFile) -> list[DataFile]:
         """Return the delete files that may be for a data file. Raises Unsearchable: one can't be read."""
         found: list[DataFile] = []
-        # Not by their partition: a partition of NaN equals none, not even itself.
-        others = (entry for entry in self.others if _may_name(entry.data_file, file.path))
+        others = (entry for entry in self.others if _applies(entry.data_file, file))
         for entry in (*self.by_path.get(file.path, ()), *others):
             delete = entry.data_file
             if (entry.sequence_number or 0) < file.sequence_number:
@@ -194,9 +194,19 @@ def _only_path(delete: DataFile) -> str | None:
     return lower.decode() if lower is not None and lower == upper else None
 
 
-def _may_name(delete: DataFile, path: str) -> bool:
+def _applies(delete: DataFile, file: LiveFile) -> bool:
+    """Whether deletes for several files may name ``file``: only in its partition, as Iceberg's specification has it,
+    and within their bounds."""
+    places = range(len(file.partition))
+    if delete.spec_id != file.spec or not all(_is_same(delete.partition[at], file.partition[at]) for at in places):
+        return False
     lower, upper = (delete.lower_bounds or {}).get(PATH), (delete.upper_bounds or {}).get(PATH)
-    return (lower is None or lower <= path.encode()) and (upper is None or path.encode() <= upper)
+    return (lower is None or lower <= file.path.encode()) and (upper is None or file.path.encode() <= upper)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two values of a partition are the same one. NaN is, although it does not equal itself."""
+    return one == other or all(isinstance(each, float) and math.isnan(each) for each in (one, other))
 
 
 # What is written. -----------------------------------------------------------------------------------------------------

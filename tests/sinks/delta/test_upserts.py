@@ -153,9 +153,14 @@ def test_a_batch_that_finds_no_row_changes_no_file(table: Place) -> None:
     ],
 )
 def test_statistics_keep_their_digits_and_are_no_longer_tight(stats: str) -> None:
-    given, found = (json.loads(each, parse_float=Decimal) for each in (stats, _not_tight(stats)))
+    given, found = (json.loads(each, parse_float=Decimal) for each in (stats, _not_tight(stats, 1)))
     assert found == {**given, "tightBounds": False}
-    assert "1.10" in _not_tight(stats)
+    assert "1.10" in _not_tight(stats, 1)
+
+
+@pytest.mark.parametrize("stats", [None, "", "null", "[]", "{", '{"minValues":{"k":"\\ud83d"}}'])
+def test_statistics_of_another_writer_that_cannot_be_read_are_left_out_of_a_decided_batch(stats: str | None) -> None:
+    assert json.loads(_not_tight(stats, 3)) == {"numRecords": 3, "tightBounds": False}
 
 
 def test_a_vector_is_read_back_from_a_file_with_several(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -22,7 +23,7 @@ from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
-from pyiceberg.typedef import IcebergBaseModel
+from pyiceberg.typedef import IcebergBaseModel, Record
 from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 
 from tests.sinks.iceberg import test_upserts as of_upserts
@@ -44,6 +45,7 @@ from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_iceberg import positions
+from twopc_iceberg.delete_files import _applies
 from twopc_iceberg.manifests import ManifestWriter, data_file, entries
 from twopc_iceberg.prepared import of_committable
 
@@ -223,6 +225,19 @@ def test_rows_that_others_deleted_in_a_partition_of_nan_stay_deleted(by_files: P
     [own] = [each for each in live(by_files, DataFileContent.POSITION_DELETES) if each.data_file.lower_bounds]
     assert [*positions_of(by_files, own).values()] == [[1, 2]]
     assert sorted(row["name"] for row in by_files.records()) == ["0", "3"]
+
+
+@pytest.mark.parametrize(
+    ("deleted_in", "applies"),
+    [((float("nan"), "mon"), True), ((float("nan"), "tue"), False), ((None, "mon"), False), ((1.0, "mon"), False)],
+)
+def test_deletes_of_others_apply_in_their_own_partition_alone(deleted_in: tuple[Any, Any], applies: bool) -> None:
+    """Bounds do not tell where the paths of a table begin with a hash, or where the writer has left them out."""
+    file: Any = SimpleNamespace(spec=0, partition=Record(float("nan"), "mon"), path="s3://t/a.parquet")
+    delete: Any = SimpleNamespace(spec_id=0, partition=Record(*deleted_in), lower_bounds=None, upper_bounds=None)
+    assert _applies(delete, file) is applies
+    delete.spec_id = 1
+    assert not _applies(delete, file)
 
 
 def test_a_batch_that_finds_no_row_is_an_append(table: Place) -> None:
