@@ -512,7 +512,9 @@ def test_schemas_whose_meaning_is_elsewhere_are_refused(both: Both) -> None:
     rule = Rule("encrypt", None, RuleKind.TRANSFORM, RuleMode.WRITEREAD, "ENCRYPT", None, None, None, None, None, False)
     both.schemas.register_schema("ruled", Schema('"string"', "AVRO", rule_set=RuleSet(None, [rule])))
     both.schemas.register_schema("json", Schema('{"type": "string"}', "JSON"))
-    for subject, told in (("ruled", "has the rule 'encrypt'"), ("json", "has the type JSON, not AVRO")):
+    both.schemas.register_schema("proto", Schema('syntax = "proto3"; message Order {}', "PROTOBUF"))
+    types = (("json", "has the type JSON, not AVRO"), ("proto", "has the type PROTOBUF, not AVRO"))
+    for subject, told in (("ruled", "has the rule 'encrypt'"), *types):
         with pytest.raises(ConfigurationError, match=told):
             both.from_avro(subject=subject)
         with pytest.raises(ConfigurationError, match=told):
