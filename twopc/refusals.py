@@ -78,8 +78,7 @@ def first_record(column: pa.Array, field: pa.Field, rule: Rule, below: str = "")
         found += [inner] if inner else []
     elif types.is_struct(field.type):
         present = column.drop_null() if column.null_count else column
-        members = zip(present.flatten(), field.type, strict=True)
-        inside = (first_record(*member, rule, f"{path}.") for member in members)
+        inside = (first_record(*each, rule, f"{path}.") for each in zip(present.flatten(), field.type, strict=True))
         found += [(_among_all(column, at), where) for at, where in filter(None, inside)]
     elif types.is_map(field.type):
         lists = entries(column)
