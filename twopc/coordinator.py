@@ -18,6 +18,7 @@ from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
 from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
 from twopc.failures import located
+from twopc.log.batch_identity import as_logged
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry
 from twopc.log.store import LogStore, store_of, warn_of_late_listings
@@ -186,7 +187,8 @@ class Coordinator:
                 rest = left_out()
                 return votes
 
-            offer = Offer(batch_id, counted, reads, follows, began_s, recompute, self._first_batch_id)
+            as_read = as_logged(reads), as_logged(follows)
+            offer = Offer(batch_id, counted, *as_read, began_s, recompute, self._first_batch_id)
             decision = perform(protocol.batch(self._performer.life, offer), self._performer.do)
             if decision is None:
                 already_decided()
@@ -232,7 +234,8 @@ class Coordinator:
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
         """Return whether the log has decided a batch. Call ``recover`` or ``resume`` before. Raises like ``run``."""
-        offer = Offer(batch_id, lambda _: (), reads, follows, None, None, self._first_batch_id)
+        as_read = as_logged(reads), as_logged(follows)
+        offer = Offer(batch_id, lambda _: (), *as_read, None, None, self._first_batch_id)
         return perform(protocol.recognize(self._life, offer), self._performer.do)
 
     def validate(self, schemas: Mapping[str, pa.Schema]) -> None:

@@ -163,7 +163,8 @@ class Performer:
         self._began_s = time.perf_counter() if effect.began_s is None else effect.began_s
         given = (effect.round,) if effect.wanted is None else (effect.round, effect.wanted)
         limits = {sink.seals_within_s: name for name, sink in self.sinks.items() if sink.seals_within_s is not None}
-        is_watched = effect.began_s is None and self.commits_at_once > 1
+        # A data source's tasks have written before, and what is computed again is decided.
+        is_watched = effect.began_s is None and effect.wanted is None and self.commits_at_once > 1
         within_s = min(limits, default=None) if is_watched else None
         with telling_of_lateness(within_s, lambda age_s: self._late(effect.round.batch_id, limits, age_s)):
             return list(effect.phase_one(*given))

@@ -21,7 +21,7 @@ from tests.support.commit_log import CommitLog
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.cli.verdicts import Verdict, judge
-from twopc.errors import CorruptLog
+from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import factored
 from twopc.log.entries import Decision, Entry, abandoned, amended, decided, opened, parse, serialise
 from twopc.log.history import FollowedLog
@@ -283,6 +283,8 @@ def test_whatever_transactions_have_is_read_as_it_was_written(committables: list
         {"each": {"transaction_id": {}}},
         {"each": [{}, {}]},
         {"each": {"transaction_id": {}, "handle": {"same": {}}, "records": {}, "bytes": {}}},
+        {"each": {"transaction_id": {"startz": "x", "ends": ""}, "handle": {"same": {}}}},
+        {"each": {"transaction_id": "starts", "handle": {"same": {}}}},
     ],
 )
 @pytest.mark.parametrize("row", [["x"], ["x", "y"], [], [None], "x", {"transaction_id": "x"}, None])
@@ -291,6 +293,22 @@ def test_a_template_or_a_row_that_no_coordinator_writes_is_refused(wrong: object
     entry["unresolved"][0]["sinks"] = {"orders0": [wrong, row]}
     with pytest.raises(CorruptLog, match="is not an entry of a commit log"):
         parse(json.dumps(entry).encode(), "here")
+
+
+def test_a_decision_is_refused_by_what_it_takes_when_nothing_is_factored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry that amends it, such as by one transaction with other partitions, may have to write it so."""
+    entry = decided(opened(None, "query"), decision(MANY))
+    monkeypatch.setattr("twopc.log.entries.LONGEST_DECISION", 2 * len(serialise(entry)))
+    with pytest.raises(ConfigurationError, match="too many transactions"):
+        serialise(entry)
+
+
+@pytest.mark.parametrize("partitions", [1, 100])
+def test_partitions_that_a_loop_counts_are_the_same_when_the_batch_comes_again(tmp_path: Path, partitions: int) -> None:
+    reads: Any = {"orders": dict.fromkeys(range(partitions), 5)}
+    for _ in range(2):
+        with Coordinator({"sink": MemorySink(MemoryTarget())}, str(tmp_path / "log"), owner="loop") as coordinator:
+            coordinator.run(0, lambda _: [], reads=reads)
 
 
 def test_a_template_that_would_fill_the_memory_is_refused_unexpanded(monkeypatch: pytest.MonkeyPatch) -> None:

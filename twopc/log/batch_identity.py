@@ -7,6 +7,7 @@ what was read as JSON without knowing its meaning: Spark's complete offset log e
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ def recognize(
         return False
     _require_same_reads(batch_id, tail.reads, reads, log)
     return True
+
+
+def as_logged(reads: JsonValue) -> JsonValue:
+    """Return what a batch read as the log gives it back: keys are texts, although a plain loop may count partitions."""
+    logged: JsonValue = json.loads(json.dumps(reads))
+    return logged
 
 
 def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, log: str) -> None:

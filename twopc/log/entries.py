@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import chain
@@ -34,11 +34,12 @@ a sink are factored (``factored``), else 1."""
 ENTRY_SUFFIX = ".json"
 
 LONGEST_DECISION = 32 * 1024 * 1024
-"""In bytes: the decision of 200 000 files of as many tasks. A longer one is not written."""
+"""In bytes, with each transaction by itself: the decision of 70 000 files of as many tasks, or of twice as many files
+of a few. A longer one is not written, although it may be shorter when it is factored: what amends it may not be."""
 
 MOST_TRANSACTIONS = 100_000
-"""In one decision, which then has 300 bytes for each: most take less than half of that. A batch that is certain to have
-more is refused before its tasks begin, rather than after every time that they have written it."""
+"""In one decision, which then has about 300 bytes for each. A batch that is certain to have more is refused before its
+tasks begin, rather than after every time that they have written it."""
 
 LONGEST_ENTRY = 2 * LONGEST_DECISION
 """In bytes. No coordinator writes a longer entry, so it is not parsed: that would take many times its length in memory.
@@ -254,16 +255,16 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
         )
     decision = unresolved[batch_id]
     for sink, committables in given_up.items():
-        named = {committable.transaction_id: committable for committable in decision.committables.get(sink, ())}
+        named = _by_name(decision.committables.get(sink, ()))
         for committable in committables:
-            if named.get(committable.transaction_id) != committable:
+            if committable not in named.get(committable.transaction_id, ()):
                 raise LogMismatch(
                     f"transaction {committable.transaction_id} of sink {sink!r} can't be abandoned: the decision of"
                     f" batch {batch_id} does not name it. Nothing was changed."
                 )
-    gone = {sink: {committable.transaction_id for committable in of_sink} for sink, of_sink in given_up.items()}
+    gone = {sink: _by_name(given_up.get(sink, ())) for sink in decision.committables}
     rest = {
-        sink: tuple(each for each in committables if each.transaction_id not in gone.get(sink, ()))
+        sink: tuple(each for each in committables if each not in gone[sink].get(each.transaction_id, ()))
         for sink, committables in decision.committables.items()
     }
     unresolved[batch_id] = Decision(decision.round, rest)
@@ -271,6 +272,13 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
     newest = {sink: newest for sink, newest in tail.newest.items() if sink not in given_up or newest != batch_id}
     entry = _next(tail, "abandon", unresolved=tuple(unresolved.values()), newest=newest)
     return replace(entry, abandoned=(*tail.abandoned, Abandonment(loss, by, entry.written_at)))
+
+
+def _by_name(committables: Iterable[Committable]) -> dict[str, list[Committable]]:
+    found: dict[str, list[Committable]] = {}
+    for each in committables:
+        found.setdefault(each.transaction_id, []).append(each)
+    return found
 
 
 def completed(tail: Entry) -> Entry:
@@ -332,13 +340,21 @@ def serialise(entry: Entry) -> bytes:
     if entry.repetition is not None:  # nor this one
         value["repetition"] = asdict(entry.repetition)
     data = _laid_out(value).encode()
-    if entry.kind == "decide" and len(data) > LONGEST_DECISION:
+    if entry.kind == "decide" and (length := len(data) + _saved(entry)) > LONGEST_DECISION:
         raise ConfigurationError(
-            f"the decision of batch {entry.decided} would have {len(data)} bytes, and the commit log takes"
+            f"the decision of batch {entry.decided} would have {length} bytes, and the commit log takes"
             f" {LONGEST_DECISION}: the batch has too many transactions or files. Nothing of it is visible. Have fewer"
             " tasks, fewer partition folders or smaller batches, and start again."
         )
     return data
+
+
+def _saved(entry: Entry) -> int:
+    """Return how many bytes more an entry may have when nothing of it is factored."""
+    parts = [part for decision in entry.unresolved for part in decision.committables.values()]
+    return sum(
+        len(json.dumps(each.to_json())) for part in parts if len(part) >= factored.FACTORED_FROM for each in part
+    )
 
 
 def _laid_out(value: JsonValue, depth: int = 0) -> str:

@@ -108,9 +108,17 @@ def _children(node: Any) -> Iterable[Any]:
 
 
 def _columns(node: Any) -> int:
-    if _EACH in node:
-        return sum(map(_columns, _children(node)))
-    return 0 if "same" in node else 1
+    """Return how many values a row has for a node. Raises ValueError for a node of another kind: it is damaged."""
+    keys = {*node} if isinstance(node, dict) else None
+    if keys == {"same"}:
+        return 0
+    if keys == set() or (
+        keys == {"starts", "ends"} and isinstance(node["starts"], str) and isinstance(node["ends"], str)
+    ):
+        return 1
+    if keys is None or _EACH not in keys or not isinstance(node[_EACH], dict | list):
+        raise ValueError(f"a template has no node such as {str(node)[:100]}")
+    return sum(map(_columns, _children(node)))
 
 
 def _value(node: Any, row: Iterator[Any]) -> Any:
