@@ -47,22 +47,25 @@ class Glue(HttpProxy):
     """Compares ``VersionId``, which moto ignores. The target of a request is the name of the call.
 
     Attributes:
-        before, after: called with the number of each update, before and after it is passed on.
+        before, after: called before and after each update is passed on.
+        at: the call before which ``before`` is called.
     """
 
     def __init__(self, server_url: str) -> None:
         super().__init__(server_url)
         self.before: Callable[[], object] = nothing
         self.after: Callable[[], object] = nothing
+        self.at = UPDATE
 
     def _pass_on(self, request: Request) -> Answer | None:
         return super()._pass_on(replace(request, target=request.headers["X-Amz-Target"].rpartition(".")[2]))
 
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:
-        is_update, request = request.target == UPDATE, replace(request, target="/")
-        if not is_update:
+        call, request = request.target, replace(request, target="/")
+        if call == self.at:
+            self.before()
+        if call != UPDATE:
             return super()._forward(request, dropped)
-        self.before()
         wanted = json.loads(request.body)
         names = {"DatabaseName": wanted["DatabaseName"], "Name": wanted["TableInput"]["Name"]}
         look = {**request.headers, "X-Amz-Target": "AWSGlue.GetTable"}
@@ -140,15 +143,15 @@ def test_requests_and_answers_that_are_lost_neither_lose_nor_double_a_record(
     assert glue.appends() == 3
 
 
-@pytest.mark.parametrize("log_id", ["log", "log2"])
+@pytest.mark.parametrize(("log_id", "at"), [("log", UPDATE), ("log2", UPDATE), ("log2", "GetDatabase")])
 def test_a_commit_between_the_look_and_the_update_of_another_is_not_overwritten(
-    log_id: str, glue: Place, proxy: Glue
+    log_id: str, at: str, glue: Place, proxy: Glue
 ) -> None:
-    """By another driver of the same query, or by another query."""
+    """By another driver of the same query, or by another query. pyiceberg looks at the database in between."""
     one, other = through(glue, proxy), glue.sink(log_id)
     theirs = glue.decided(["b"], sink=other)
     ours = theirs if log_id == "log" else glue.decided(["a"])
-    proxy.before = once(lambda: other.commit_batch(0, theirs))
+    proxy.at, proxy.before = at, once(lambda: other.commit_batch(0, theirs))
     one.commit_batch(0, ours)
     one.commit_batch(1, glue.decided(["c"], round=Round(1, 1)))
     assert glue.values() == ([] if log_id == "log" else ["a"]) + ["b", "c"]
