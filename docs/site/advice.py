@@ -19,6 +19,7 @@ ERRORS = ROOT / "docs" / "errors.md"
 
 REASONS: Mapping[str, Sequence[str]] = {
     "an operator compares and corrects the target systems": ["as done, with other input than it was decided with"],
+    "the controller forgets after a day": [", but the controller does not know it"],
 }
 """Why no test follows an advice → the words of the rows."""
 

@@ -122,6 +122,7 @@ def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message
     assert [value for value in place.values() if not value.startswith("new")] == sorted([*left, "next"])
 
 
+@pytest.mark.long
 @pytest.mark.advice("there is no Delta table any more")
 def test_a_batch_whose_table_was_dropped_is_given_up_beside_another_table(place: Place, query: Query) -> None:
     query.decide(0, "lost")
@@ -199,6 +200,7 @@ def test_a_table_is_written_when_the_constraint_that_the_message_names_is_droppe
     assert place.values() == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.advice("of this query, and the commit log is about to")
 def test_a_query_goes_on_with_the_newest_log_after_an_older_one_was_refused(place: Place, query: Query) -> None:
     query.run(0, "a")

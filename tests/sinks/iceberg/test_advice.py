@@ -117,6 +117,7 @@ def test_a_batch_is_committed_to_a_table_that_was_renamed_when_the_option_has_it
     assert place.catalog().load_table("db.renamed").scan().to_arrow()["value"].to_pylist() == ["a"]
 
 
+@pytest.mark.long
 @pytest.mark.advice("and the catalog has no such table")
 def test_a_batch_whose_table_was_dropped_is_given_up_beside_another_table(place: Place, query: Query) -> None:
     query.decide(0, "lost")
@@ -128,6 +129,7 @@ def test_a_batch_whose_table_was_dropped_is_given_up_beside_another_table(place:
     assert place.values() == ["next"]
 
 
+@pytest.mark.long
 @pytest.mark.advice("the table has no branch")
 def test_a_decided_batch_is_committed_when_its_branch_was_created_again(place: Place, query: Query) -> None:
     place.branched("audit")

@@ -197,6 +197,7 @@ def test_a_record_that_was_refused_is_written_when_the_advice_is_followed(
     topic.becomes(["a"] * count)
 
 
+@pytest.mark.long
 @pytest.mark.advice("the time is further from now than")
 def test_a_time_is_taken_when_the_limit_that_the_message_names_was_raised(
     make_topic: Any, make_sink: Any, wait: Any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,7 +11,7 @@ from tests.sinks.pravega.conftest import Place
 from tests.sinks.pravega.test_commit import end_of_lease
 from tests.support.advice import Query, told
 from twopc.log.history import read_history
-from twopc_pravega.controller import Controller, State, Txn
+from twopc_pravega.controller import Txn
 from twopc_pravega.events import blocks
 from twopc_pravega.options import Stream
 from twopc_pravega.register import Register
@@ -24,35 +23,13 @@ def query(place: Place, tmp_path: Path) -> Query:
     return Query(tmp_path, "pravega", place.options)
 
 
-def roll_back(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
+@pytest.mark.advice(", but the controller has rolled it back")
+def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message(place: Place, query: Query) -> None:
+    query.decide(0, "lost")
     [committable] = query.decided()
     place.admin.abort(Txn.from_json(committable.handle))
     end_of_lease(place, committable)
-
-
-def forget(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
-    """As a controller does a day after it has rolled the transaction back."""
-    roll_back(place, query, patch)
-    [committable], state = query.decided(), Controller.state
-    lost = Txn.from_json(committable.handle)
-    patch.setattr(Controller, "state", lambda asked, txn: State.UNKNOWN if txn == lost else state(asked, txn))
-
-
-LOST: dict[str, Callable[[Place, Query, pytest.MonkeyPatch], None]] = {
-    ", but the controller has rolled it back": roll_back,
-    ", but the controller does not know it": forget,
-}
-
-
-@pytest.mark.variants
-@pytest.mark.advice(*LOST)
-@pytest.mark.parametrize("words", LOST)
-def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message(
-    words: str, place: Place, query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    query.decide(0, "lost")
-    LOST[words](place, query, monkeypatch)
-    query.abandon(query.stops(0, words))
+    query.abandon(query.stops(0, ", but the controller has rolled it back"))
     query.run(1, "next")
     assert place.values() == ["next"]
 
