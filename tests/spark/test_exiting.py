@@ -114,6 +114,7 @@ def test_a_driver_ends_with_the_code_of_its_error_and_prints_its_sentence_last(
     assert re.match(rf"twopc: exit code {int(code)}: {advice}\. {sentence}", last_line(folder))
 
 
+@pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(

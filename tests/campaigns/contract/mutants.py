@@ -623,16 +623,17 @@ KEYED = (
         "a record is added only if its key is new",
         "dialects.py",
         (
-            "    if not others:\n        return insert.on_conflict_do_nothing",
-            "    if True:\n        return insert.on_conflict_do_nothing",
+            "    return insert.on_conflict_do_update(index_elements=keys, set_=set_)",
+            "    return insert.on_conflict_do_nothing(index_elements=keys)",
         ),
     ),
     _keyed(
         "a column that records do not have is set to null",
         "dialects.py",
-        """
--        return insert.on_conflict_do_nothing(index_elements=keys)
-+        return insert.on_conflict_do_update(index_elements=keys, set_={"value": None})""",
+        (
+            "insert.excluded[name] for name in others or keys}",
+            'insert.excluded[name] for name in others} or {"value": None}',
+        ),
     ),
     _keyed(
         "a null replaces no value",

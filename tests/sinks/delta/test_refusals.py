@@ -304,7 +304,7 @@ def test_only_the_record_with_a_bad_value_is_left_out_however_deep_it_is(
     with Participant({"orders": place.sink()}, ROUND, partition=0, max_bad_records=4) as participant:
         [refused] = participant.write("orders", batch)
         votes = [participant.pre_commit()["orders"]]
-    assert (refused.column, refused.record) == ("nested", bad)
+    assert (str(refused.column).partition(".")[0], refused.record) == ("nested", bad)
     place.sink().commit_batch(0, place.sink().seal(votes, 0.0))
     assert place.values() == [each for number, each in enumerate("abcd") if number != bad]
 

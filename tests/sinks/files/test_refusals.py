@@ -150,7 +150,7 @@ def test_the_record_that_a_format_cant_hold_is_refused_and_the_others_are_writte
     kind: Format, column: pa.Array, reason: str
 ) -> None:
     error = refusal(kind, of(column))
-    assert (error.record, error.column) == (2, "c")
+    assert (error.record, str(error.column).partition(".")[0]) == (2, "c")
     assert reason in error.reason
     assert refusal(kind, of(column).slice(1)).record == 1
     assert write(kind, of(column).slice(0, 2))

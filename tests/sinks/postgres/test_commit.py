@@ -85,6 +85,7 @@ def test_a_task_for_which_the_server_has_no_room_says_which_setting_to_raise(own
         own_place.pre_commit(["a"], partition=int(room))
 
 
+@pytest.mark.crash
 @pytest.mark.long
 @pytest.mark.advice("Raise max_prepared_transactions on the server")
 def test_a_task_has_room_when_the_setting_was_raised(own_place: Place) -> None:
