@@ -220,8 +220,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
                 faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
             if faults:
                 raise ConfigurationError(
-                    f"{self._options} can't be written to: {'; '.join(faults)}. Grant INSERT, and UPDATE for"
-                    " 'upsert_by'."
+                    f"{self._options} can't be written to: {'; '.join(faults)}. Correct that. The role needs INSERT,"
+                    " and UPDATE for 'upsert_by'."
                 )
 
     def _check_key(self, connection: sa.Connection, columns: Sequence[str]) -> None:
