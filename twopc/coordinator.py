@@ -17,7 +17,7 @@ from twopc import protocol
 from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
 from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
-from twopc.failures import located
+from twopc.failures import NotComputedAgain, located
 from twopc.log.batch_identity import as_logged
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry
@@ -191,7 +191,12 @@ class Coordinator:
             offer = Offer(batch_id, counted, *as_read, began_s, recompute, self._first_batch_id)
             decision = perform(protocol.batch(self._performer.life, offer), self._performer.do)
             if decision is None:
-                already_decided()
+                try:
+                    already_decided()
+                except RoundAborted as error:  # which would say that nothing of the batch is visible
+                    raise NotComputedAgain(
+                        f"batch {batch_id} is decided and committed, and was not evaluated again: {error.message}"
+                    ) from error
                 return self._finished(batch_id, True, {}, LeftOut())
             self._performer.failed_rests = 0  # its sweep was answered
             if self._resting is not None:

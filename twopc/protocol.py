@@ -351,18 +351,22 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
 
     Where the answer ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the
     log's first decision: then the error is returned as it is. Where the query, or the next rest, asks again, the look
-    is not repeated. The look comes first: a newer coordinator may have left a note of its own.
+    is not repeated. The look comes first: a newer coordinator may have left a note of its own. Before an operator is
+    called there is another one: a newer coordinator may have opened while the failure was counted.
     """
     if isinstance(error, Fenced | InDoubt | CorruptLog):
         return error
     try:
         yield _look(life, patience_s=0.0 if is_asked_again else None)
+        meant = yield from counted(life.tail, error, batch_id, start)
+        if meant is not error:
+            yield _look(life)
     except Fenced as fenced:
         return fenced
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         yield effects.Log(logging.WARNING, f"the log could not be read after an error: {unread}")
         return error
-    return (yield from counted(life.tail, error, batch_id, start))
+    return meant
 
 
 def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> Steps[Exception]:

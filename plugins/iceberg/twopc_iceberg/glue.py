@@ -99,6 +99,8 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
                 )
             known = self._get_glue_table(database, name)
             metadata, location = table.metadata, table.metadata_location
+            if known.get("Parameters", {}).get(METADATA_LOCATION) != location:
+                raise OSError(errno.EBUSY, f"table {database}.{name} was changed by another writer just now")
             same = _construct_table_input(name, location, metadata.properties, metadata, known)
             older = int(known.get("VersionId", "")) - 1
             if older < 0:  # a new table, of which a second version is made first

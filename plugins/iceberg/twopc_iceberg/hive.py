@@ -10,6 +10,7 @@ names the lock.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import getpass
 import os
@@ -23,13 +24,16 @@ from typing import TYPE_CHECKING, Any
 
 from hive_metastore.ThriftHiveMetastore import Client
 from hive_metastore.ttypes import (
+    CheckLockRequest,
     LockComponent,
     LockLevel,
     LockRequest,
     LockResponse,
     LockState,
     LockType,
+    NoSuchLockException,
     ShowLocksRequest,
+    TxnAbortedException,
     UnlockRequest,
 )
 from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION
@@ -38,6 +42,7 @@ from pyiceberg.exceptions import CommitFailedException, NoSuchIcebergTableError,
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
@@ -51,8 +56,9 @@ if TYPE_CHECKING:
 
     from twopc_iceberg.options import IcebergOptions
 
-LATE_S = 30.0
-"""How long after a lost answer a change may still be made."""
+LATE_S = 660.0
+"""How long after a lost answer a change may still be made: a metastore works for 600 s on a request (its setting
+``hive.metastore.client.socket.timeout``), and does not notice that its client is gone."""
 
 _LONGEST_NAME, _LONGEST_VALUE = 256, 4000
 """Characters of a table's parameter that every version of the metastore takes. Iceberg's metadata has them all."""
@@ -147,6 +153,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
                 if (of_us := left.get(lock.agentInfo)) is None:
                     continue
                 if of_us.replaces == now and time.monotonic() - of_us.since_s < LATE_S:
+                    client.check_lock(CheckLockRequest(lockid=lock.lockid))  # a lock without a sign of life expires
                     raise TimeoutError(
                         f"the answer to a change of {'.'.join(table)} was lost, and it may still be made. This process"
                         f" drops its lock {lock.lockid} {LATE_S:.0f} s after that"
@@ -194,16 +201,20 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
 
     Attributes:
         agent: that of the lock that was asked for.
+        lockid: the metastore's id of it.
         left: the lock, until the metastore has answered that it is dropped.
     """
 
     agent = ""
+    lockid = 0
     left: _Left | None = None
 
     def lock(self, rqst: LockRequest) -> LockResponse:
         [component] = rqst.component
         self.agent, self.left = rqst.agentInfo, _Left((component.dbname, component.tablename), None, 0.0)
-        return super().lock(rqst)
+        answer = super().lock(rqst)
+        self.lockid = answer.lockid
+        return answer
 
     def alter_table_with_environment_context(
         self, dbname: str, tbl_name: str, new_tbl: Any, environment_context: Any
@@ -217,10 +228,13 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
         # Metastores with HIVE-26882 compare it.
         expected = {"expected_parameter_key": METADATA_LOCATION, "expected_parameter_value": replaces}
         environment_context.properties.update(expected)
+        # A process that was suspended may have lost its lock. This also tells the metastore that it lives.
+        if super().check_lock(CheckLockRequest(lockid=self.lockid)).state != LockState.ACQUIRED:
+            raise CommitFailedException(f"{dbname}.{tbl_name}: the lock was lost before the change")
         locked, self.left = self.left, _Left((dbname, tbl_name), replaces, 0.0)
         try:
             super().alter_table_with_environment_context(dbname, tbl_name, new_tbl, environment_context)
-        except TTransportException:  # it may still be made, so the lock stays
+        except (TTransportException, TProtocolException):  # it may still be made, so the lock stays
             raise
         except TException:
             self.left = locked
@@ -268,9 +282,13 @@ def _answers() -> Iterator[None]:
     """Raise the errors of the metastore as those that ``outcomes`` knows. Any but a lost connection is a RESTError."""
     try:
         yield
-    except TTransportException as error:
+    except (TTransportException, TProtocolException) as error:
         raise TimeoutError(f"the metastore: {error.message}") from None
+    except (NoSuchLockException, TxnAbortedException) as error:
+        raise CommitFailedException(f"the lock was lost: {error.message}") from None
     except TApplicationException as error:
+        if error.type == TApplicationException.INTERNAL_ERROR:  # such as its database, which is away
+            raise OSError(errno.EBUSY, f"the metastore: {error.message}") from None
         raise RESTError(f"the metastore is none of version 2 or 3: {error.message}") from None
     except TException as error:
         raise RESTError(f"{type(error).__name__}: {getattr(error, 'message', error)}") from None

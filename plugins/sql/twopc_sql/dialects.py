@@ -28,7 +28,8 @@ class Dialect:
             take.
         transaction: what each database transaction begins with, likewise.
         isolation: the level of isolation; None for the only one that there is.
-        stage: makes ``{table}`` with what ``{select}`` returns and a key of ``{columns}``, or neither.
+        stage: makes ``{table}``, without its schema ``{name}``, with what ``{select}`` returns and a key of
+            ``{columns}``, or neither.
         at_once: has the database check what it would only check at a commit; empty if it checks everything at once.
         faults: yields what is wrong with a table, where the database does not report it by itself.
         unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null
@@ -74,9 +75,13 @@ def _faults_in_mysql(connection: sa.Connection, schema: str | None, table: str) 
 
 def _faults_in_sqlite(connection: sa.Connection, schema: str | None, table: str) -> Iterator[str]:
     catalog = sa.table("sqlite_master", sa.column("sql"), sa.column("name"), schema=schema)
-    made = connection.scalar(sa.select(catalog.c.sql).where(catalog.c.name == table))
-    if re.search(r"\bON\s+CONFLICT\b", made or "", re.IGNORECASE):
+    made = {name: sql or "" for name, sql in connection.execute(sa.select(catalog.c.name, catalog.c.sql))}
+    if re.search(r"\bON\s+CONFLICT\b", made.get(table, ""), re.IGNORECASE):
         yield "its definition has ON CONFLICT, by which a record may be left out or replace another row: leave it out"
+    for name, sql in made.items():
+        is_about = name == table or re.search(rf"\bREFERENCES\W+{re.escape(table)}\b", sql, re.IGNORECASE)
+        if is_about and re.search(r"\bINITIALLY\s+DEFERRED\b", sql, re.IGNORECASE):
+            yield f"table {name!r} has a foreign key that is checked only at a commit: leave out INITIALLY DEFERRED"
 
 
 _KEYS_IN_POSTGRES = """
@@ -170,10 +175,16 @@ DIALECTS: Mapping[str, Dialect] = {
         "mysql+pymysql",
         mysql.insert,
         _on_duplicate_key,
-        {"connect_timeout": 10, "read_timeout": ANSWER_TIMEOUT_S, "write_timeout": ANSWER_TIMEOUT_S},
         # Without strict mode, the server cuts what does not fit, and only warns. It would number a row that has 0.
+        # SQLAlchemy looks by the mode how names are quoted, so it is set before.
+        {
+            "connect_timeout": 10,
+            "read_timeout": ANSWER_TIMEOUT_S,
+            "write_timeout": ANSWER_TIMEOUT_S,
+            "sql_mode": "STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,"
+            "ERROR_FOR_DIVISION_BY_ZERO",
+        },
         (
-            "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO'",
             "SET SESSION default_storage_engine = InnoDB",
             "SET SESSION innodb_lock_wait_timeout = {timeout_s}, lock_wait_timeout = {timeout_s}",
             "SET SESSION completion_type = 0, sql_select_limit = 18446744073709551615, sql_safe_updates = 0",
@@ -189,7 +200,7 @@ DIALECTS: Mapping[str, Dialect] = {
         sqlite.insert,
         _on_conflict,
         session=("PRAGMA busy_timeout = {timeout_ms}", "PRAGMA foreign_keys = ON"),
-        stage=("BEGIN", "CREATE TABLE {table} AS {select}", "CREATE UNIQUE INDEX {table}_key ON {table} ({columns})"),
+        stage=("BEGIN", "CREATE TABLE {table} AS {select}", "CREATE UNIQUE INDEX {table}_key ON {name} ({columns})"),
         faults=_faults_in_sqlite,
         unique_keys=_KEYS_IN_SQLITE,
         joins_deletes=False,

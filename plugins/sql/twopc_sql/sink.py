@@ -262,7 +262,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             if mark is not None and mark >= batch_id:
                 raise older_log(f"the database of {self._options}", mark, batch_id)
             try:
-                self._move(connection, committables, mark, what)
+                self._move(connection, committables, mark, what, is_trial=True)
             except OperatorRequired as error:  # nothing is decided
                 raise RoundAborted(f"{error.message}") from error
             finally:
@@ -290,7 +290,12 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         self._tables.set_mark(connection, scope, batch_id, is_first=mark is None)
 
     def _move(
-        self, connection: sa.Connection, committables: Sequence[Committable], mark: int | None, what: str
+        self,
+        connection: sa.Connection,
+        committables: Sequence[Committable],
+        mark: int | None,
+        what: str,
+        is_trial: bool = False,
     ) -> None:
         for table in {committable.handle.get(_TABLE) for committable in committables} - {self._options.qualified}:
             raise OperatorRequired(
@@ -301,7 +306,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         found = self._tables.locked(connection, names)
         if missing := [name for name in names if name not in found or found[name].state != PREPARED]:
             raise self._lost(missing, mark, what)
-        records, moved = sum(c.records or 0 for c in committables), self._tables.move(connection, [*found.values()])
+        records = sum(c.records or 0 for c in committables)
+        moved = self._tables.move(connection, [*found.values()], is_trial)
         if moved != records:
             raise TransactionLost(
                 f"{what}, and of its {records} records only {moved} could be moved: another program has changed the"

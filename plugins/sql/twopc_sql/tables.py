@@ -166,9 +166,10 @@ class Tables:
             ours = (sa.cast(sa.null(), type_).label(each) for each, type_ in OURS.items())
             copies = sa.select(*target.c, *ours).where(sa.false())
             select = copies.compile(connection, compile_kwargs={"literal_binds": True})
-            staged = connection.dialect.identifier_preparer.format_table(self._table(name))
+            table, preparer = self._table(name), connection.dialect.identifier_preparer
+            given = {"table": preparer.format_table(table), "name": preparer.format_table(table, use_schema=False)}
             for each in self._options.dialect.stage:
-                connection.exec_driver_sql(each.format(table=staged, select=select, columns=", ".join(OURS)))
+                connection.exec_driver_sql(each.format(**given, select=select, columns=", ".join(OURS)))
         return name
 
     def _staging_name(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
@@ -208,23 +209,24 @@ class Tables:
             ) from None
         require_unchanged(batch.schema, written, found)
 
-    def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
+    def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> int:
         """Delete what transactions delete, and copy their records from the staging tables into the table. Of records
         with one key, the last that a transaction has written wins.
 
         Returns:
-            How many records and deletes the staging tables had, without those that a trigger has left out.
+            How many records and deletes the staging tables had, without those that a trigger has left out. Once
+            decided, upserts all count: a trigger may leave out what another writer has made equal since the trial.
 
         Raises:
             OperatorRequired: the table's columns have other types now, which could change a value.
         """
         moved = sum(self._delete(connection, *each) for each in _by(rows, "deletes"))
-        moved += sum(self._insert(connection, *each) for each in _by(rows, "staged"))
+        moved += sum(self._insert(connection, *each, is_trial) for each in _by(rows, "staged"))
         if self._options.dialect.at_once:
             connection.exec_driver_sql(self._options.dialect.at_once)
         return moved
 
-    def _insert(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> int:
+    def _insert(self, connection: sa.Connection, staged: str, names: Sequence[str], is_trial: bool) -> int:
         """Copy the records of transactions that have one staging table."""
         columns, moved, key = self._staged_columns(connection, staged), 0, [*self._options.upsert_by]
         table = self._staging(staged, map(sa.column, columns))
@@ -235,7 +237,8 @@ class Tables:
             copy = self._copy(table, columns, ours, newest_first)
             written = connection.execute(copy, execution_options={"preserve_rowcount": True}).rowcount
             moved += count
-            if self._options.dialect.counts_rows and written < count:  # a trigger has left some out, or keys are equal
+            is_counted = self._options.dialect.counts_rows and (is_trial or not key)
+            if is_counted and written < count:  # a trigger has left some out, or keys are equal
                 keys = sa.select(*(table.c[name] for name in key or OURS)).where(ours).distinct().subquery()
                 moved -= (connection.scalar(sa.select(sa.func.count()).select_from(keys)) or 0) - written
         return moved
