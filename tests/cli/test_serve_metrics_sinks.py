@@ -169,7 +169,7 @@ def test_a_target_system_that_does_not_answer_is_a_metric(tmp_path: Path, silent
     sinks.write_text(f'[orders]\nbackend = "kafka"\n"bootstrap.servers" = "{silent}"\ntopic = "orders"\n')
     with Exporter(tmp_path / "log", "--sinks", sinks) as exporter:
         exporter.wait_for("twopc_sink_up", 0, sink="orders")
-        assert exporter.value("twopc_log_batch_id") == 0
+        exporter.wait_for("twopc_log_batch_id", 0)
         assert exporter.value("twopc_open_transactions", sink="orders") is None
 
 

@@ -251,6 +251,31 @@ def test_a_fenced_driver_does_not_count_and_leaves_the_note_of_the_newer_one(que
     assert query.store.notice == note
 
 
+def test_a_driver_that_is_fenced_while_its_last_failure_is_counted_says_so(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.kinds(DEFECT, DEFECT)
+    older = query.coordinator()
+    older.recover()
+    post = query.store.post
+
+    def overtaken(data: bytes) -> None:
+        monkeypatch.setattr(query.store, "post", post)
+        query.coordinator().recover()
+        post(data)
+
+    monkeypatch.setattr(query.store, "post", overtaken)
+    with pytest.raises(Fenced):
+        older.run(0, raises(DEFECT))
+
+
+def test_a_committed_batch_that_is_not_evaluated_again_is_not_called_rolled_back(query: Query) -> None:
+    run(query.coordinator(), 0)
+    lost = RoundAborted("the executor was lost")
+    with pytest.raises(Retriable, match="batch 0 is decided and committed"):
+        query.coordinator().run(0, raises(AssertionError()), already_decided=raises(lost))
+
+
 def test_a_batch_that_cannot_be_evaluated_again_stops_for_an_operator(query: Query) -> None:
     run(query.coordinator(), 0)
 

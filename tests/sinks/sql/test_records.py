@@ -289,6 +289,32 @@ def test_a_table_that_leaves_out_or_replaces_what_collides_is_refused(clause: st
         place.sink().validate(pa.schema({"value": pa.int64()}))
 
 
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_key_that_is_checked_only_at_a_commit_is_refused(place: Place) -> None:
+    place.create("value INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED")
+    with pytest.raises(ConfigurationError, match="checked only at a commit: leave out INITIALLY DEFERRED"):
+        place.sink().validate(pa.schema({"value": pa.int64()}))
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_table_may_be_named_with_its_schema(place: Place) -> None:
+    place.create("value INTEGER")
+    sink = place.sink(table=f"main.{place.table}")
+    sink.commit_batch(0, [place.vote({"value": [7]}, sink=sink)])
+    assert place.ask("SELECT value FROM {}") == [(7,)]
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
+def test_a_decided_upsert_that_a_trigger_finds_redundant_is_committed(place: Place) -> None:
+    place.create("value INTEGER PRIMARY KEY, n INTEGER")
+    place.ask("CREATE TRIGGER redundant BEFORE UPDATE ON {} WHEN OLD.n = NEW.n BEGIN SELECT RAISE(IGNORE); END")
+    sink = place.sink(upsert_by="value")
+    sealed = sink.seal([place.vote({"value": [1], "n": [2]}, sink=sink)], 0.0)
+    place.ask("INSERT INTO {} VALUES (1, 2)")
+    sink.commit_batch(0, sealed)
+    assert place.ask("SELECT value, n FROM {}") == [(1, 2)]
+
+
 PREFERRED = {"datestyle": "German", "extra_float_digits": "-10", "intervalstyle": "iso_8601", "bytea_output": "escape"}
 
 
