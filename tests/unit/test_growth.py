@@ -303,6 +303,13 @@ def test_a_decision_is_refused_by_what_it_takes_when_nothing_is_factored(monkeyp
         serialise(entry)
 
 
+def test_a_wide_decision_that_is_not_factored_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factored, "MOST_EXPANDED", 0)
+    entry = decided(opened(None, "query"), decision(MANY))
+    monkeypatch.setattr("twopc.log.entries.LONGEST_DECISION", len(serialise(entry)))
+    assert parse(serialise(entry), "here") == entry
+
+
 @pytest.mark.parametrize("partitions", [1, 100])
 def test_partitions_that_a_loop_counts_are_the_same_when_the_batch_comes_again(tmp_path: Path, partitions: int) -> None:
     reads: Any = {"orders": dict.fromkeys(range(partitions), 5)}

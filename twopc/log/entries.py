@@ -340,7 +340,8 @@ def serialise(entry: Entry) -> bytes:
     if entry.repetition is not None:  # nor this one
         value["repetition"] = asdict(entry.repetition)
     data = _laid_out(value).encode()
-    if entry.kind == "decide" and (length := len(data) + _saved(entry)) > LONGEST_DECISION:
+    length = len(data) + sum(map(_saved, entry.unresolved, unresolved)) if entry.kind == "decide" else 0
+    if length > LONGEST_DECISION:
         raise ConfigurationError(
             f"the decision of batch {entry.decided} would have {length} bytes, and the commit log takes"
             f" {LONGEST_DECISION}: the batch has too many transactions or files. Nothing of it is visible. Have fewer"
@@ -349,12 +350,10 @@ def serialise(entry: Entry) -> bytes:
     return data
 
 
-def _saved(entry: Entry) -> int:
-    """Return how many bytes more an entry may have when nothing of it is factored."""
-    parts = [part for decision in entry.unresolved for part in decision.committables.values()]
-    return sum(
-        len(json.dumps(each.to_json())) for part in parts if len(part) >= factored.FACTORED_FROM for each in part
-    )
+def _saved(decision: Decision, as_json: Mapping[str, Any]) -> int:
+    """Return how many bytes more a decision may take when nothing of it is factored."""
+    parts = (part for sink, part in decision.committables.items() if factored.is_factored(as_json["sinks"][sink]))
+    return sum(len(json.dumps(each.to_json())) for each in chain.from_iterable(parts))
 
 
 def _laid_out(value: JsonValue, depth: int = 0) -> str:

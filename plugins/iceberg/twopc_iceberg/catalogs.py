@@ -159,8 +159,8 @@ def connected(options: IcebergOptions) -> Catalog:
                 module = import_module(f"twopc_iceberg.{kind.value}")
             except ModuleNotFoundError as missing:
                 raise ConfigurationError(
-                    f"catalog {options.catalog!r} needs the package {missing.name!r}: run {_INSTALL[kind]} on driver"
-                    " and executors."
+                    f"catalog {options.catalog!r} needs the package {missing.name!r}: run pip install"
+                    f" 'twopc-iceberg[{kind.value}]' on driver and executors."
                 ) from missing
             catalog: Catalog = module.connected(options, properties, HTTP_TIMEOUT_S)
             return catalog
@@ -170,11 +170,6 @@ def connected(options: IcebergOptions) -> Catalog:
                 f" {_KINDS} alone. Reach it through its REST interface, if it has one."
             )
 
-
-_INSTALL = {
-    CatalogType.GLUE: "pip install 'twopc-iceberg[glue]'",
-    CatalogType.HIVE: "pip install 'twopc-iceberg[hive]'",
-}
 
 _KINDS = "'glue', 'hive', 'rest' and 'sql'"
 

@@ -480,8 +480,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             return
         half = int(records / age_ms * (timeout_ms - margin_ms) / 2)
         advice = (
-            f"{records} records took {age_s:.0f} s: at this rate, {half} take half of the time that there is"
-            " (maxOffsetsPerTrigger of Spark's Kafka source, if each record that is read is written here)"
+            f"{records} records took {age_s:.0f} s. At this rate, {half} take half of the time that a batch has. If"
+            " each record that is read is written here, set maxOffsetsPerTrigger of Spark's Kafka source to that"
         )
         if left_ms >= margin_ms:
             logger.warning(
