@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -124,13 +124,19 @@ class Committable:
         return cls(transaction_id, handle, _count(records), replay_copy, _count(value.get("bytes")), fingerprint)
 
 
+def by_name(committables: Iterable[Committable]) -> Mapping[str, Sequence[Committable]]:
+    """Return committables by their transactional id. A name and a handle together identify a transaction."""
+    found: dict[str, list[Committable]] = {}
+    for each in committables:
+        found.setdefault(each.transaction_id, []).append(each)
+    return found
+
+
 def among(committables: Iterable[Committable]) -> Callable[[Committable], bool]:
     """Return whether a transaction is one of these. The name is looked up, so that each answer costs the same however
     many there are."""
-    by_name: dict[str, list[Committable]] = {}
-    for each in committables:
-        by_name.setdefault(each.transaction_id, []).append(each)
-    return lambda given: any(map(given.is_same_transaction, by_name.get(given.transaction_id, ())))
+    known = by_name(committables)
+    return lambda given: any(map(given.is_same_transaction, known.get(given.transaction_id, ())))
 
 
 Vote: TypeAlias = dict[str, Committable]

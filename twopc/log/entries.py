@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import chain
@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
 from twopc.log import factored
-from twopc.transaction import Committable, JsonValue
+from twopc.transaction import Committable, JsonValue, by_name
 from twopc.transactional_ids import Round
 
 FORMAT = 2
@@ -255,14 +255,14 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
         )
     decision = unresolved[batch_id]
     for sink, committables in given_up.items():
-        named = _by_name(decision.committables.get(sink, ()))
+        named = by_name(decision.committables.get(sink, ()))
         for committable in committables:
             if committable not in named.get(committable.transaction_id, ()):
                 raise LogMismatch(
                     f"transaction {committable.transaction_id} of sink {sink!r} can't be abandoned: the decision of"
                     f" batch {batch_id} does not name it. Nothing was changed."
                 )
-    gone = {sink: _by_name(given_up.get(sink, ())) for sink in decision.committables}
+    gone = {sink: by_name(given_up.get(sink, ())) for sink in decision.committables}
     rest = {
         sink: tuple(each for each in committables if each not in gone[sink].get(each.transaction_id, ()))
         for sink, committables in decision.committables.items()
@@ -272,13 +272,6 @@ def abandoned(tail: Entry, batch_id: int, given_up: Mapping[str, Collection[Comm
     newest = {sink: newest for sink, newest in tail.newest.items() if sink not in given_up or newest != batch_id}
     entry = _next(tail, "abandon", unresolved=tuple(unresolved.values()), newest=newest)
     return replace(entry, abandoned=(*tail.abandoned, Abandonment(loss, by, entry.written_at)))
-
-
-def _by_name(committables: Iterable[Committable]) -> dict[str, list[Committable]]:
-    found: dict[str, list[Committable]] = {}
-    for each in committables:
-        found.setdefault(each.transaction_id, []).append(each)
-    return found
 
 
 def completed(tail: Entry) -> Entry:
