@@ -106,6 +106,8 @@ def _iceberg() -> Iterator[Row]:
 def _pravega() -> Iterator[Row]:
     for code in pravega.DENIED:
         yield code.name, "configuration", "correct 'username' and 'password', or grant the rights"
+    for code, why in pravega.TEMPORARY.items():
+        yield code.name, "temporary", why
 
 
 _ROWS = {

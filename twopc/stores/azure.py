@@ -16,7 +16,7 @@ from adlfs import AzureBlobFile, AzureBlobFileSystem  # type: ignore[import-unty
 from azure.core.exceptions import AzureError, ClientAuthenticationError
 from fsspec import asyn
 
-from twopc.stores.errors import of_status
+from twopc.stores.errors import is_untrusted, of_status
 
 _NUMBERS = {
     **dict.fromkeys(("ContainerNotFound", "ContainerBeingDeleted"), errno.ENODEV),
@@ -183,6 +183,8 @@ def _without_a_reply(error: Exception, has_had_an_answer: bool) -> int:
     azure-identity reports credentials that don't exist and a source that is out, such as a virtual machine's metadata
     service, by the same errors.
     """
+    if is_untrusted(error):
+        return errno.EACCES
     if isinstance(error, ClientAuthenticationError):
         return errno.EBUSY if has_had_an_answer else errno.EACCES
     return errno.ECONNABORTED if isinstance(error, AzureError | ConnectionError | TimeoutError) else errno.EIO

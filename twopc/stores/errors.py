@@ -7,7 +7,7 @@ The clients of all stores raise OSErrors with these numbers:
 | ``ENOENT`` | there is no such file, object, upload or rule |
 | ``ENODEV`` | there is no such bucket or container |
 | ``EEXIST`` | the object exists: the condition of a conditional write failed |
-| ``EACCES`` | the credentials or their rights are refused, or none were found |
+| ``EACCES`` | credentials or rights are refused, none were found, or the server's certificate is not trusted |
 | ``EBUSY``, ``EAGAIN`` | the store, or the source of the credentials, is busy or out: the request may be repeated |
 | ``ETIMEDOUT``, ``ECONNABORTED``, ``ECONNRESET`` | no answer: the request may have been carried out |
 | ``ENOSYS`` | the server does not have this request |
@@ -19,6 +19,7 @@ An errno that is in none of the sets below is not known to pass: its request is 
 from __future__ import annotations
 
 import errno
+import re
 
 
 class Unusable(OSError):
@@ -64,3 +65,14 @@ def of_status(status: int) -> int:
     not in the table. No answer has no status: it is ``ETIMEDOUT``.
     """
     return _BY_STATUS.get(status, errno.EBUSY if status >= 500 else errno.EIO)
+
+
+_UNTRUSTED = re.compile(
+    r"certificate.?verify.?failed|invalid peer certificate|peer certificate .* was not OK", re.IGNORECASE
+)
+
+
+def is_untrusted(error: BaseException) -> bool:
+    """Whether the client does not trust the server's certificate, which no repeat changes. Each client has an error of
+    its own for that, most of them one for lost connections. Its text has the words of OpenSSL, rustls or curl."""
+    return _UNTRUSTED.search(str(error)) is not None

@@ -22,7 +22,7 @@ from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
 from gcsfs.retry import HttpError  # type: ignore[import-untyped]
 from google.auth.exceptions import GoogleAuthError, TransportError
 
-from twopc.stores.errors import of_status
+from twopc.stores.errors import is_untrusted, of_status
 
 TIMEOUTS = ClientTimeout(sock_connect=10, sock_read=60)
 """The time to wait for a connection, and for the next bytes of an answer. By default, gcsfs waits for ever."""
@@ -103,6 +103,8 @@ def _meaning(error: BaseException) -> int:
     if isinstance(error, HttpError):
         status = int(error.code or 0)
         return _OF_GCS.get(status) or of_status(status)
+    if is_untrusted(error):
+        return errno.EACCES
     if isinstance(error, GoogleAuthError):
         may_pass = error.retryable or any(map(_is_of_network, _chain(error)))
         return errno.EBUSY if may_pass else errno.EACCES

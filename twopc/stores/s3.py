@@ -7,7 +7,7 @@ import errno
 
 from botocore import exceptions as boto
 
-from twopc.stores.errors import of_status
+from twopc.stores.errors import is_untrusted, of_status
 
 _NUMBERS = {
     **dict.fromkeys(("NoSuchUpload", "NoSuchKey", "NoSuchLifecycleConfiguration"), errno.ENOENT),
@@ -49,6 +49,8 @@ def translate(error: Exception) -> OSError:
         return OSError(_meaning(code, status), text)
     if isinstance(cause, OSError) and cause.errno is not None:
         return cause
+    if is_untrusted(cause):
+        return OSError(errno.EACCES, text)
     if isinstance(cause, _NO_ANSWER):
         return OSError(errno.ETIMEDOUT, text)
     return OSError(errno.EACCES if isinstance(cause, _NO_CREDENTIALS) else errno.EIO, text)

@@ -21,6 +21,8 @@ import requests
 from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
 from requests.adapters import HTTPAdapter
 
+from twopc.stores.errors import is_untrusted
+
 TIMEOUTS_S = (10.0, 60.0)
 """The time that a client waits for a connection, and for the next bytes of an answer."""
 
@@ -191,7 +193,9 @@ def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
     root: BaseException = error
     while deeper := root.__cause__ or root.__context__:
         root = deeper
-    if isinstance(error, requests.Timeout):
+    if is_untrusted(root):
+        number = errno.EACCES
+    elif isinstance(error, requests.Timeout):
         number = errno.ETIMEDOUT
     elif isinstance(error, requests.ConnectionError | requests.exceptions.ChunkedEncodingError):
         number = errno.ECONNRESET

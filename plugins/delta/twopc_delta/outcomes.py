@@ -19,7 +19,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.stores.errors import DISK_AWAY, TEMPORARY, Unusable
+from twopc.stores.errors import DISK_AWAY, TEMPORARY, Unusable, is_untrusted
 from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
@@ -76,7 +76,11 @@ class Failure:
     @property
     def is_refusal(self) -> bool:
         """Whether the store refuses. Every repeat fails alike until an operator has changed something."""
-        return isinstance(self.error, PermissionError) or _REFUSED.search(self.words) is not None
+        return (
+            isinstance(self.error, PermissionError)
+            or is_untrusted(self.error)
+            or _REFUSED.search(self.words) is not None
+        )
 
     @property
     def is_temporary(self) -> bool:

@@ -45,7 +45,7 @@ from requests.exceptions import (
 from sqlalchemy.exc import DBAPIError, InterfaceError, ProgrammingError, SQLAlchemyError
 
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
-from twopc.stores.errors import DISK_AWAY, TEMPORARY, of_status
+from twopc.stores.errors import DISK_AWAY, TEMPORARY, is_untrusted, of_status
 
 
 class CatalogAnswer(Enum):
@@ -208,9 +208,7 @@ def is_denial(error: Exception) -> bool:
     """Return whether the request would be refused whatever the table looks like, such as for a missing right."""
     if isinstance(error, requests.HTTPError) and error.response is not None:  # of a server that gives out tokens
         return error.response.status_code in _DENIED
-    if isinstance(error, requests.exceptions.SSLError):
-        return "CERTIFICATE_VERIFY_FAILED" in str(error)
-    return isinstance(error, _DENIALS)
+    return isinstance(error, _DENIALS) or is_untrusted(error)
 
 
 def is_refused_by_store(error: Exception) -> bool:

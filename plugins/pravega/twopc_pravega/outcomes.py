@@ -7,6 +7,7 @@ from typing import TypeAlias
 import grpc
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.stores.errors import is_untrusted
 from twopc_pravega.segments import Command, SegmentError
 
 PravegaError: TypeAlias = "grpc.RpcError | SegmentError | OSError"
@@ -15,6 +16,21 @@ ERRORS = (grpc.RpcError, SegmentError, OSError)
 """Everything that the controller and the segment stores can answer or fail to answer."""
 
 DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+TEMPORARY = {
+    grpc.StatusCode.UNAVAILABLE: "the controller is away, or starts",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the controller is full",
+    grpc.StatusCode.ABORTED: "two requests at a time",
+    grpc.StatusCode.CANCELLED: "the connection ended",
+    grpc.StatusCode.FAILED_PRECONDITION: "the controller's store was changed meanwhile",
+    grpc.StatusCode.INTERNAL: "the controller's store is away",
+    grpc.StatusCode.UNKNOWN: "a failure that the controller has no status for, such as a lock that it did not get",
+}
+"""Statuses that pass, and what the controller means (``getStatusFromException`` of its ``ControllerServiceImpl``)."""
+
+_STOPPING = (Command.OPERATION_UNSUPPORTED, Command.INVALID_EVENT_NUMBER)
+"""What a segment store answers alike to every repeat of the request."""
 
 _RIGHTS = "Check 'username' and 'password', and grant this user the rights that the sink's README lists"
 _LEASE = "lease "  # how the controller begins the description of each of its errors about a lease
@@ -28,7 +44,12 @@ def request_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
         )
     if _code(error) is grpc.StatusCode.UNIMPLEMENTED:
         return OperatorRequired(f"{what}: no Pravega controller answers: {told(error)}. Check 'controller'.")
-    return Retriable(f"{what}: Pravega gave no answer: {told(error)}")
+    if is_temporary(error):
+        return Retriable(f"{what}: Pravega gave no answer: {told(error)}")
+    return OperatorRequired(
+        f"{what}: Pravega has an answer that the sink does not know: {told(error)}. See what it means and start again:"
+        " recovery continues where it stopped."
+    )
 
 
 def write_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
@@ -50,6 +71,17 @@ def is_denied(error: PravegaError) -> bool:
     if isinstance(error, SegmentError):
         return error.answer == Command.AUTH_TOKEN_CHECK_FAILED
     return _code(error) in DENIED
+
+
+def is_temporary(error: PravegaError) -> bool:
+    """Return whether a repeat of the request may have another answer: unknown is not temporary."""
+    match error:
+        case SegmentError():
+            return error.answer in frozenset(Command) - {*_STOPPING}
+        case grpc.Call():
+            return error.code() in TEMPORARY and not is_untrusted(error)
+        case _:
+            return not is_untrusted(error)
 
 
 def is_missing(error: PravegaError) -> bool:

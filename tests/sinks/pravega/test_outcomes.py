@@ -1,0 +1,47 @@
+"""What Pravega's answers mean, by its statuses and answers. No server."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from twopc.errors import OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc_pravega.outcomes import PravegaError, request_failed
+from twopc_pravega.segments import Command, SegmentError
+
+
+class Answer(grpc.RpcError, grpc.Call):  # type: ignore[misc]  # gRPC has no types
+    """An error of the controller."""
+
+    __abstractmethods__: frozenset[str] = frozenset()
+
+    def __init__(self, code: grpc.StatusCode, details: str = "x") -> None:
+        self._code, self._details = code, details
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._details
+
+
+UNTRUSTED = "Ssl handshake failed: CERTIFICATE_VERIFY_FAILED: self signed certificate"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        *((Answer(code), Retriable) for code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL)),
+        *((Answer(code), OperatorRequired) for code in (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.DATA_LOSS)),
+        *((Answer(code), OperatorRequired) for code in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.OUT_OF_RANGE)),
+        (Answer(grpc.StatusCode.UNAVAILABLE, UNTRUSTED), OperatorRequired),
+        (SegmentError(Command.WRONG_HOST, "s"), Retriable),
+        (SegmentError(Command.OPERATION_UNSUPPORTED, "s"), OperatorRequired),
+        (SegmentError(99, "s"), OperatorRequired),
+        (ConnectionResetError("x"), Retriable),
+        (OSError("CERTIFICATE_VERIFY_FAILED"), OperatorRequired),
+    ],
+    ids=str,
+)
+def test_what_the_sink_does_not_know_is_no_outage(error: PravegaError, kind: type[TwoPhaseCommitError]) -> None:
+    assert type(request_failed(error, "a look")) is kind
