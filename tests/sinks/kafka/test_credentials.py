@@ -92,7 +92,7 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
     rights = r"WRITE and DESCRIBE on the transactional ids .*'transactional.id.prefix'"
     with pytest.raises(OperatorRequired, match=rights):
         sink.validate(SCHEMA)
-    with pytest.raises(RoundAborted, match=r"Grant this principal WRITE on the transactional ids"):
+    with pytest.raises(OperatorRequired, match=rights):
         pre_committed(sink)
     handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
     with pytest.raises(OperatorRequired, match=rights):

@@ -26,6 +26,7 @@ from twopc.errors import RecordRefused, Retriable, RoundAborted, TwoPhaseCommitE
 from twopc_kafka.answers import (
     ProducerIdentity,
     WriteAnswer,
+    failure,
     login_refused,
     meaning,
     records_refused,
@@ -351,10 +352,11 @@ class Writer:
             return records_refused(error.code(), self._options.bootstrap_servers, topic, partition)
         if self._reports.refused_login:  # the record waited in vain for a connection
             return login_refused(self._reports.refused_login)
-        return RoundAborted(
+        what = (
             f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
-            f" the first, to topic {topic!r}: {error.str()} ({error.name()}). {_advice(error)}"
+            f" the first, to topic {topic!r}"
         )
+        return _lasting(error, what) or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
 
     def _broken(self, error: confluent_kafka.KafkaError) -> RoundAborted:
         """Return the error for a producer that is unusable."""
@@ -370,10 +372,8 @@ class Writer:
             return timeout_refused(self._options.transaction_timeout_ms)
         if self._reports.refused_login:
             return login_refused(self._reports.refused_login)
-        return RoundAborted(
-            f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}:"
-            f" {error.str()} ({error.name()}). {_advice(error)}"
-        )
+        what = f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}"
+        return _lasting(error, what) or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
 
 
 def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -448,12 +448,18 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
     return error.args[0]  # type: ignore[no-any-return]
 
 
+def _lasting(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError | None:
+    """Return the error for a broker's answer that recurs until somebody acts. None for one that may pass, and for what
+    librdkafka itself reports, whose codes are negative."""
+    known = meaning(error.code())
+    if error.code() < 0 or known.answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN):
+        return None
+    return failure(known, what)
+
+
 def _advice(error: confluent_kafka.KafkaError) -> str:
     code = confluent_kafka.KafkaError
     return {
-        code.TOPIC_AUTHORIZATION_FAILED: "Grant this principal WRITE on the topic.",
-        code.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "Grant this principal WRITE on the transactional ids that start"
-        " with the sink's 'transactional.id.prefix'.",
         code._MSG_TIMED_OUT: "Is the broker up? 'message.timeout.ms' bounds the wait.",  # noqa: SLF001
         code._TIMED_OUT: "Is the broker up, and is 'bootstrap.servers' right?"  # noqa: SLF001
         " 'message.timeout.ms' bounds the wait.",
