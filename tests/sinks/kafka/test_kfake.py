@@ -16,7 +16,7 @@ from tests.sinks.kafka.conftest import MakeSink, Topic
 from tests.sinks.kafka.test_settling import CASES, Prepared
 from tests.support.kfake_server import Kfake
 from tests.support.loop import Job
-from tests.support.pages import DOCS, site_script
+from tests.support.pages import DOCS
 from twopc import Committable, doctor
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError
@@ -32,7 +32,6 @@ LOADING, NOT_COORDINATOR, CONCURRENT_TRANSACTIONS = 14, 16, 51
 BATCHES, KILLS = 200, 20
 
 PAGE = (DOCS / "internals" / "kafka.md").read_text(encoding="utf-8")
-ROWS = site_script("landing").rows
 WARNING = CheckStatus.WARNING
 
 FAULTS: tuple[Callable[[Kfake], None], ...] = (
@@ -94,6 +93,12 @@ class OfKfake(Prepared):
         super().wait_for("Empty", committable)
 
 
+def rows(heading: str) -> list[list[str]]:
+    """The rows of the table below a heading of the page on the sink."""
+    section = PAGE.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| ")][2:]
+
+
 def test_the_page_has_each_answer_to_the_end_of_a_transaction_that_differs_from_kafkas(kfake: Kfake, wait: Any) -> None:
     def make_sink(timeout_ms: int) -> KafkaSink:
         common = {"bootstrap.servers": kfake.servers, "transaction.timeout.ms": timeout_ms, "topic": kfake.topic}
@@ -109,11 +114,11 @@ def test_the_page_has_each_answer_to_the_end_of_a_transaction_that_differs_from_
         if answer != of_kafka:
             answers[f"{'commit' if commit else 'abort'}, version {version}", state] = (of_kafka, answer)
     assert {
-        (asked, state): (kafka, given) for asked, state, kafka, given in ROWS(PAGE, "Answers of kfake to EndTxn")
+        (asked, state): (kafka, given) for asked, state, kafka, given in rows("Answers of kfake to EndTxn")
     } == answers
 
 
 def test_the_page_has_each_warning_that_doctor_has_of_it(kfake: Kfake, make_sink: MakeSink) -> None:
     found = make_sink(Topic(kfake.servers, kfake.topic)).check()
     warned = [each.check for each in found if each.result is WARNING]
-    assert [check for check, *_ in ROWS(PAGE, "What doctor finds of kfake")] == warned
+    assert [check for check, *_ in rows("What doctor finds of kfake")] == warned
