@@ -62,7 +62,8 @@ PARTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
 
 def of_project(folder: str) -> dict[str, Any]:
     """Return the ``pyproject.toml`` of a folder."""
-    return tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+    found: dict[str, Any] = tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))
+    return found
 
 
 def borrowed(folders: Sequence[str]) -> dict[str, list[Requirement]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -108,8 +108,7 @@ def test_the_page_has_each_answer_to_the_end_of_a_transaction_that_differs_from_
 
     of = OfKfake(make_sink, pa.record_batch({"value": ["a"]}), wait)
     answers = {}
-    for case in CASES:
-        state, commit, version, of_kafka = case.values
+    for state, commit, version, of_kafka in (cast("tuple[str, bool, int, str]", case.values) for case in CASES):
         answer = of.end(of.transactions[state, commit, version], commit=commit)
         if answer != of_kafka:
             answers[f"{'commit' if commit else 'abort'}, version {version}", state] = (of_kafka, answer)
