@@ -160,6 +160,10 @@ prove-plugin: $(CAMPAIGNS) ## install all wheels and the guide's sink into an em
 release-check: $(CAMPAIGNS) ## build all distributions, check what a release needs, install each alone; a report in build/release
 	$(BIN)/python -m tests.campaigns release --uv $(UV)/bin/uv $(ARGS)
 
+.PHONY: compat
+compat: $(CAMPAIGNS) ## test each backend with the lowest and the newest versions that it allows; a report in build/compat; ARGS="--parts kafka"
+	$(WITH_JAVA) $(BIN)/python -m tests.campaigns compat --uv $(UV)/bin/uv $(ARGS)
+
 .PHONY: bench
 bench: $(CAMPAIGNS) ## measure against peers in one run; QUICK=1 for a first look; a report in build/bench
 	$(WITH_JAVA) UV=$(UV)/bin/uv $(BIN)/python -m tests.benchmarks $(if $(QUICK),--quick) $(ARGS)

@@ -11,7 +11,7 @@ import sys
 
 CAMPAIGNS = (
     *("model", "simulation", "contract", "storm", "jepsen", "spark", "soak"),
-    *("stores", "tables", "plugin", "release"),
+    *("stores", "tables", "plugin", "release", "compat"),
 )
 
 

@@ -110,7 +110,8 @@ def test_each_platform_has_a_verdict_and_what_shows_it() -> None:
 def test_the_page_on_spark_has_every_module_that_calls_the_jvm() -> None:
     section = TEXTS["docs/internals/spark.md"].partition("\n## What asks the JVM\n")[2].partition("\n## ")[0]
     modules = (ROOT / "twopc" / "spark").glob("**/*.py")
-    calling = {path.stem for path in modules if re.search(r"\._j\w+|\.sparkContext\b", path.read_text("utf-8"))}
+    asks = re.compile(r"\bjava\.(?:jvm|of_\w+)\(|\.sparkContext\b")
+    calling = {path.stem for path in modules if asks.search(path.read_text("utf-8"))}
     assert calling == {*re.findall(r"^\| `(\w+)`", section, re.MULTILINE)}
 
 

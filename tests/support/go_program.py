@@ -23,12 +23,14 @@ class GoProgram:
         version: the version of its module.
         go: the oldest version of Go that builds it.
         tags: build tags, separated by commas.
+        source: the folder of a module of this project, whose versions of others are in its ``go.sum``.
     """
 
     package: str
     version: str
     go: str
     tags: str = field(default="", kw_only=True)
+    source: Path | None = field(default=None, kw_only=True)
 
     @property
     def name(self) -> str:
@@ -48,8 +50,9 @@ class GoProgram:
             return f"{self.name} is built by Go: install Go {self.go} or later (https://go.dev/dl) and run this again"
 
         def build(folder: Path) -> None:
-            command = [go, "install", "-tags", self.tags, f"{self.package}@{self.version}"]
-            subprocess.run(command, env={**os.environ, "GOBIN": str(folder)}, check=True)
+            what = f"{self.package}@{self.version}" if self.source is None else "."
+            command = [go, "install", "-tags", self.tags, what]
+            subprocess.run(command, cwd=self.source, env={**os.environ, "GOBIN": str(folder)}, check=True)
 
         publish(self.path.parent, build)
         return None

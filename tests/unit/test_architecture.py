@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 from tests.support.pages import DOCS, ROOT
 from twopc import effects
@@ -147,6 +148,60 @@ def test_the_development_broker_imports_nothing_of_twopc() -> None:
 def test_a_module_without_io_imports_nothing_that_does_any(module: str) -> None:
     assert is_below(module, tuple(SOURCES)), f"{module} has another name now"
     assert offenders((module,), (*IO, "kafka.net", "twopc_kafka.client.kafka_python", "confluent_kafka")) == []
+
+
+BORROWED = {
+    "adlfs": ("twopc.stores.azure",),
+    "fsspec": ("twopc.stores.places", "twopc.stores.webhdfs", "twopc_files.stores.by_protocol"),
+    "kafka-python": ("twopc_kafka.client.kafka_python",),
+    "pyiceberg": tuple(
+        f"twopc_iceberg.{name}"
+        for name in ("catalogs", "files", "glue", "hive", "kept_metadata", "manifests", "writer")
+    ),
+    "pymysql": ("twopc_mysql.tables",),
+    "pyspark": ("twopc.spark.java",),
+}
+"""Dependency → the modules that use names of it that it does not document."""
+
+NAMED_SO = re.compile("_exit|_is_owned|_[A-Z]+(_[A-Z]+)*")
+"""Public names with an underscore: ``os._exit``, that of a lock for ``threading.Condition``, and librdkafka's codes."""
+
+
+@cache
+def own_names() -> set[str]:
+    """Each name that the code defines, as a function, a class, a variable, a parameter or an attribute."""
+    found = set()
+    for module in SOURCES:
+        for node in ast.walk(tree(module)):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    found.add(name)
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                    found.add(name)
+                case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                    found.add(name)
+    return found
+
+
+def private_names_of_others(module: str) -> set[str]:
+    """The names with an underscore that a module uses, and that no module of ours defines."""
+    used = {node.attr for node in ast.walk(tree(module)) if isinstance(node, ast.Attribute)} - own_names()
+    used |= {name.rpartition(".")[2] for name in imports(module) if not name.startswith("twopc")}
+    return {name for name in used if re.match("_[^_]", name) and not NAMED_SO.fullmatch(name)}
+
+
+def test_private_names_of_dependencies_stand_in_the_listed_modules_alone() -> None:
+    listed = {module for modules in BORROWED.values() for module in modules}
+    assert {module for module in SOURCES if private_names_of_others(module)} == listed
+
+
+@pytest.mark.parametrize("dependency", BORROWED)
+def test_a_dependency_whose_private_names_are_used_has_an_upper_bound(dependency: str) -> None:
+    files = (ROOT / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml"))
+    released = "".join(file.read_text(encoding="utf-8").partition("[dependency-groups]")[0] for file in files)
+    bounds = re.findall(rf'"{dependency}(?:\[.*?\])?([<>=].*?)"', released)
+    assert bounds
+    assert not [each for each in bounds if "9999" in SpecifierSet(each)]
 
 
 COMMITTING = ("commit", "commit_many", "commit_batch", "commit_together")

@@ -20,6 +20,7 @@ from pyspark.sql.functions import coalesce, expr, lit, when
 from pyspark.sql.types import ArrayType, DataType, StructType
 
 from twopc.errors import RecordRefused
+from twopc.spark import java
 from twopc.spark.records import quoted
 
 _KEY, _ORDER, _TAKEN, _APART = "twopc key ", "twopc order ", "twopc taken ", "twopc apart "
@@ -169,14 +170,14 @@ def tasks_of(frame: DataFrame) -> int | None:
     """Return how many tasks a frame has, by its plan; None through Spark Connect, where nothing tells."""
     if not isinstance(frame, ClassicDataFrame):
         return None
-    planned = frame._jdf.queryExecution()  # noqa: SLF001  # the only way to it
+    planned = java.of_frame(frame).queryExecution()
     # An RDD has no partitioning that a plan knows. To make one may run a job, such as a broadcast.
     found = planned.executedPlan().outputPartitioning().numPartitions() or planned.toRdd().getNumPartitions()
     return int(found)
 
 
 def _exchanges(frame: DataFrame) -> int:
-    return str(frame._jdf.queryExecution().executedPlan().toString()).count("Exchange ")  # noqa: SLF001
+    return str(java.of_frame(frame).queryExecution().executedPlan().toString()).count("Exchange ")
 
 
 def _keys(name: str, keyed: Keyed) -> list[str]:

@@ -164,10 +164,8 @@ def debezium(
 def _schema(schema: StructType | str) -> StructType:
     if isinstance(schema, StructType):
         return schema
-    from pyspark.sql.types import _parse_datatype_string
-
     try:
-        parsed = _parse_datatype_string(schema)
+        parsed = StructType.fromDDL(schema)
     except Exception as error:
         raise ConfigurationError(f"'schema' of debezium is no list of columns: {str(error).splitlines()[0]}") from error
     assert isinstance(parsed, StructType)

@@ -25,6 +25,7 @@ from twopc.checkpoint.folder import CheckpointFolder, url
 from twopc.checkpoint.offsets import Reads, by_source, parse, records_between
 from twopc.checkpoint.source_files import files_read, read_before, stands_for_files, with_files
 from twopc.errors import ConfigurationError, LogMismatch
+from twopc.spark import java
 from twopc.transaction import JsonValue
 
 OFFSETS_SCHEMA = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
@@ -184,9 +185,9 @@ class BatchInput:
     ConfigurationError if Spark would not repeat a batch with the same records."""
 
     def __init__(self, session: SparkSession, query_id: str) -> None:
-        jvm: Any = session._jvm  # noqa: SLF001  # the only way to it
+        jvm = java.jvm(session)
         # A batch has a session of its own, whose ``streams`` is empty.
-        queries = session._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001  # the same
+        queries = java.of_session(session).sharedState().activeStreamingQueries()
         self.query = queries.get(jvm.java.util.UUID.fromString(query_id))
         _require_repeatable(self.query)
         self._offset_log = self.query.offsetLog()
@@ -332,7 +333,7 @@ _OF_ROWS = frozenset({"LogicalRDD", "LocalRelation", "ExternalRDD"})
 
 def _require_made_of_batch(frame: DataFrame) -> None:
     """Raise ConfigurationError if no row of a frame can come from the query's batch."""
-    leaves = [str(leaf.nodeName()) for leaf in each(frame._jdf.logicalPlan().collectLeaves())]  # noqa: SLF001
+    leaves = [str(leaf.nodeName()) for leaf in each(java.of_frame(frame).logicalPlan().collectLeaves())]
     if _OF_ROWS.isdisjoint(leaves):
         raise ConfigurationError(
             "the frame that was to be written is not made of the query's batch: it only reads"
@@ -360,12 +361,12 @@ class _JvmFolder:
     """The checkpoint folder through Hadoop's file systems, as Spark reaches it."""
 
     def __init__(self, session: SparkSession, root: str) -> None:
-        jvm: Any = session._jvm  # noqa: SLF001
+        jvm = java.jvm(session)
         self._root = root
         self._path_of = jvm.org.apache.hadoop.fs.Path
         self._read = jvm.org.apache.commons.io.IOUtils.toString
         self._digest = jvm.org.apache.commons.codec.digest.DigestUtils.sha256Hex
-        conf = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+        conf = java.of_session(session).sessionState().newHadoopConf()
         self._fs = self._path_of(root).getFileSystem(conf)
 
     def size(self, path: str) -> int | None:

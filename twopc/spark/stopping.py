@@ -25,6 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from twopc.errors import DESCRIBED_BY, ConfigurationError, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.failures import PASSING
+from twopc.spark import java
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Turn:
             while not self._lock.acquire(blocking=False):
                 self._batch_waits = True
                 # Sleep in Java, where Spark's interrupt arrives. Spark's stop() would wait forever for Python's lock.
-                context._jvm.java.lang.Thread.sleep(int(_POLL_INTERVAL_S * 1000))  # type: ignore[union-attr]  # noqa: SLF001
+                java.jvm(context).java.lang.Thread.sleep(int(_POLL_INTERVAL_S * 1000))
         finally:
             self._batch_waits = False
         self._in_batch = threading.get_ident()

@@ -24,6 +24,7 @@ from pyspark.sql.types import StructField, StructType, TimestampType
 
 from twopc.errors import ConfigurationError
 from twopc.log.entries import MOST_TRANSACTIONS
+from twopc.spark import java
 from twopc.spark.engine import each, set_property
 from twopc.spark.records import FIXED, is_larger, quoted
 from twopc.spark.stopping import is_interrupt
@@ -110,7 +111,7 @@ class Plans:
 
     def _plan_of(self, frame: DataFrame) -> Plan:
         of_query, (of_python, of_scala) = self._of_query, self._patterns
-        plan = node = frame._jdf.logicalPlan()  # noqa: SLF001  # the only way to it
+        plan = node = java.of_frame(frame).logicalPlan()
         while (name := node.nodeName()) in _ABOVE:
             node = node.child()
         # A function for foreachBatch may have made a frame of another RDD, below which is not this query's plan.
@@ -137,8 +138,7 @@ class Plans:
     @cached_property
     def _patterns(self) -> tuple[Any, Any]:
         """Spark's patterns of functions in Python and in Scala."""
-        jvm: Any = self._session._jvm  # noqa: SLF001  # the only way to it
-        patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+        patterns = java.jvm(self._session).org.apache.spark.sql.catalyst.trees.TreePattern
         return patterns.PYTHON_UDF(), patterns.SCALA_UDF()
 
 
@@ -337,7 +337,7 @@ class LimitedByRows:
         The check is in a column. Spark would evaluate a filter below the columns, and so compute them twice.
         """
         if self._limits is None:
-            settings = frame.sparkSession._jsparkSession.sessionState().conf()  # noqa: SLF001  # as numbers
+            settings = java.of_session(frame.sparkSession).sessionState().conf()  # as numbers
             is_users = settings.contains(_BYTES)
             self._limits = 0 if is_users else settings.arrowMaxRecordsPerBatch(), settings.arrowMaxBytesPerBatch()
         rows, limit = self._limits

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -167,20 +167,12 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
 
 def type_names(schema: pa.Schema) -> dict[str, str]:
     """Return the type of each column, without its nullability, as text to compare."""
-    return {field.name: str(_quoted(_nullable(field).type)) for field in schema}
+    return {field.name: str(_nullable_type(field.type, _quoted)) for field in schema}
 
 
-def _quoted(type: pa.DataType) -> pa.DataType:
-    """Return the type, with JSON for each name inside that could be taken for more than a name in the type's text."""
-    if types.is_list(type):
-        return pa.list_(pa.field("element", _quoted(type.value_type)))
-    if types.is_map(type):
-        return pa.map_(_quoted(type.key_type), _quoted(type.item_type))
-    if types.is_struct(type):
-        return pa.struct(
-            [(each.name if each.name.isidentifier() else json.dumps(each.name), _quoted(each.type)) for each in type]
-        )
-    return type
+def _quoted(name: str) -> str:
+    """Return the name, as JSON if it could be taken for more than a name in a type's text."""
+    return name if name.isidentifier() else json.dumps(name)
 
 
 def _fits(given: pa.DataType, field: pa.DataType) -> bool:
@@ -234,11 +226,11 @@ def _nullable(field: pa.Field) -> pa.Field:
     return pa.field(field.name, _nullable_type(field.type))
 
 
-def _nullable_type(type: pa.DataType) -> pa.DataType:
+def _nullable_type(type: pa.DataType, named: Callable[[str], str] = str) -> pa.DataType:
     if types.is_list(type):
-        return pa.list_(pa.field("element", _nullable_type(type.value_type)))
+        return pa.list_(pa.field("element", _nullable_type(type.value_type, named)))
     if types.is_map(type):
-        return pa.map_(_nullable_type(type.key_type), _nullable_type(type.item_type))
+        return pa.map_(_nullable_type(type.key_type, named), _nullable_type(type.item_type, named))
     if types.is_struct(type):
-        return pa.struct([_nullable(field) for field in type])
+        return pa.struct([(named(each.name), _nullable_type(each.type, named)) for each in type])
     return type

@@ -12,32 +12,20 @@ from __future__ import annotations
 import contextlib
 import errno
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from twopc.stores.gcs import gcs_client
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
 from twopc_files.stores.remote import RemoteFile
-from twopc_files.stores.store import MARK, Sight, Store
+from twopc_files.stores.store import MARK, Bucket, Sight
 
 
 @dataclass(frozen=True, slots=True)
-class Gcs(Store):
-    """A folder of a bucket.
+class Gcs(Bucket):
+    """A folder of a bucket of Google Cloud Storage, with gcsfs's arguments."""
 
-    Attributes:
-        bucket: the bucket's name.
-        folder: the name of the folder, without leading or trailing slash; "" for the bucket itself.
-        storage_options: the arguments of gcsfs, including credentials.
-    """
-
-    bucket: str
-    folder: str
-    storage_options: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def url(self) -> str:
-        return f"gs://{self.bucket}/{self.folder}".rstrip("/")
+    protocol = "gs"
 
     def located(self) -> tuple[Any, str]:
         try:

@@ -12,7 +12,7 @@ import errno
 import hashlib
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import fsspec
@@ -20,7 +20,7 @@ import fsspec
 from twopc.checks import CheckResult
 from twopc.stores.s3 import translate
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_target
-from twopc_files.stores.store import MARK, FileOfParts, Sight, Store
+from twopc_files.stores.store import MARK, Bucket, FileOfParts, Sight
 
 FEWEST_DAYS = 7
 """A decided batch must outlive the longest outage of its query. A week covers a long weekend."""
@@ -44,22 +44,10 @@ _OF_A_PART = ("PartNumber", "ETag", *(f"Checksum{name}" for name in _CHECKSUMS))
 
 
 @dataclass(frozen=True, slots=True)
-class S3(Store):
-    """A folder of a bucket.
+class S3(Bucket):
+    """A folder of a bucket of S3, with s3fs's arguments."""
 
-    Attributes:
-        bucket: the bucket's name.
-        folder: the key of the folder, without leading or trailing slash; "" for the bucket itself.
-        storage_options: the arguments of s3fs, including credentials.
-    """
-
-    bucket: str
-    folder: str
-    storage_options: Mapping[str, Any] = field(repr=False)
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self.bucket}/{self.folder}".rstrip("/")
+    protocol = "s3"
 
     def located(self) -> tuple[Any, str]:
         fs = fsspec.filesystem("s3", **self.storage_options)  # fsspec keeps one client per process

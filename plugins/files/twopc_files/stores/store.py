@@ -8,7 +8,7 @@ import io
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from twopc.checks import CheckResult
@@ -222,3 +222,25 @@ class Store(Protocol):
 
     def pending(self) -> Iterable[FileHandle]:
         """List every pending file, of any sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket(Store):
+    """A folder of a bucket.
+
+    Attributes:
+        protocol: of the URL.
+        bucket: the bucket's name.
+        folder: the name of the folder, without leading or trailing slash; "" for the bucket itself.
+        storage_options: the client's arguments, including credentials.
+    """
+
+    protocol: ClassVar[str]
+
+    bucket: str
+    folder: str
+    storage_options: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        return f"{self.protocol}://{self.bucket}/{self.folder}".rstrip("/")
