@@ -73,7 +73,7 @@ def test_an_operator_is_told_while_participants_still_write(caplog: pytest.LogCa
 def test_a_notice_that_is_on_its_way_when_a_batch_ends_is_not_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The query is stopped a second time while it waits for the thread that posts."""
     log, watchers, withdrawn = Log(), list[threading.Thread](), threading.Event()
-    write = log.post
+    write, join = log.post, threading.Thread.join
 
     class Interrupted(threading.Thread):
         def join(self, timeout: float | None = None) -> None:
@@ -98,7 +98,7 @@ def test_a_notice_that_is_on_its_way_when_a_batch_ends_is_not_left_behind(monkey
     with pytest.raises(KeyboardInterrupt):
         Coordinator({"orders": Hurried(0.01)}, log, owner="query", rest_interval_s=None).run(0, phase_one)
     [watcher] = watchers
-    super(Interrupted, watcher).join(30)
+    join(watcher, 30)
     assert b"being written" not in log.posted()
 
 
