@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc.sink import TransactionT, TwoPhaseCommitSink
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+FileT = TypeVar("FileT")
 
 
 class KeyedSink(TwoPhaseCommitSink[TransactionT]):
@@ -78,18 +82,68 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
 
 ROWS_AT_ONCE = 2**18
-"""How many rows of a file are compared with keys at a time."""
+"""How many rows of a file are read at a time, and at least how many are compared with keys at a time."""
 
 _ROW = "__twopc_row"
 
 
-def positions_of(keys: pa.Table, columns: Sequence[pa.Array]) -> list[int]:
-    """Return the positions of the rows that have one of some keys. For a sink that looks for rows in files.
+@dataclass(frozen=True, slots=True)
+class Part(Generic[FileT]):
+    """Rows of a file in which a sink looks for keys.
 
-    Args:
-        keys: the keys, without null.
-        columns: the same columns of the rows, in the same order and of the same types.
+    Attributes:
+        file: the file.
+        first: the position of the first of the rows.
+        columns: the key's columns of the rows, in the order and of the types of the keys.
+        may_have: for each key whether the rows may have it.
     """
+
+    file: FileT
+    first: int
+    columns: Sequence[pa.Array]
+    may_have: pa.BooleanArray
+
+
+def find_rows(keys: pa.Table, parts: Iterable[Part[FileT]]) -> Iterator[tuple[FileT, array[int]]]:
+    """Yield the positions of the rows that have one of some keys, which are without null, with the file of the rows.
+
+    A search hashes all of its keys. So parts are gathered until they have as many rows as there are keys for them:
+    then the time for a row does not depend on how many keys there are, and what is gathered takes no more memory than
+    the keys.
+    """
+    import pyarrow.compute as pc
+
+    gathered, rows, wanted = list[Part[FileT]](), 0, None
+    for part in parts:
+        gathered.append(part)
+        rows += len(part.columns[0])
+        wanted = part.may_have if wanted is None else pc.or_(wanted, part.may_have)
+        if rows >= max(ROWS_AT_ONCE, wanted.true_count):
+            yield from _found(keys.filter(wanted), gathered)
+            gathered, rows, wanted = [], 0, None
+    if gathered:
+        yield from _found(keys.filter(wanted), gathered)
+
+
+def _found(keys: pa.Table, parts: Sequence[Part[FileT]]) -> Iterator[tuple[FileT, array[int]]]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    columns = [pa.chunked_array(chunks) for chunks in zip(*(part.columns for part in parts), strict=True)]
+    positions, begin, first = _positions_of(keys, columns), 0, 0
+    for part in parts:
+        rows = len(part.columns[0])
+        end = bisect_left(range(len(positions)), first + rows, begin, key=lambda at: positions[at].as_py())
+        if end > begin:
+            in_file = pc.add(pc.subtract(positions.slice(begin, end - begin), first), part.first)
+            found = array("Q")
+            found.frombytes(memoryview(in_file.buffers()[1])[: found.itemsize * (end - begin)])
+            yield part.file, found
+        begin, first = end, first + rows
+
+
+def _positions_of(keys: pa.Table, columns: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """Return the positions of the rows that have one of the keys, in ascending order."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -97,9 +151,8 @@ def positions_of(keys: pa.Table, columns: Sequence[pa.Array]) -> list[int]:
     at = pc.indices_nonzero(functools.reduce(pc.and_, found))
     if len(columns) > 1 and len(at):
         candidates = pa.Table.from_arrays([*(column.take(at) for column in columns), at], [*keys.column_names, _ROW])
-        at = candidates.join(keys, keys.column_names, join_type="left semi").column(_ROW)
-    positions: list[int] = at.to_pylist()
-    return positions
+        at = candidates.join(keys, keys.column_names, join_type="left semi").sort_by(_ROW).column(_ROW).combine_chunks()
+    return at
 
 
 def key_of(sink: TwoPhaseCommitSink[TransactionT]) -> tuple[str, ...]:

@@ -25,7 +25,10 @@ def telling_of_lateness(within_s: float | None, tell: Callable[[float], object])
         for part in TOLD_AT:
             if ended.wait(began_s + part * within_s - time.monotonic()):
                 return
-            tell(time.monotonic() - began_s)
+            age_s = time.monotonic() - began_s
+            tell(age_s)
+            if age_s >= within_s:  # this thread may wake late
+                return
 
     thread = threading.Thread(target=watch, name="twopc-late", daemon=True)
     thread.start()

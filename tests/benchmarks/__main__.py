@@ -44,6 +44,8 @@ BENCHMARKS: dict[str, Callable[[bool], list[Row]]] = {
     "files": files.run,
     "lake": lake.run,
     "changes": changes.run,
+    "changes-beside-spark": changes.run_beside_spark,
+    "changes-large": changes.run_large,
     "log": log.run,
     "scale": scale.run,
 }

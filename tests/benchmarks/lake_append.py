@@ -109,20 +109,26 @@ FORMATS = {
 }
 
 
-def append(name: str, folder: Path, quick: bool) -> Appended:
-    """Measure, and make sure that both have written the same number of records and files."""
+def started(of: Format, folder: Path) -> SparkSession:
+    """Start Spark with a format's runtime."""
     set_java_and_python()
     from pyspark.sql import SparkSession
 
-    from twopc.spark import foreach_batch
-
-    of = FORMATS[name]
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, of.jars())))
     for key, value in (of.settings(folder) | {"spark.sql.warehouse.dir": str(folder / "warehouse")}).items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def append(name: str, folder: Path, quick: bool) -> Appended:
+    """Measure, and make sure that both have written the same number of records and files."""
+    from twopc.spark import foreach_batch
+
+    of = FORMATS[name]
+    spark = started(of, folder)
     of.create_theirs(spark, folder)
     write = foreach_batch(twopc.create_sink(name, of.create(folder, SCHEMA)), log=f"{folder}/log")
     ratios, records = append_ratios(spark, folder, write, lambda batch: of.append(batch, folder), quick)

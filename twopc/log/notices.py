@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -32,29 +33,36 @@ class Notice:
 
 
 class Notices:
-    """The notice of one coordinator. Its wait does not depend on it, so an error of the store is only logged."""
+    """The notice of one coordinator. Its wait does not depend on it, so an error of the store is only logged.
+
+    Threads post, and may outlive what they tell of: a notice that is on its way is withdrawn when it has arrived.
+    """
 
     def __init__(self, store: LogStore) -> None:
         self._store = store
         self._posted_at: Entry | None = None
+        self._lock = threading.Lock()
 
     def post(self, tail: Entry, event: CallRetried) -> None:
         """Record beside the log which call has no answer. ``tail`` is the log's newest entry."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        self._posted_at = tail
         notice = asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))
-        self._write(tail, noted(self._store, tail), **notice)
+        with self._lock:
+            self._posted_at = tail
+            self._write(tail, noted(self._store, tail), **notice)
 
     def note(self, tail: Entry, repetition: Repetition) -> None:
         """Leave the failure that ends this coordinator to the next start."""
-        self._posted_at = None
-        self._write(tail, repetition)
+        with self._lock:
+            self._posted_at = None
+            self._write(tail, repetition)
 
     def withdraw(self) -> None:
         """Record that no call waits any more."""
-        if (tail := self._posted_at) is not None:
-            self._posted_at = None
-            self._write(tail, noted(self._store, tail))
+        with self._lock:
+            if (tail := self._posted_at) is not None:
+                self._posted_at = None
+                self._write(tail, noted(self._store, tail))
 
     def _write(self, tail: Entry, repetition: Repetition | None, **notice: Any) -> None:
         """Replace the file. What the last start has noted stays in it while a call waits, and afterwards."""

@@ -7,8 +7,10 @@ found holds for exactly the version that the entry follows. If another writer wa
 
 from __future__ import annotations
 
+import itertools
 import json
 import uuid
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ from pyroaring import BitMap64
 
 from twopc.columns import require_key_columns
 from twopc.errors import ConfigurationError, Retriable
-from twopc.keyed import ROWS_AT_ONCE, positions_of
+from twopc.keyed import ROWS_AT_ONCE, Part, find_rows
 from twopc_delta import vectors
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
@@ -238,19 +240,26 @@ class Keys:
         except FileNotFoundError:
             raise ValueError(f"file {path} is gone") from None
 
-    def rows_of(self, file: LiveFile) -> tuple[BitMap64, int]:
-        """Return the rows of a file that have one of the keys, by their positions, and how many rows it has, if it may
-        have one by its statistics.
+    def rows_of(self, files: Sequence[LiveFile]) -> list[tuple[LiveFile, BitMap64, int]]:
+        """Return the files that have one of the keys, each with the positions of these rows and with how many rows it
+        has.
 
         Raises:
-            ValueError: the file can't be read. Errors of the store pass through.
+            ValueError: a file can't be read. Errors of the store pass through.
         """
-        rows, total = BitMap64(), 0
-        if not self._is_outside(file.action.get("stats")):
-            for part in self._parts(file.path):
-                rows |= BitMap64(total + position for position in positions_of(self._keys, part.columns))
-                total += part.num_rows
-        return rows, total
+        found, totals = defaultdict[int, BitMap64](BitMap64), defaultdict[int, int](int)
+        any_key = pa.repeat(pa.scalar(True), self._keys.num_rows)
+
+        def parts() -> Iterator[Part[int]]:
+            for number, file in enumerate(files):
+                if not self._is_outside(file.action.get("stats")):
+                    for part in self._parts(file.path):
+                        yield Part(number, totals[number], part.columns, any_key)
+                        totals[number] += part.num_rows
+
+        for number, positions in find_rows(self._keys, parts()):
+            found[number] |= BitMap64(positions)
+        return [(files[number], rows, totals[number]) for number, rows in found.items()]
 
     def _is_outside(self, stats: str | None) -> bool:
         if self._bounds is None or not stats:
@@ -280,8 +289,10 @@ def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: i
         ValueError: a file or a deletion vector of the table can't be read.
     """
     touched: dict[str, tuple[LiveFile, BitMap64, int]] = {}
-    for file, (rows, total) in zip(live, storage.at_once(keys.rows_of, live, READERS), strict=True):
-        before = vectors.read(storage, file.vector) if rows and file.vector is not None else BitMap64()
+    groups = [live[number::READERS] for number in range(min(READERS, len(live)))]
+    found = storage.at_once(keys.rows_of, groups, READERS)
+    for file, rows, total in itertools.chain.from_iterable(found):
+        before = vectors.read(storage, file.vector) if file.vector is not None else BitMap64()
         if rows - before:
             touched[file.path] = file, rows | before, total
     if not touched:

@@ -7,6 +7,7 @@ faster, the rows are found again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,9 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import DoubleType, NestedField
 from pyroaring import BitMap64
 
-from twopc.keyed import ROWS_AT_ONCE, positions_of
+from twopc.keyed import ROWS_AT_ONCE, Part, find_rows
 from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
-from twopc_iceberg.files import in_threads
+from twopc_iceberg.files import READERS, in_threads
 from twopc_iceberg.manifests import entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.partitions import transformed
@@ -140,7 +141,8 @@ class Positions:
         files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
         if why := unfit(files, table.metadata):
             raise Unsearchable(f"the table {why}: {REWRITE}")
-        found = {file: rows for file, rows in zip(files, in_threads(search.rows_of, files), strict=True) if rows}
+        groups = [files[number::READERS] for number in range(min(READERS, len(files)))]
+        found = {file: rows for of_group in in_threads(search.rows_of, groups) for file, rows in of_group.items()}
         if not found:
             return NO_CHANGES
         deletes = DeletesOfSnapshot.read(io, manifests)
@@ -195,16 +197,23 @@ class _Search:
         """Return whether a file may have one of the keys."""
         return bool(pc.any(self._may_be_in(file)).as_py())
 
-    def rows_of(self, file: LiveFile) -> BitMap64:
-        """Return the rows of a file that have one of the keys. Raises Damaged; errors of the store pass through."""
-        keys, found = self._keys.filter(self._may_be_in(file)), BitMap64()
-        try:
-            with reading(file.path), self._io.new_input(file.path).open() as source:
-                for start, columns in self._columns(file, pq.ParquetFile(source, coerce_int96_timestamp_unit="us")):
-                    found |= BitMap64(start + position for position in positions_of(keys, columns))
-        except FileNotFoundError:
-            raise Damaged(f"file {file.path} is gone") from None
+    def rows_of(self, files: Sequence[LiveFile]) -> dict[LiveFile, BitMap64]:
+        """Return the rows that have one of the keys, of each file that has some. Raises Damaged; errors of the store
+        pass through."""
+        found = defaultdict[LiveFile, BitMap64](BitMap64)
+        for file, positions in find_rows(self._keys, self._parts(files)):
+            found[file] |= BitMap64(positions)
         return found
+
+    def _parts(self, files: Iterable[LiveFile]) -> Iterator[Part[LiveFile]]:
+        for file in files:
+            may_have = self._may_be_in(file)
+            try:
+                with reading(file.path), self._io.new_input(file.path).open() as source:
+                    for first, columns in self._columns(file, pq.ParquetFile(source, coerce_int96_timestamp_unit="us")):
+                        yield Part(file, first, columns, may_have)
+            except FileNotFoundError:
+                raise Damaged(f"file {file.path} is gone") from None
 
     def _may_be_in(self, file: LiveFile) -> pa.Array:
         """Return for each key whether the file may have it, by its bounds and its partition."""

@@ -447,13 +447,13 @@ def test_files_whose_bounds_or_partition_have_no_key_are_not_read(spec: Partitio
     by_files.create(COLUMNS, spec)
     for batch_id in range(4):
         run(by_files, batch_id, [(batch_id * 100 + number, f"{number}", "mon") for number in (0, 9)])
-    search, opened = positions._Search.rows_of, list[str]()
+    search, opened = positions._Search._columns, list[str]()
 
-    def counted(self: Any, file: Any) -> Any:
+    def counted(self: Any, file: Any, parquet: Any) -> Any:
         opened.append(file.path)
-        return search(self, file)
+        return search(self, file, parquet)
 
-    with patch.object(positions._Search, "rows_of", counted):
+    with patch.object(positions._Search, "_columns", counted):
         run(by_files, 4, [(209, "new", "tue")])
     assert len(opened) == 1
     assert len(read(by_files)) == 8

@@ -1,0 +1,72 @@
+"""The rows of a batch's keys are found in the files of a table, however many of them a search takes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from twopc import keyed
+from twopc.keyed import Part, find_rows
+
+COLUMNS = {
+    "int": pa.array([0, None, 7, -1, 7, 2**40], pa.int64()),
+    "decimal": pa.array([Decimal("0.00"), Decimal("1.50"), None, Decimal("-1.50"), Decimal("1.50"), Decimal("15.00")]),
+    "text": pa.array(["", None, "a", "A", "ä", "a\0"], pa.large_string()),
+    "bytes": pa.array([b"", b"a", b"a\0", None, b"b", b"a"]),
+    "day": pa.array([date(1970, 1, 1), None, date(1, 1, 1), date(9999, 12, 31), date(1970, 1, 1), date(2026, 1, 1)]),
+    "at": pa.array([datetime(2026, 1, 1, microsecond=n or 1, tzinfo=timezone.utc) for n in range(5)] + [None]),
+    "flag": pa.array([True, False, None, True, False, True]),
+}
+ROWS = 6
+
+
+def parts(table: pa.Table, rows_of_parts: list[int], may_have: pa.BooleanArray) -> Iterator[Part[str]]:
+    """Two files with the same rows, in parts."""
+    for file in ("a", "b"):
+        first = 0
+        for rows in rows_of_parts:
+            columns = [column.combine_chunks() for column in table.slice(first, rows).columns]
+            yield Part(file, first, columns, may_have)
+            first += rows
+
+
+@pytest.mark.parametrize("rows_at_once", [1, 4, 100])
+@pytest.mark.parametrize("key", [*([name] for name in COLUMNS), ["int", "text"], ["flag", "decimal"], [*COLUMNS]])
+def test_rows_are_found_by_equal_keys_and_nulls_by_none(
+    key: list[str], rows_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed, "ROWS_AT_ONCE", rows_at_once)
+    table = pa.table({name: COLUMNS[name] for name in key})
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    whole = [row for row in rows if None not in row]
+    for wanted in (whole[:1], whole[::2], whole):
+        keys = table.filter([row in wanted for row in rows])
+        found: dict[str, list[int]] = {"a": [], "b": []}
+        for file, positions in find_rows(keys, parts(table, [2, 1, 3], pa.repeat(pa.scalar(True), keys.num_rows))):
+            found[file] += positions
+        expected = [place for place, row in enumerate(rows) if row in wanted]
+        assert found == {"a": expected, "b": expected}
+
+
+def test_keys_are_hashed_once_for_as_many_rows_as_there_are_keys_that_they_may_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keyed, "ROWS_AT_ONCE", 2)
+    search, hashed = keyed._positions_of, list[tuple[int, int]]()
+
+    def counted(keys: pa.Table, columns: list[pa.ChunkedArray]) -> pa.Array:
+        hashed.append((keys.num_rows, len(columns[0])))
+        return search(keys, columns)
+
+    monkeypatch.setattr(keyed, "_positions_of", counted)
+    table = pa.table({"int": range(ROWS)})
+    keys = pa.table({"int": range(100, 108)})
+    for wanted, expected in ((8, [(8, 8), (8, 4)]), (3, [(3, 4), (3, 4), (3, 4)])):
+        hashed.clear()
+        may_have = pa.array([number < wanted for number in range(8)])
+        assert [*find_rows(keys, parts(table, [2, 2, 2], may_have))] == []
+        assert hashed == expected
