@@ -195,16 +195,14 @@ def test_a_target_that_was_removed_after_its_commit_is_not_taken_for_committed(p
         place.sink().commit(committable)
 
 
+OF_ANOTHER = f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.json"
+ITS_OWN = f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.json"
 FOREIGN: list[dict[str, Any]] = [
-    {"target": "../escaped.json"},
-    {"target": "/etc/passwd"},
-    {"target": f"a=1/../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.json"},
-    {"target": f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.json"},
-    {"target": None},
-    {"staged": "line\nend"},
-    {"staged": ""},
-    {"staged": None},
-    {"bytes": None},
+    *({"target": name} for name in ("../escaped.json", "/etc/passwd", "sub/escaped.json", "..", "_twopc", ".hidden")),
+    *({"target": name} for name in ("nul\0.json", "line\n.json", "", 7, None, "day=1/../escaped.json", OF_ANOTHER)),
+    *({"target": f"{folder}/{ITS_OWN}"} for folder in ("..", "day=1/..", "/day=1", "day=1\n")),
+    *({"staged": name} for name in ("line\nend", "", None)),
+    *({"bytes": size} for size in ("7", None, -1, True)),
     {"parts": 7},
 ]
 """What no file sink writes of a file."""
