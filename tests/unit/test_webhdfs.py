@@ -73,7 +73,7 @@ def test_an_answer_that_was_cut_off_anywhere_is_none() -> None:
                     client.recv(65536)
                     client.sendall(ANSWER[:length])
 
-        thread = threading.Thread(target=serve)
+        thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         fs = WebHdfs("127.0.0.1", port=listener.getsockname()[1], skip_instance_cache=True)
         for _ in range(len(ANSWER)):
