@@ -92,7 +92,7 @@ WRONG_IN_SPARK = [
 def test_the_advised_conversion_makes_a_column_that_fits(spark: SparkSession) -> None:
     columns = [f"{expression} AS c{number}" for number, (_, expression) in enumerate(WRONG_IN_SPARK)]
     wrong = spark.sql(f"SELECT {', '.join(columns)}").toArrow().schema
-    conversions = []
+    conversions: list[str] = []
     for (name, expression), kind in zip(WRONG_IN_SPARK, wrong.types, strict=True):
         with pytest.raises(SchemaMismatch) as refused:
             check_columns(schema(**{name: kind}), "orders")
