@@ -6,13 +6,14 @@ import gc
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from _pytest.logging import caplog_records_key
 from hypothesis import settings
 
+from tests.support.aws_models import keep_models
 from tests.support.hdfs_server import HdfsServer, why_not
 from tests.support.leftovers import OfTheRun, left, of_the_run, running
 from tests.support.once_per_run import ADDRESS, once_per_run
@@ -55,12 +56,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Offer the servers of this run, unless this process is a worker of a run that has them."""
     config.pluginmanager.register(OfTheRun(), OfTheRun.__name__)
+    keep_models()
     # The gate draws the same few values in every run. Others are for `make test-all`, which clears the variable.
     settings.register_profile("gate", derandomize=True, max_examples=30)
     if os.environ.get(FEW, "gate"):
         settings.load_profile("gate")
     os.environ.setdefault(FEW, f"3@{_commit_number()}")
     if ADDRESS not in os.environ:
+        # All workers and the hundreds of processes that tests start load what one of them has compiled.
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.dont_write_bytecode = False
         servers = SharedServers()
         os.environ[ADDRESS] = servers.address
         config.add_cleanup(servers.close)
@@ -96,10 +101,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     take_turns(items, int(os.environ[FEW].partition("@")[2] or 0))
 
 
-def pytest_collection_finish() -> None:
-    """Leave the thousands of tests and the modules that they import out of every later garbage collection."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leave the thousands of tests and the modules that they import out of every garbage collection."""
+    gc.disable()
+    collected = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return collected
 
 
 @pytest.hookimpl(tryfirst=True)

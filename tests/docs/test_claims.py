@@ -53,9 +53,9 @@ def test_the_measurements_say_whether_more_or_less_is_better() -> None:
     assert {row.rpartition("|")[2].strip() for row in rows} == {"more", "less"}
 
 
-@pytest.mark.parametrize("name", TEXTS)
-def test_spark_gets_its_checkpoint_by_a_scheme_that_it_has(name: str) -> None:
-    assert re.findall(r"""checkpointLocation["`]?[,=( ]+f?["`]s3://""", TEXTS[name]) == []
+def test_spark_gets_its_checkpoint_by_a_scheme_that_it_has() -> None:
+    of_s3 = re.compile(r"""checkpointLocation["`]?[,=( ]+f?["`]s3://""")
+    assert [name for name, text in TEXTS.items() if of_s3.search(text)] == []
 
 
 @pytest.mark.parametrize("page", ["guarantees.md", "errors.md", "operating.md", "choose-a-backend.md"])

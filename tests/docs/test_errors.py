@@ -9,6 +9,7 @@ import pytest
 
 import twopc
 from tests.support.pages import DOCS, ROOT, site_script
+from tests.support.sources import GROUP, SOURCES, nodes
 from twopc import errors
 
 PAGE = (DOCS / "errors.md").read_text(encoding="utf-8")
@@ -46,16 +47,15 @@ def test_the_runbook_leads_to_every_section_and_every_section_to_a_command_or_th
     assert f"errors.md#{name.lower()}" in runbook
 
 
+@pytest.mark.xdist_group(GROUP)
 def test_no_message_names_a_page_that_pip_does_not_install() -> None:
-    sources = [*ROOT.glob("twopc/**/*.py"), *ROOT.glob("plugins/*/twopc_*/**/*.py")]
     named = []
-    for source in sources:
-        nodes = [*ast.walk(ast.parse(source.read_text(encoding="utf-8")))]
-        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-        constants = [node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings]
+    for module in SOURCES:
+        docstrings = {id(node.value) for node in nodes(module) if isinstance(node, ast.Expr)}
+        constants = [node for node in nodes(module) if isinstance(node, ast.Constant) and id(node) not in docstrings]
         spoken = [str(node.value) for node in constants if isinstance(node.value, str)]
         named += [text for text in spoken if re.search(r"\bdocs/[\w/-]+\.md", text)]
-    assert len(sources) > 100
+    assert len(SOURCES) > 100
     assert named == []
 
 

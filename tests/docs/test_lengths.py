@@ -61,9 +61,9 @@ _MENU = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 USE = ["README.md", *re.findall(r"docs/\S+\.md", _MENU.partition("- Use:")[2].partition("- Run:")[0])]
 
 
-@pytest.mark.parametrize("page", MOST_WORDS)
-def test_a_page_has_no_more_words_than_a_reader_has_time_for(page: str) -> None:
-    assert words((ROOT / page).read_text(encoding="utf-8")) <= MOST_WORDS[page]
+def test_a_page_has_no_more_words_than_a_reader_has_time_for() -> None:
+    lengths = {page: words((ROOT / page).read_text(encoding="utf-8")) for page in MOST_WORDS}
+    assert {page: length for page, length in lengths.items() if length > MOST_WORDS[page]} == {}
 
 
 @pytest.mark.parametrize(("pages", "most"), [(READ, MOST_READ), (LOOKED_UP, MOST_LOOKED_UP)], ids=["read", "looked up"])
@@ -78,11 +78,11 @@ def test_every_page_of_the_menu_that_is_read_has_its_limit() -> None:
     assert backends <= {*LOOKED_UP}
 
 
-@pytest.mark.parametrize("page", USE)
-def test_a_page_on_using_twopc_begins_with_something_to_run(page: str) -> None:
-    before, fence, _ = re.split(r"(\n *```)", (ROOT / page).read_text(encoding="utf-8"), maxsplit=1)
-    assert fence
-    assert words(before) <= WORDS_BEFORE_CODE
+def test_a_page_on_using_twopc_begins_with_something_to_run() -> None:
+    for page in USE:
+        before, fence, _ = re.split(r"(\n *```)", (ROOT / page).read_text(encoding="utf-8"), maxsplit=1)
+        assert fence, page
+        assert words(before) <= WORDS_BEFORE_CODE, page
 
 
 def words(text: str) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 
 import pytest
 
-from tests.support.pages import DOCS, ROOT
+from tests.support.pages import DOCS
+from tests.support.sources import GROUP, SOURCES, nodes
 
 _SEARCHED = re.compile(r"^\| `(.*?[a-z] .*?)` \| .*\| .*\|$", re.MULTILINE)
 """Rows of three cells that begin with words, not with the name of an error."""
@@ -21,15 +21,8 @@ SEARCHED = [
 ]
 
 
-@cache
-def texts() -> str:
-    """Return every text of the code as a line, with … for inserted values."""
-    sources = [*ROOT.glob("twopc/**/*.py"), *ROOT.glob("plugins/*/twopc_*/**/*.py")]
-    nodes = (node for source in sources for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))))
-    return "\n".join(text.replace("\n", " ") for node in nodes for text in _texts(node))
-
-
 def _texts(node: ast.AST) -> Iterator[str]:
+    """Yield the texts of the code, with … for inserted values."""
     match node:
         case ast.Constant(value=str(text)):
             yield re.sub(r"%[.\d]*[sdf]", "…", text)
@@ -37,9 +30,11 @@ def _texts(node: ast.AST) -> Iterator[str]:
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
 
 
-@pytest.mark.parametrize("words", sorted({*SEARCHED}))
-def test_the_words_that_a_page_explains_are_in_the_code(words: str) -> None:
-    assert re.search(".*".join(map(re.escape, words.split("…"))), texts()), words
+@pytest.mark.xdist_group(GROUP)
+def test_the_words_that_a_page_explains_are_in_the_code() -> None:
+    lines = "\n".join(text.replace("\n", " ") for module in SOURCES for node in nodes(module) for text in _texts(node))
+    patterns = {words: ".*".join(map(re.escape, words.split("…"))) for words in SEARCHED}
+    assert [words for words, pattern in patterns.items() if not re.search(pattern, lines)] == []
 
 
 def test_the_pages_explain_words() -> None:

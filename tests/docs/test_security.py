@@ -17,6 +17,7 @@ import pytest
 
 import twopc
 from tests.support.pages import ROOT
+from tests.support.sources import GROUP, SOURCES, nodes
 from twopc.cli.commands import cli
 from twopc.errors import CorruptLog, Fenced, LogMismatch
 from twopc.log import entries
@@ -35,18 +36,16 @@ UNPICKLES = {
 EXECUTES = {"cloudpickle", "dill", "eval", "exec", "marshal", "pickle", "read_pickle", "shelve", "unsafe_load"}
 
 
+@pytest.mark.xdist_group(GROUP)
 def test_nothing_of_the_product_unpickles_or_executes_but_what_spark_carries() -> None:
-    packages = [*ROOT.glob("twopc/**/*.py"), *ROOT.glob("plugins/*/twopc_*/**/*.py")]
-    sources = [source for source in packages if "testing" not in source.parts]  # which forks processes of its own
     found = set()
-    for source in sources:
-        text = source.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if any(word in text for word in EXECUTES) else ():
+    for module, source in SOURCES.items():
+        for node in () if "testing" in source.parts else nodes(module):  # which forks processes of its own
             names = {alias.name for alias in node.names} if isinstance(node, (ast.Import, ast.ImportFrom)) else set()
             name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
             if EXECUTES & {name, *names}:
                 found.add(source.relative_to(ROOT).as_posix())
-    assert len(sources) > 100
+    assert len(SOURCES) > 100
     assert found <= UNPICKLES
 
 

@@ -58,7 +58,15 @@ def test_an_sdist_has_what_its_wheel_is_built_from_and_gives_the_same_wheel(
     assert [fault for name in SOURCES for fault in contents.of_sdist(name, built)] == []
 
 
-def test_the_extra_all_has_every_other_one(built: Path) -> None:
+def test_the_extra_all_has_every_other_one() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    extras = text.partition("[project.optional-dependencies]\n")[2].partition("\n\n[")[0]
+    [listed] = re.findall(r'^all = \["twopc-core\[(.*)\]"\]$', extras, re.MULTILINE)
+    assert {*listed.split(",")} == {*re.findall(r"^([a-z0-9-]+) = \[", extras, re.MULTILINE)} - {"all"}
+
+
+@pytest.mark.long
+def test_the_extra_all_installs_what_every_other_one_does(built: Path) -> None:
     wanted = metadata_of("twopc_core", built).get_all("Requires-Dist", [])
     optional = {re.sub(r"extra == '\w+'", "extra == 'all'", each) for each in wanted if "extra == " in each}
     assert optional <= set(wanted)

@@ -79,7 +79,6 @@ def test_what_kafka_rolled_back_is_computed_again_in_the_same_batch(
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
     pipeline: Pipeline, topic: Topic, loses: Loses, events: list[Event]
 ) -> None:

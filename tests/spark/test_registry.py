@@ -406,6 +406,7 @@ def test_subjects_of_two_contexts_with_the_same_id_are_refused(both: Both, monke
         both.from_avro(subject=["int", "long"])
 
 
+@pytest.mark.long
 def test_avro_works_through_spark_connect(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     remote = Both(client, SchemaRegistryClient.new_client({"url": "mock://registry"}))
     monkeypatch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")  # as in a process that has no other session

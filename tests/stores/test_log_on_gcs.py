@@ -142,9 +142,6 @@ def test_the_doctor_tries_the_store_and_leaves_nothing(gcs_bucket: GcsBucket, tm
     assert gcs_bucket.objects() == []
 
 
-# Replies that get lost. -------------------------------------------------------------------------------------------
-
-
 # Stores that can't be used. ---------------------------------------------------------------------------------------
 
 

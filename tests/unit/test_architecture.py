@@ -13,19 +13,14 @@ import pytest
 from packaging.specifiers import SpecifierSet
 
 from tests.support.pages import DOCS, ROOT
+from tests.support.sources import GROUP, SOURCES, nodes, tree
 from twopc import effects
 from twopc.phases import NEXT, Phase
 
+pytestmark = pytest.mark.xdist_group(GROUP)
+
 PAGE = (DOCS / "internals" / "architecture.md").read_text(encoding="utf-8")
 SPECIFICATION = (ROOT / "tests/campaigns/model/twopc.tla").read_text(encoding="utf-8")
-
-SOURCES = {
-    ".".join(source.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): source
-    for root in (ROOT, *(ROOT / "plugins").iterdir())
-    for package in root.glob("twopc*")
-    for source in package.rglob("*.py")
-}
-"""Every module of every distribution, by its name."""
 
 BACKENDS = (
     *("twopc_kafka", "twopc_files", "twopc_postgres", "twopc_iceberg", "twopc_delta"),
@@ -77,18 +72,13 @@ def is_below(module: str, packages: tuple[str, ...]) -> bool:
 
 
 @cache
-def tree(module: str) -> ast.Module:
-    return ast.parse(SOURCES[module].read_text(encoding="utf-8"))
-
-
-@cache
 def imports(module: str) -> tuple[str, ...]:
     """What a module imports, wherever in it: modules, and names as ``module.name``."""
     return tuple(_imports(module))
 
 
 def _imports(module: str) -> Iterator[str]:
-    for node in ast.walk(tree(module)):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -134,20 +124,19 @@ def test_a_backend_imports_no_coordination_and_no_private_name_of_twopc() -> Non
     ] == []
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_backend_imports_no_other_backend_and_no_development_broker(backend: str) -> None:
-    others = tuple(other for other in BACKENDS if other != backend)
-    assert offenders((backend,), (*others, "twopc_kafka_broker")) == []
+def test_a_backend_imports_no_other_backend_and_no_development_broker() -> None:
+    for backend in BACKENDS:
+        others = tuple(other for other in BACKENDS if other != backend)
+        assert offenders((backend,), (*others, "twopc_kafka_broker")) == []
 
 
 def test_the_development_broker_imports_nothing_of_twopc() -> None:
     assert offenders(("twopc_kafka_broker",), ("twopc", *BACKENDS)) == []
 
 
-@pytest.mark.parametrize("module", WITHOUT_IO)
-def test_a_module_without_io_imports_nothing_that_does_any(module: str) -> None:
-    assert is_below(module, tuple(SOURCES)), f"{module} has another name now"
-    assert offenders((module,), (*IO, "kafka.net", "twopc_kafka.client.kafka_python", "confluent_kafka")) == []
+def test_a_module_without_io_imports_nothing_that_does_any() -> None:
+    assert [module for module in WITHOUT_IO if not is_below(module, tuple(SOURCES))] == [], "which has another name now"
+    assert offenders(WITHOUT_IO, (*IO, "kafka.net", "twopc_kafka.client.kafka_python", "confluent_kafka")) == []
 
 
 BORROWED = {
@@ -272,21 +261,18 @@ def test_the_code_map_has_every_package() -> None:
     assert set(code_map()) == {*packages, "tests"} - {"twopc/cli/commands"}  # listed in the package's docstring
 
 
-@pytest.mark.parametrize("folder", sorted(code_map()))
-def test_the_code_map_lists_exactly_the_modules_of_a_folder(folder: str) -> None:
-    assert code_map()[folder] == contents(ROOT / folder) - {"conftest"}
+def test_the_code_map_lists_exactly_the_modules_of_a_folder() -> None:
+    assert code_map() == {folder: contents(ROOT / folder) - {"conftest"} for folder in code_map()}
 
 
-DOCSTRINGS = {
-    module: ast.get_docstring(tree(module)) or "" for module, source in SOURCES.items() if source.name == "__init__.py"
-}
-
-
-@pytest.mark.parametrize("package", [name for name, text in DOCSTRINGS.items() if "\nmodule  " in text])
-def test_the_table_in_a_packages_docstring_lists_exactly_its_modules(package: str) -> None:
-    table = re.split(r"^=+ +=+$", DOCSTRINGS[package], flags=re.MULTILINE)[2]
-    listed = set(re.findall(r"^`*(\w+)", table, re.MULTILINE))
-    assert listed == {name.rstrip("/") for name in contents(SOURCES[package].parent)}
+def test_the_table_in_a_packages_docstring_lists_exactly_its_modules() -> None:
+    packages = {module: source.parent for module, source in SOURCES.items() if source.name == "__init__.py"}
+    docstrings = {module: ast.get_docstring(tree(module)) or "" for module in packages}
+    tables = {module: text for module, text in docstrings.items() if "\nmodule  " in text}
+    assert len(tables) > 1
+    for module, text in tables.items():
+        listed = re.findall(r"^`*(\w+)", re.split(r"^=+ +=+$", text, flags=re.MULTILINE)[2], re.MULTILINE)
+        assert {*listed} == {name.rstrip("/") for name in contents(packages[module])}, module
 
 
 def test_the_picture_of_the_phases_shows_the_table_of_phases() -> None:
@@ -299,10 +285,10 @@ def test_the_picture_of_the_phases_shows_the_table_of_phases() -> None:
     assert "\n".join(["stateDiagram-v2", *arrows]) in PAGE
 
 
-@pytest.mark.parametrize("module", [name for name in SOURCES if is_below(name, ("twopc.spark", "twopc.cli"))])
-def test_a_driver_and_a_command_wait_in_steps(module: str) -> None:
+def test_a_driver_and_a_command_wait_in_steps() -> None:
     """Python does not see a Ctrl-C that comes just before a wait without a timeout begins, until that wait ends."""
-    calls = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Call)]
+    modules = [name for name in SOURCES if is_below(name, ("twopc.spark", "twopc.cli"))]
+    calls = [node for module in modules for node in nodes(module) if isinstance(node, ast.Call)]
     waits = ("wait", "join", "acquire", "result")
     assert not [
         ast.unparse(call)

@@ -261,7 +261,7 @@ COMMITTABLES = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(COMMITTABLES)
 def test_whatever_transactions_have_is_read_as_it_was_written(committables: list[Committable]) -> None:
     """Also where values are equal for Python and not in JSON, such as 1, 1.0 and true."""
@@ -287,12 +287,13 @@ def test_whatever_transactions_have_is_read_as_it_was_written(committables: list
         {"each": {"transaction_id": "starts", "handle": {"same": {}}}},
     ],
 )
-@pytest.mark.parametrize("row", [["x"], ["x", "y"], [], [None], "x", {"transaction_id": "x"}, None])
-def test_a_template_or_a_row_that_no_coordinator_writes_is_refused(wrong: object, row: object) -> None:
+def test_a_template_or_a_row_that_no_coordinator_writes_is_refused(wrong: object) -> None:
     entry = json.loads(serialise(decided(opened(None, "query"), decision(1))))
-    entry["unresolved"][0]["sinks"] = {"orders0": [wrong, row]}
-    with pytest.raises(CorruptLog, match="is not an entry of a commit log"):
-        parse(json.dumps(entry).encode(), "here")
+    rows: list[object] = [["x"], ["x", "y"], [], [None], "x", {"transaction_id": "x"}, None]
+    for row in rows:
+        entry["unresolved"][0]["sinks"] = {"orders0": [wrong, row]}
+        with pytest.raises(CorruptLog, match="is not an entry of a commit log"):
+            parse(json.dumps(entry).encode(), "here")
 
 
 def test_a_decision_is_refused_by_what_it_takes_when_nothing_is_factored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,10 @@ def test_successive_runs_kill_at_every_step_and_at_every_call_before_every_line(
     assert {step for run in runs[:11] for step in run} >= {*CALLS}
 
 
-@pytest.mark.parametrize("few", range(1, 40))
-def test_a_run_kills_at_as_many_steps_as_there_are_to_the_limit(few: int) -> None:
-    run = chosen(f"{few}@{0xDEADBEEF}")
-    assert len({*run}) == len(run) == min(few, len(STEPS))
+def test_a_run_kills_at_as_many_steps_as_there_are_to_the_limit() -> None:
+    for few in range(1, 40):
+        run = chosen(f"{few}@{0xDEADBEEF}")
+        assert len({*run}) == len(run) == min(few, len(STEPS))
 
 
 def test_the_environment_lowers_the_kills_of_a_sink_and_does_not_raise_them() -> None:

@@ -279,6 +279,7 @@ def test_rows_of_a_file_are_found_wherever_they_are_in_it(tmp_path: Path, monkey
     assert names(place) == ["1", "2", "5", "6", "7"]
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize(("day", "seen"), [("a&b", ["b"]), ("a b", ["a", "b"])])
 def test_polars_passes_over_vectors_of_files_whose_path_is_escaped_in_the_log(
     day: str, seen: list[str], tmp_path: Path

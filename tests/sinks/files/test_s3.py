@@ -333,9 +333,12 @@ def hide(s3: Place, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Hide:  # t
     return hidden
 
 
-def test_a_file_that_stays_hidden_is_lost_when_its_time_has_passed(hide: Hide, clock: Clock) -> None:
-    sink, committable = hide(0.5)
-    clock.now_s += 0.5
+@pytest.mark.parametrize(("hidden_s", "passed_s"), [(0.5, 0.5), (10.0, 60.0)])
+def test_a_file_that_stays_hidden_is_lost_when_its_time_has_passed_however_long_the_files_between_take(
+    hidden_s: float, passed_s: float, hide: Hide, clock: Clock
+) -> None:
+    sink, committable = hide(hidden_s)
+    clock.now_s += passed_s
     with pytest.raises(TransactionLost, match="2 records"):
         sink.commit(committable)
 
@@ -386,13 +389,6 @@ def test_time_in_which_the_client_repeats_a_look_does_not_count_as_time_in_which
         is_asked_again(sink, committable)
     clock.now_s += 1
     is_asked_again(sink, committable)
-
-
-def test_time_between_two_looks_counts_however_long_the_files_between_take(hide: Hide, clock: Clock) -> None:
-    sink, committable = hide(10.0)
-    clock.now_s += 60
-    with pytest.raises(TransactionLost, match="2 records"):
-        sink.commit(committable)
 
 
 def test_a_sink_that_is_opened_again_waits_for_a_hidden_file_anew(hide: Hide, clock: Clock) -> None:

@@ -195,28 +195,26 @@ def test_a_target_that_was_removed_after_its_commit_is_not_taken_for_committed(p
         place.sink().commit(committable)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"target": "../escaped.json"},
-        {"target": "/etc/passwd"},
-        {"target": f"a=1/../part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.json"},
-        {"target": f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.json"},
-        {"target": None},
-        {"staged": "line\nend"},
-        {"staged": ""},
-        {"staged": None},
-        {"bytes": None},
-        {"parts": 7},
-    ],
-    ids=repr,
-)
-def test_a_handle_that_no_file_sink_writes_is_refused_on_every_store(change: dict[str, Any], place: Place) -> None:
+OF_ANOTHER = f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.1.0.0.json"
+ITS_OWN = f"part-{0:020d}-00000-00000-twopc.log.orders.1.0.0.0.0.json"
+FOREIGN: list[dict[str, Any]] = [
+    *({"target": name} for name in ("../escaped.json", "/etc/passwd", "sub/escaped.json", "..", "_twopc", ".hidden")),
+    *({"target": name} for name in ("nul\0.json", "line\n.json", "", 7, None, "day=1/../escaped.json", OF_ANOTHER)),
+    *({"target": f"{folder}/{ITS_OWN}"} for folder in ("..", "day=1/..", "/day=1", "day=1\n")),
+    *({"staged": name} for name in ("line\nend", "", None)),
+    *({"bytes": size} for size in ("7", None, -1, True)),
+    {"parts": 7},
+]
+"""What no file sink writes of a file."""
+
+
+def test_a_handle_that_no_file_sink_writes_is_refused_on_every_store(place: Place) -> None:
     committable = place.pre_commit()
     before = place.files()
-    files: list[Any] = [the_file(committable).to_json(), the_file(committable).to_json() | change]
-    with pytest.raises(CorruptLog, match="No file was touched"):
-        place.sink().commit(Committable(committable.transaction_id, {"files": files}, 2))
+    file = the_file(committable).to_json()
+    for change in FOREIGN:
+        with pytest.raises(CorruptLog, match="No file was touched"):
+            place.sink().commit(Committable(committable.transaction_id, {"files": [file, file | change]}, 2))
     assert place.files() == before
 
 

@@ -143,7 +143,8 @@ def test_requests_and_answers_that_are_lost_neither_lose_nor_double_a_record(
     assert glue.appends() == 3
 
 
-@pytest.mark.parametrize(("log_id", "at"), [("log", UPDATE), ("log2", UPDATE), ("log2", "GetDatabase")])
+@pytest.mark.variants
+@pytest.mark.parametrize(("log_id", "at"), [("log2", UPDATE), ("log", UPDATE), ("log2", "GetDatabase")])
 def test_a_commit_between_the_look_and_the_update_of_another_is_not_overwritten(
     log_id: str, at: str, glue: Place, proxy: Glue
 ) -> None:
@@ -157,8 +158,8 @@ def test_a_commit_between_the_look_and_the_update_of_another_is_not_overwritten(
     assert glue.values() == ([] if log_id == "log" else ["a"]) + ["b", "c"]
 
 
-@pytest.mark.variants
-@pytest.mark.parametrize("version", few(["3"], "2"))
+@pytest.mark.long
+@pytest.mark.parametrize("version", ["3", "2"])
 def test_records_replace_rows_by_a_key(version: str, glue: Place) -> None:
     place = replace(glue, version=version)
     place.create()
@@ -262,6 +263,7 @@ def test_an_error_of_aws_means_what_its_code_says(raised: Any, means: CatalogAns
     assert answer(_meaning(raised)) is means
 
 
+@pytest.mark.variants
 @pytest.mark.parametrize("option", [{"glue.max-retries": "many"}, {"glue.endpoint": "moto:5000"}])
 def test_options_that_awss_client_does_not_take_are_refused_by_name(option: dict[str, str], glue: Place) -> None:
     with pytest.raises(ConfigurationError, match=r"does not take the options 'catalog\.glue\.\*'"):

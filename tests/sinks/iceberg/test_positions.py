@@ -573,6 +573,8 @@ def rewritten(place: Place) -> None:
     ids=["no ids", "avro"],
 )
 @pytest.mark.parametrize("is_sealed", [False, True], ids=["before the seal", "after it"])
+@pytest.mark.in_turn("changes")
+@pytest.mark.in_turn("is_sealed")
 def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_before_the_decision(
     by_files: Place,
     changes: Callable[[Place], None],

@@ -73,8 +73,8 @@ class Place(PreparedPlace[MysqlSink]):
     def by_hand(self, verb: str, committable: Committable) -> None:
         self.end(verb, xid(committable.transaction_id))
 
-    def end(self, verb: str, name: str) -> None:
-        """End a transaction as soon as its session has left it. Its name is free earlier, and would end alone."""
+    def end(self, verb: str, *names: str) -> None:
+        """End transactions as soon as sessions have left them. Their names are free earlier, and would end alone."""
         start = time.monotonic()
         while found := self.ask(_NOT_LEFT, self.database):
             waited_s = time.monotonic() - start
@@ -82,7 +82,8 @@ class Place(PreparedPlace[MysqlSink]):
                 break
             assert waited_s < END_TIMEOUT_S
             time.sleep(0.11)  # the server renews what it shows after 0.1 s
-        self.ask(f"XA {verb} {name}")
+        for name in names:
+            self.ask(f"XA {verb} {name}")
 
     def other(self) -> contextlib.AbstractContextManager[Place]:
         return contextlib.contextmanager(places)(self.server)
@@ -112,8 +113,8 @@ class Place(PreparedPlace[MysqlSink]):
         for (left,) in self.ask("SELECT id FROM information_schema.processlist WHERE db = %s", self.database):
             with contextlib.suppress(pymysql.MySQLError):  # it has ended by itself
                 self.ask(f"KILL {left}")
-        for name in self.prepared():
-            self.end("ROLLBACK", xid(name))
+        if prepared := self.prepared():
+            self.end("ROLLBACK", *map(xid, prepared))
         bounds = f"lock_wait_timeout = {END_TIMEOUT_S}, innodb_lock_wait_timeout = {END_TIMEOUT_S}"
         self.ask(f"SET STATEMENT {bounds} FOR DROP DATABASE {self.database}")
 

@@ -1,0 +1,16 @@
+"""The models that AWS's client has of services: each is read once per process.
+
+Each client that a test makes has a session of its own, which would read and parse megabytes of JSON anew.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from botocore.loaders import JSONFileLoader
+
+
+def keep_models() -> None:
+    """Have every session of this process share what was read, as the clients of one session do."""
+    load = functools.cache(functools.partial(JSONFileLoader.load_file, JSONFileLoader()))
+    JSONFileLoader.load_file = lambda _, path: load(path)
