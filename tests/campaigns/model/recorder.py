@@ -364,8 +364,9 @@ class Recorder:
             self._add("believe a stale broker", life=self._life or 0, besides=frozenset(), sink=of[1])
 
     def _sealed(self, real: Any, sink: Any, committables: Sequence[Committable], began_s: float) -> Any:
+        began = self._world.steps
         sealed = real(sink, committables, began_s)
-        at = self._looked_at(committables)
+        at = self._looked_at(committables, began)
         position = sum(event.at <= at for event in self.events)
         values: dict[str, Value] = {
             "life": self._life or 0,
@@ -375,14 +376,15 @@ class Recorder:
         self.events.insert(position, Event("seal", at, values))
         return sealed
 
-    def _looked_at(self, committables: Collection[Committable]) -> int:
-        """Return the step at which the driver has looked at its transactions in Kafka, or else the present."""
+    def _looked_at(self, committables: Collection[Committable], began: int) -> int:
+        """Return the step at which the driver has looked at its transactions in Kafka. A look at files that has found
+        them all came as early as possible, when the call began."""
         looks = [
             seen.get(self._actor)
             for each in committables
             if (seen := self._broker.described_at.get(each.transaction_id)) is not None
         ]
-        return min((at for at in looks if at is not None), default=self._world.steps)
+        return min((at for at in looks if at is not None), default=began)
 
     def _voters(self, committables: Collection[Committable]) -> frozenset[Attempt]:
         return frozenset(self._transaction(each)[0] for each in committables)
