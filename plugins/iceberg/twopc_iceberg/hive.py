@@ -340,7 +340,7 @@ def _short(parameters: dict[str, str], known: dict[str, str]) -> dict[str, str]:
 def _changed(known: Any, wanted: Any) -> Any:
     """Return how a table is stored, with other columns and another location. Formats, the SerDe and its properties, and
     the comments of columns that Iceberg has none of are those of other tools."""
-    comments = {column.name.lower(): column.comment for column in known.cols}
+    comments = {column.name.lower(): column.comment for column in known.cols or ()}
     for column in wanted.cols:
         column.comment = column.comment or comments.get(column.name.lower())
     known.cols, known.location = wanted.cols, wanted.location

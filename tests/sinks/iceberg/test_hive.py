@@ -164,7 +164,8 @@ def test_a_connection_that_breaks_amid_a_commit_neither_loses_nor_doubles_a_reco
 def test_a_lock_that_comes_after_its_answer_was_given_up_is_dropped(
     table: Place, server: HiveMetastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, batch, asked = table.sink(), table.decided(["a"]), []
+    sink, batch = table.sink(), table.decided(["a"])
+    asked: list[Any] = []
     with monkeypatch.context() as patched:
         patched.setattr(hive._Calls, "send_lock", lambda _, request: asked.append(request))
         patched.setattr(hive._Calls, "recv_lock", silent)
