@@ -33,7 +33,8 @@ table is loaded again then."""
 
 _LONGEST_COMMENT = 255  # characters, in one line
 
-_FIRST_VERSION = "0"
+_OF_OTHERS = ("Description", "Owner", "LastAccessTime", "LastAnalyzedTime", "Retention", "PartitionKeys")
+"""What an update removes unless it repeats it, and pyiceberg does not."""
 
 _BUSY = frozenset(
     (
@@ -78,6 +79,8 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
 class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
     """AWS Glue, whose errors mean what ``outcomes`` says."""
 
+    _known: Any
+
     def load_table(self, identifier: str | Identifier) -> Table:
         with _answers():
             return super().load_table(identifier)
@@ -118,12 +121,24 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
         load = functools.partial(super()._convert_glue_to_iceberg, glue_table)
         return self._kept_table((glue_table["DatabaseName"], glue_table["Name"]), location, load)
 
+    def _get_glue_table(self, database_name: str, table_name: str) -> Any:
+        self._known = super()._get_glue_table(database_name, table_name)
+        return self._known
+
     def _update_glue_table(self, database_name: str, table_name: str, table_input: Any, version_id: str) -> None:
-        # Glue refuses longer comments, after the decision. The table's metadata keeps them.
-        for column in table_input["StorageDescriptor"]["Columns"]:
-            if "Comment" in column:
-                column["Comment"] = " ".join(column["Comment"].split())[:_LONGEST_COMMENT]
-        super()._update_glue_table(database_name, table_name, table_input, version_id)
+        """Change what is Iceberg's. What other tools have set stays, as it was at ``version_id``."""
+        stored, wanted = self._known.get("StorageDescriptor", {}), table_input["StorageDescriptor"]
+        columns = {column["Name"].lower(): column for column in stored.get("Columns", ())}
+        for column in wanted["Columns"]:
+            known = columns.get(column["Name"].lower(), {})
+            # Glue refuses longer comments, after the decision. The table's metadata keeps them.
+            comment = " ".join(column.get("Comment", "").split())[:_LONGEST_COMMENT] or known.get("Comment")
+            column["Parameters"] = {**known.get("Parameters", {}), **column["Parameters"]}
+            if comment:
+                column["Comment"] = comment
+        of_others = {name: self._known[name] for name in _OF_OTHERS if name in self._known}
+        changed = {**of_others, **table_input, "StorageDescriptor": {**stored, **wanted}}
+        super()._update_glue_table(database_name, table_name, changed, version_id)
 
 
 @contextlib.contextmanager

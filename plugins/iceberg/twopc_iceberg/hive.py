@@ -1,18 +1,22 @@
 """Hive Metastore as a catalog. Its commit is ``alter_table`` under an exclusive lock of the table: the metastore itself
 compares nothing, so whatever may still be on its way keeps its lock.
 
-A lock is dropped by the process that took it, and only after the metastore has answered. If it gave no answer, the
-process drops the lock when it sees the change, or ``LATE_S`` later. The lock of a process that was killed stays until
-the metastore expires it. It is never broken here: nobody knows whether its holder is dead. The next commit waits, and
-names the lock.
+A lock is dropped by the process that took it. If the answer to a change was lost, the process drops it when it sees the
+change, or ``LATE_S`` later; if another answer was lost, at once, by a new connection.
+
+A killed process leaves its lock. Another process of the same machine sees that its holder has ended, and drops it
+``LATE_S`` after that. Elsewhere, nobody knows whether the holder is dead or was suspended amid a change: the lock stays
+until the metastore expires it, and the next commit waits and names it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import functools
 import getpass
+import logging
 import os
 import re
 import socket
@@ -20,6 +24,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hive_metastore.ThriftHiveMetastore import Client
@@ -56,12 +61,19 @@ if TYPE_CHECKING:
 
     from twopc_iceberg.options import IcebergOptions
 
-LATE_S = 660.0
-"""How long after a lost answer a change may still be made: a metastore works for 600 s on a request (its setting
-``hive.metastore.client.socket.timeout``), and does not notice that its client is gone."""
+logger = logging.getLogger(__name__)
+
+LATE_S = 900.0
+"""How long after a lost answer a change may still be made: Linux sends what is on its way for about 100 s after a
+connection's end, and a metastore works for 600 s on a request (its setting ``hive.metastore.client.socket.timeout``)
+without noticing that its client is gone."""
 
 _LONGEST_NAME, _LONGEST_VALUE = 256, 4000
 """Characters of a table's parameter that every version of the metastore takes. Iceberg's metadata has them all."""
+
+_PROC = Path("/proc")
+
+_AGENT = re.compile(r"twopc [0-9a-f]{32} (?P<machine>\S+) (?P<pid>\d+) (?P<started>\d+)")
 
 _ADDRESS = re.compile(r"thrift://([^@\s,/:]+):(\d+)/?")
 
@@ -72,17 +84,22 @@ class _Left:
 
     Attributes:
         table: what is locked.
+        is_known: whether the metastore has answered with its id. If not, the lock may still come.
         replaces: the location of the metadata that an unanswered change replaces; None if there is no such change.
         since_s: when the answer was lost, by the monotonic clock.
     """
 
     table: tuple[str, str]
+    is_known: bool
     replaces: str | None
     since_s: float
 
 
 _left: dict[str, _Left] = {}
 """By the locks' ``agentInfo``. A catalog is connected to anew after an error, so the process keeps them."""
+
+_ended: dict[int, float] = {}
+"""Locks of processes that have ended, by the metastore's ids, and when this process saw it, by the monotonic clock."""
 
 
 def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tuple[float, float]) -> KeptHiveCatalog:
@@ -124,8 +141,8 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
         database, name = self.identifier_to_database_and_table(table.name())
         with _answers():
             self._drop_left(database, name)
-            self._agent = f"twopc {uuid.uuid4().hex}"
-            return super().commit_table(table, requirements, updates)
+            with self._locking(database, name):
+                return super().commit_table(table, requirements, updates)
 
     def probe(self, table: Table) -> None:
         """Ask for two locks at a time."""
@@ -134,13 +151,23 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
             _construct_hive_storage_descriptor(table.schema(), table.location())
         except KeyError as unknown:
             raise ConfigurationError(f"table {database}.{name}: Hive has no type for {unknown}") from None
-        with _answers(), self._client as client:
-            self._agent = f"twopc {uuid.uuid4().hex}"
+        with _answers(), self._locking(database, name), self._client as client:
             locks = [client.lock(self._create_lock_request(database, name)) for _ in range(2)]
             for lock in locks:
                 client.unlock(UnlockRequest(lockid=lock.lockid))
         if locks[1].state != LockState.ACQUIRED:
             raise CommitFailedException("a second lock waits")
+
+    @contextlib.contextmanager
+    def _locking(self, *table: str) -> Iterator[None]:
+        """Name this process in the locks that it takes. Drop what a broken connection has left of them."""
+        self._agent = f"twopc {uuid.uuid4().hex} {_process()}"
+        try:
+            yield
+        except (TTransportException, TProtocolException):
+            with contextlib.suppress(Exception):  # the next commit tries again
+                self._drop_left(*table)
+            raise
 
     def _drop_left(self, *table: str) -> None:
         """Drop the locks of the table that this process has left, once their changes can't come any more."""
@@ -149,18 +176,21 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
             return
         with self._client as client:
             now = self._get_hive_table(client, *table).parameters.get(METADATA_LOCATION)
-            for lock in client.show_locks(ShowLocksRequest(*table)).locks:
-                if (of_us := left.get(lock.agentInfo)) is None:
-                    continue
-                if of_us.replaces == now and time.monotonic() - of_us.since_s < LATE_S:
-                    client.check_lock(CheckLockRequest(lockid=lock.lockid))  # a lock without a sign of life expires
+            locks = client.show_locks(ShowLocksRequest(*table)).locks
+            for agent, of_us in left.items():
+                ids = [each.lockid for each in locks if each.agentInfo == agent]
+                left_s = LATE_S - (time.monotonic() - of_us.since_s)
+                if of_us.replaces == now and left_s > 0:
+                    for lock_id in ids:  # a lock without a sign of life expires
+                        client.check_lock(CheckLockRequest(lockid=lock_id))
                     raise TimeoutError(
                         f"the answer to a change of {'.'.join(table)} was lost, and it may still be made. This process"
-                        f" drops its lock {lock.lockid} {LATE_S:.0f} s after that"
+                        f" drops its lock {ids} in {left_s:.0f} s"
                     )
-                client.unlock(UnlockRequest(lockid=lock.lockid))
-        for agent in left:
-            _left.pop(agent, None)
+                for lock_id in ids:
+                    client.unlock(UnlockRequest(lockid=lock_id))
+                if ids or of_us.is_known or left_s <= 0:
+                    _left.pop(agent, None)
 
     def _create_lock_request(self, database_name: str, table_name: str) -> LockRequest:
         component = LockComponent(
@@ -180,13 +210,24 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
         first = min((each for each in locks if each.lockid != lockid), key=lambda each: each.lockid, default=None)
         if first is None:
             raise CommitFailedException(f"{database_name}.{table_name} was locked until now")
-        quiet_s = time.time() - (first.lastheartbeat or first.acquiredat or 0) / 1000
-        raise CommitFailedException(
-            f"{first.user}@{first.hostname} ({first.agentInfo}) holds lock {first.lockid} of"
-            f" {database_name}.{table_name}, without a sign of life for {quiet_s:.0f} s. If that process is dead, drop"
-            " the lock: remove the row of HIVE_LOCKS in the metastore's database whose HL_LOCK_EXT_ID is"
-            f" {first.lockid}"
+        now_ms = next((each.lastheartbeat for each in locks if each.lockid == lockid), 0)  # by the metastore's clock
+        quiet_s = (now_ms - (first.lastheartbeat or first.acquiredat or 0)) / 1000
+        held = (
+            f"{first.user}@{first.hostname} ({(first.agentInfo or '')[:50]}) holds lock {first.lockid} of"
+            f" {database_name}.{table_name}, without a sign of life for {quiet_s:.0f} s"
         )
+        if not _has_ended(first.hostname, first.agentInfo):
+            raise CommitFailedException(
+                f"{held}. If that process is dead, drop the lock: remove the row of HIVE_LOCKS in the metastore's"
+                f" database whose HL_LOCK_EXT_ID is {first.lockid}"
+            )
+        left_s = LATE_S - (time.monotonic() - _ended.setdefault(first.lockid, time.monotonic()))
+        if left_s > 0:
+            raise CommitFailedException(f"{held}. That process has ended. This one drops the lock in {left_s:.0f} s")
+        logger.warning("%s. That process has ended: its lock is dropped.", held)
+        open_client.unlock(UnlockRequest(lockid=first.lockid))
+        del _ended[first.lockid]
+        return super()._wait_for_lock(database_name, table_name, lockid, open_client)
 
     def _convert_hive_into_iceberg(self, table: Any) -> Table:
         location = table.parameters.get(METADATA_LOCATION)
@@ -203,35 +244,39 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
         agent: that of the lock that was asked for.
         lockid: the metastore's id of it.
         left: the lock, until the metastore has answered that it is dropped.
+        before: the table as the metastore has it.
     """
 
     agent = ""
     lockid = 0
     left: _Left | None = None
+    before: Any = None
 
     def lock(self, rqst: LockRequest) -> LockResponse:
         [component] = rqst.component
-        self.agent, self.left = rqst.agentInfo, _Left((component.dbname, component.tablename), None, 0.0)
+        self.agent, self.left = rqst.agentInfo, _Left((component.dbname, component.tablename), False, None, 0.0)
         answer = super().lock(rqst)
-        self.lockid = answer.lockid
+        self.lockid, self.left = answer.lockid, replace(self.left, is_known=True)
         return answer
+
+    def get_table(self, dbname: str, tbl_name: str) -> Any:
+        table = super().get_table(dbname, tbl_name)
+        self.before = copy.copy(table)
+        return table
 
     def alter_table_with_environment_context(
         self, dbname: str, tbl_name: str, new_tbl: Any, environment_context: Any
     ) -> None:
         replaces = new_tbl.parameters[PREVIOUS_METADATA_LOCATION]
-        new_tbl.parameters = {
-            name: value
-            for name, value in new_tbl.parameters.items()
-            if len(name) <= _LONGEST_NAME and len(value) <= _LONGEST_VALUE
-        }
+        new_tbl.parameters = _short(new_tbl.parameters, self.before.parameters)
+        new_tbl.sd = _changed(self.before.sd, new_tbl.sd)
         # Metastores with HIVE-26882 compare it.
         expected = {"expected_parameter_key": METADATA_LOCATION, "expected_parameter_value": replaces}
         environment_context.properties.update(expected)
         # A process that was suspended may have lost its lock. This also tells the metastore that it lives.
         if super().check_lock(CheckLockRequest(lockid=self.lockid)).state != LockState.ACQUIRED:
             raise CommitFailedException(f"{dbname}.{tbl_name}: the lock was lost before the change")
-        locked, self.left = self.left, _Left((dbname, tbl_name), replaces, 0.0)
+        locked, self.left = self.left, _Left((dbname, tbl_name), True, replaces, 0.0)
         try:
             super().alter_table_with_environment_context(dbname, tbl_name, new_tbl, environment_context)
         except (TTransportException, TProtocolException):  # it may still be made, so the lock stays
@@ -244,7 +289,20 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
     def unlock(self, rqst: UnlockRequest) -> None:
         if self.left is None or self.left.replaces is None:
             super().unlock(rqst)
-            self.left = None
+            if rqst.lockid == self.lockid:
+                self.left = None
+
+
+class _Socket(TSocket):  # type: ignore[misc]  # it has no types
+    """A socket that is closed where an answer does not come in time: the next request would take it for its own."""
+
+    def read(self, sz: int) -> bytes:
+        try:
+            found: bytes = super().read(sz)
+        except TTransportException:
+            self.close()
+            raise
+        return found
 
 
 class _Connections(_HiveClient):
@@ -255,7 +313,7 @@ class _Connections(_HiveClient):
 
     def __enter__(self) -> Client:
         connect_s, answer_s = self._timeout_s
-        self._socket = TSocket(*self._address)
+        self._socket = _Socket(*self._address)
         self._socket.setTimeout(connect_s * 1000)
         self._socket.open()
         self._socket.setTimeout(answer_s * 1000)
@@ -268,6 +326,55 @@ class _Connections(_HiveClient):
         self._socket.close()
         if self._calls.left is not None:
             _left[self._calls.agent] = replace(self._calls.left, since_s=time.monotonic())
+
+
+def _short(parameters: dict[str, str], known: dict[str, str]) -> dict[str, str]:
+    """Return the parameters that any metastore takes, and those that this one has taken."""
+    return {
+        name: value
+        for name, value in parameters.items()
+        if (len(name) <= _LONGEST_NAME and len(value) <= _LONGEST_VALUE) or known.get(name) == value
+    }
+
+
+def _changed(known: Any, wanted: Any) -> Any:
+    """Return how a table is stored, with other columns and another location. Formats, the SerDe and its properties, and
+    the comments of columns that Iceberg has none of are those of other tools."""
+    comments = {column.name.lower(): column.comment for column in known.cols or ()}
+    for column in wanted.cols:
+        column.comment = column.comment or comments.get(column.name.lower())
+    known.cols, known.location = wanted.cols, wanted.location
+    return known
+
+
+def _process() -> str:
+    """Return the machine, the id and the start of this process, which no other has; "" where Linux does not show them.
+    The machine is its boot and its namespace of process ids."""
+    try:
+        if (_PROC / "self").readlink().name != str(os.getpid()):
+            return ""
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{(_PROC / 'self/ns/pid').stat().st_ino} {os.getpid()} {_started(os.getpid())}"
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
+
+
+def _has_ended(hostname: str, agent: str | None) -> bool:
+    """Return whether the process that took a lock has certainly ended: it is one of ours, on this machine."""
+    found = _AGENT.fullmatch(agent or "")
+    if found is None or hostname != socket.gethostname() or not _process().startswith(f"{found['machine']} "):
+        return False
+    try:
+        os.kill(int(found["pid"]), 0)
+        return _started(int(found["pid"])) != found["started"]
+    except ProcessLookupError:
+        return True
+    except OSError:
+        return False
 
 
 def _user() -> str:

@@ -16,7 +16,7 @@ from rich.console import Console
 from tests.campaigns.plugin.environment import Environment
 from tests.campaigns.report import Report
 
-EXTRAS = {"twopc_files": "[s3]", "twopc_kafka": "[dev]"}
+EXTRAS = {"twopc_files": "[s3]", "twopc_iceberg": "[glue,hive]", "twopc_kafka": "[dev,registry]"}
 TOOLS = (
     "duckdb-engine",
     "hypothesis",
@@ -36,6 +36,8 @@ CONTRACTS = (
     "tests/sinks/delta/test_upserts.py::TestKeyed",
     "tests/sinks/files/test_contract.py",
     "tests/sinks/iceberg/test_contract.py",
+    "tests/sinks/iceberg/test_glue.py::TestOnGlue",
+    "tests/sinks/iceberg/test_hive.py::TestOnHive",
     "tests/sinks/iceberg/test_upserts.py::TestKeyed",
     "tests/sinks/kafka/test_contract.py",
     "tests/sinks/mysql/test_contract.py",
@@ -45,7 +47,7 @@ CONTRACTS = (
     "tests/unit/test_memory_sink.py",
 )
 
-KILLS = ("together", "mysql", "pravega", "sql")
+KILLS = ("together", "mysql", "pravega", "service", "sql")
 """Cases of ``kills.py``, which is run in the environment."""
 
 console = Console()

@@ -45,6 +45,8 @@ class Environment:
         self._call(self._uv, *install, *ours, *self._tools)
         shutil.copytree(ROOT / "tests", self._folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", self._folder)  # pytest's configuration
+        (self._folder / "docs").mkdir()
+        shutil.copy(DOCS / "without-spark.md", self._folder / "docs")  # its service is killed
 
     def _requirement(self, wheel: Path) -> str:
         name = wheel.name.partition("-")[0]

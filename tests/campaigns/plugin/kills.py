@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import psycopg
 
 from tests.campaigns.killed_loop import each_commit, every_other_time, killed_at_each, restarted, steps
+from tests.campaigns.plugin.service import killed
 from tests.support.contents import Difference, difference, in_files, in_table, in_topic, left_in_files
 from tests.support.killed_writer import AFTER, BEFORE, killed_writer
 from tests.support.kills import ENDS_AFTER_S, start_logged
@@ -222,22 +223,29 @@ def _open_transactions(options: dict[str, str], folder: Path) -> int:
     return len(until_answered("the campaign", lambda: [*sink.recover()]))
 
 
+def service(folder: Path, given: argparse.Namespace) -> Result:
+    """``docs/without-spark.md``'s service with tokens, Avro and Glue."""
+    started = time.monotonic()
+    return {**killed(folder, given.rounds, given.seed), "seconds": round(time.monotonic() - started)}
+
+
 CASES: Mapping[str, tuple[Callable[[Path, argparse.Namespace], Result], int]] = {
     "together": (together, 1),
     "mysql": (mysql, 2),
     "pravega": (pravega, 6),
+    "service": (service, 20),
     "sql": (sql, 2),
 }
-"""Name → what proves it, and how often the driver is killed at each step if no argument says so."""
+"""Name → what proves it, and how often it is killed if no argument says so: at each step, ``service`` in all."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=CASES)
     parser.add_argument("folder", type=Path, help="an empty folder, for logs, files and positions")
-    parser.add_argument("--rounds", type=int, help="how often the driver is killed at each step")
+    parser.add_argument("--rounds", type=int, help="how often the driver is killed at each step, the service in all")
     parser.add_argument("--amid", type=int, default=5, help="mysql: how often the server is killed amid a batch")
-    parser.add_argument("--seed", type=int, default=1, help="mysql: selects these moments")
+    parser.add_argument("--seed", type=int, default=1, help="mysql, service: selects moments")
     parser.add_argument("--version", choices=VERSIONS, default=VERSION, help="of MariaDB")
     parser.add_argument("--cluster-kills", type=int, default=24, help="pravega: about how often servers are killed")
     given = parser.parse_args()

@@ -214,6 +214,36 @@ def test_an_update_archives_no_version_and_has_comments_that_glue_takes(glue: Pl
     assert (glue.table().schema().fields[0].doc or "").count("x") == 300
 
 
+def test_what_other_tools_have_set_in_glue_stays(glue: Place) -> None:
+    catalog: Any = glue.catalog()
+    _, name = glue.name.split(".")
+    sink, batch = glue.sink(), glue.decided(["a"])
+    known = catalog.glue.get_table(DatabaseName="db", Name=name)["Table"]
+    [column] = known["StorageDescriptor"]["Columns"]
+    theirs = {
+        **{part: known[part] for part in ("Name", "TableType", "PartitionKeys") if part in known},
+        "Description": "kept",
+        "Owner": "kept",
+        "Retention": 7,
+        "Parameters": {**known["Parameters"], "of another tool": "kept"},
+        "StorageDescriptor": {
+            **known["StorageDescriptor"],
+            "Columns": [{**column, "Comment": "kept", "Parameters": {**column["Parameters"], "theirs": "kept"}}],
+            "InputFormat": "org.example.Iceberg",
+            "SerdeInfo": {"SerializationLibrary": "org.example.Iceberg", "Parameters": {"theirs": "kept"}},
+        },
+    }
+    catalog.glue.update_table(DatabaseName="db", TableInput=theirs, VersionId=known["VersionId"])
+    sink.commit_batch(0, batch)
+    found = catalog.glue.get_table(DatabaseName="db", Name=name)["Table"]
+    assert found["Parameters"].pop("metadata_location") != theirs["Parameters"]["metadata_location"]
+    assert found["Parameters"]["of another tool"] == "kept"
+    assert {part: found[part] for part in theirs if part != "Parameters"} == {
+        part: value for part, value in theirs.items() if part != "Parameters"
+    }
+    assert glue.values() == ["a"]
+
+
 def test_a_table_of_s3_tables_is_refused(glue: Place, proxy: Glue) -> None:
     database = {"Database": {"Name": "db", "FederatedDatabase": {"ConnectionType": "aws:s3tables"}}}
     proxy.disturb_next("POST", Answer(200, json.dumps(database).encode()), "GetDatabase")

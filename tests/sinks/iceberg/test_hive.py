@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
+import socket
 import subprocess
 import sys
 import uuid
@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("thrift", reason="the extra 'hive' of twopc-iceberg is not installed")
 
+from hive_metastore.ThriftHiveMetastore import Client
 from hive_metastore.ttypes import LockState, ShowLocksRequest, UnlockRequest
 from pyiceberg.table import Table
 from thrift.Thrift import TApplicationException, TException
@@ -30,9 +31,10 @@ from tests.support.between import Between, once
 from tests.support.hive_metastore import HiveMetastore
 from tests.support.loop import Job
 from tests.support.pages import ROOT
-from twopc import Round
+from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Retriable
-from twopc_iceberg import hive
+from twopc.retry import until_answered
+from twopc_iceberg import IcebergSink, hive
 from twopc_iceberg.outcomes import CatalogAnswer, answer
 
 ALTER = "alter_table_with_environment_context"
@@ -69,13 +71,6 @@ def locks(server: HiveMetastore, place: Place) -> list[Any]:
 
 def left(server: HiveMetastore, place: Place) -> list[int]:
     return [each.lockid for each in locks(server, place)]
-
-
-def drop(server: HiveMetastore, place: Place) -> None:
-    """Do as the message says, by the metastore's own call."""
-    with server.connections() as client:
-        for lock_id in left(server, place):
-            client.unlock(UnlockRequest(lock_id))
 
 
 @pytest.mark.long
@@ -124,6 +119,14 @@ def struck(monkeypatch: pytest.MonkeyPatch, part: str, after: bool) -> None:
     monkeypatch.setattr(hive._Calls, part, broken)
 
 
+def silent(*_: Any) -> None:
+    raise TTransportException(message="no answer in time")
+
+
+def until_committed(sink: IcebergSink, batch_id: int, batch: list[Committable]) -> None:
+    until_answered("the test", lambda: sink.commit_batch(batch_id, batch), patience_s=60)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "after"),
@@ -149,15 +152,30 @@ def test_a_connection_that_breaks_amid_a_commit_neither_loses_nor_doubles_a_reco
         with pytest.raises(Retriable, match=r"was lost, and it may still be made\. This process drops its lock"):
             sink.commit_batch(1, batch)
         monkeypatch.setattr(hive, "LATE_S", 0.0)
-    while True:
-        try:
-            sink.commit_batch(1, batch)
-            break
-        except Retriable:
-            continue
+    until_committed(sink, 1, batch)
+    assert left(server, table) == []  # the process may end now
+    monkeypatch.setattr(hive, "LATE_S", 0.0)  # a lock that was asked for may come until then
     sink.commit_batch(2, table.decided(["c"], round=Round(1, 2)))
     assert table.values() == ["a", "b", "c"]
     assert hive._left == {}
+
+
+@pytest.mark.long
+def test_a_lock_that_comes_after_its_answer_was_given_up_is_dropped(
+    table: Place, server: HiveMetastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, batch = table.sink(), table.decided(["a"])
+    asked: list[Any] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(hive._Calls, "send_lock", lambda _, request: asked.append(request))
+        patched.setattr(hive._Calls, "recv_lock", silent)
+        with pytest.raises(Retriable):
+            sink.commit_batch(0, batch)
+    with server.connections() as client:
+        for request in asked:
+            Client.lock(client, request)
+    until_committed(sink, 0, batch)
+    assert table.values() == ["a"]
 
 
 AMID = {"lock": ["after"], ALTER: ["before", "after"], "unlock": ["before"]}
@@ -188,8 +206,8 @@ loop.main()
 @pytest.mark.long
 @pytest.mark.crash
 @pytest.mark.parametrize(("name", "when"), [(name, when) for name, each in AMID.items() for when in each])
-def test_the_lock_of_a_killed_driver_is_named_to_the_operator_who_drops_it_and_nothing_is_lost(
-    name: str, when: str, table: Place, server: HiveMetastore, tmp_path: Path
+def test_the_lock_of_a_driver_that_was_killed_on_this_machine_is_dropped_in_time_and_nothing_is_lost(
+    name: str, when: str, table: Place, server: HiveMetastore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job(str(tmp_path), {"orders": ("iceberg", table.options)}, batches=3)
     of_probe = 0 if name == ALTER else 2
@@ -199,28 +217,34 @@ def test_the_lock_of_a_killed_driver_is_named_to_the_operator_who_drops_it_and_n
     [lock] = locks(server, table)
     assert lock.state == LockState.ACQUIRED
     batch, sink = table.decided(["mine"], sink=table.sink("mine")), table.sink("mine")
-    with pytest.raises(Retriable, match=rf"holds lock {lock.lockid} of {table.name}, without a sign of life") as told:
-        sink.commit_batch(0, batch)
-    assert re.search(r"twopc [0-9a-f]{32}\)", str(told.value))
-    assert left(server, table) == [lock.lockid]
-    drop(server, table)
+    for _ in range(2):
+        told = rf"holds lock {lock.lockid} of {table.name}, .* has ended\. This one drops the lock in (900|8\d\d) s"
+        with pytest.raises(Retriable, match=told):
+            sink.commit_batch(0, batch)
+        assert left(server, table) == [lock.lockid]
+    monkeypatch.setattr(hive, "LATE_S", 0.0)
     sink.commit_batch(0, batch)
     job.run()
     assert table.values() == sorted([*job.all_values(), "mine"])
 
 
 @pytest.mark.long
-def test_a_lock_of_a_living_process_is_waited_for(table: Place, server: HiveMetastore) -> None:
-    batch, sink, other = (
-        table.decided(["a"]),
-        table.sink(),
-        hive.connected(table.unbound()._options, {**table.properties}, (10, 60)),
+@pytest.mark.parametrize("agent", [None, f"twopc {32 * '0'} another/1 1 1"], ids=["of another tool", "elsewhere"])
+def test_a_lock_whose_holder_may_live_is_named_to_the_operator_who_drops_it(
+    agent: str | None, table: Place, server: HiveMetastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, sink = table.decided(["a"]), table.sink()
+    monkeypatch.setattr(hive, "LATE_S", 0.0)
+    request = hive.connected(table.unbound()._options, {**table.properties}, (10, 60))._create_lock_request(
+        *table.name.split(".")
     )
-    other._agent = "another"
+    request.agentInfo = agent
     with server.connections() as client:
-        held = client.lock(other._create_lock_request(*table.name.split(".")))
-        with pytest.raises(Retriable, match="holds lock"):
+        held = client.lock(request)
+        told = rf"holds lock {held.lockid} of .* remove the row of HIVE_LOCKS .* whose HL_LOCK_EXT_ID is {held.lockid}"
+        with pytest.raises(Retriable, match=told):
             sink.commit_batch(0, batch)
+        assert left(server, table) == [held.lockid]
         client.unlock(UnlockRequest(held.lockid))
     sink.commit_batch(0, batch)
     assert table.values() == ["a"]
@@ -244,6 +268,29 @@ def test_what_hive_does_not_take_is_not_sent_or_refused_at_the_start(table: Plac
     table.sink().commit_batch(0, table.decided(["a"]))
     assert table.values() == ["a"]
     assert len(table.table().properties["long"]) == 5000
+
+
+@pytest.mark.long
+def test_what_other_tools_have_set_in_the_metastore_stays(table: Place, server: HiveMetastore) -> None:
+    long = "x" * 5000
+    sink, batch = table.sink(), table.decided(["a"])
+    with server.connections() as client:
+        theirs = client.get_table(*table.name.split("."))
+        theirs.parameters["of another tool"] = "kept"
+        theirs.sd.inputFormat = theirs.sd.serdeInfo.serializationLib = "org.example.Iceberg"
+        theirs.sd.serdeInfo.parameters, theirs.sd.parameters = {"serde": "kept"}, {"storage": "kept"}
+        theirs.sd.cols[0].comment = "of another tool"
+        client.alter_table(*table.name.split("."), theirs)
+        known = client.get_table(*table.name.split("."))
+        sink.commit_batch(0, batch)
+        found = client.get_table(*table.name.split("."))
+    assert known.sd.serdeInfo.parameters == {"serde": "kept"}
+    assert found.parameters["of another tool"] == "kept"
+    assert found.parameters["metadata_location"] != known.parameters["metadata_location"]
+    found.parameters = known.parameters
+    assert found == known
+    assert hive._short({"long": long, "kept": long}, {"kept": long}) == {"kept": long}
+    assert table.values() == ["a"]
 
 
 # Without a server. ----------------------------------------------------------------------------------------------------
@@ -289,6 +336,34 @@ def test_an_error_of_the_metastore_is_temporary_only_without_an_answer(
     with pytest.raises(Exception, match="m") as found, hive._answers():
         raise raised
     assert answer(found.value) is means
+
+
+def test_an_answer_that_does_not_come_in_time_is_not_taken_for_that_of_the_next_request() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        silent = hive._Connections(server.getsockname(), None, (10, 0.05))
+        with silent as client, server.accept()[0] as accepted:
+            with pytest.raises(TTransportException):
+                client.get_table("db", "t")
+            with pytest.raises(TTransportException):
+                client.unlock(UnlockRequest(1))
+            while sent := accepted.recv(1 << 16):
+                assert b"unlock" not in sent
+
+
+def test_a_process_is_known_to_have_ended_only_on_its_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, pid, started = hive._process().split()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    here, id_ = socket.gethostname(), 32 * "0"
+    assert not hive._has_ended(here, f"twopc {id_} {machine} {pid} {started}")
+    assert hive._has_ended(here, f"twopc {id_} {machine} {pid} {int(started) - 1}")
+    assert hive._has_ended(here, f"twopc {id_} {machine} {gone.pid} {started}")
+    assert not hive._has_ended("elsewhere", f"twopc {id_} {machine} {gone.pid} {started}")
+    assert not hive._has_ended(here, f"twopc {id_} {machine}0 {gone.pid} {started}")
+    assert not any(hive._has_ended(here, each) for each in (None, "", f"twopc {id_} ", f"another {id_} {gone.pid}"))
+    monkeypatch.setattr(hive, "_PROC", Path("/nowhere"))
+    assert hive._process() == ""
+    assert not hive._has_ended(here, f"twopc {id_} {machine} {gone.pid} {started}")
 
 
 def test_a_user_id_without_a_name_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
