@@ -39,10 +39,7 @@ class Csv(LinesFormat):
     null_value: str = ""
 
     def checker(self, schema: pa.Schema) -> Check:
-        if self.null_value:
-            of_nulls = (_taken_for_null(self.null_value),)
-        else:
-            of_nulls = (_EMPTY_LINE,) if len(schema) == 1 else ()
+        of_nulls = [_taken_for_null(self.null_value)] if self.null_value else [_EMPTY_LINE] * (len(schema) == 1)
         return checker(schema, (*of_nulls, NOT_UTF8, YEARS, TIMES))
 
     def encoder(self, schema: pa.Schema) -> Encode:
@@ -63,7 +60,7 @@ def _taken_for_null(null_value: str) -> Rule:
     def concerns(field: pa.Field) -> bool:
         type_ = written_as(field.type)
         try:
-            return types.is_string(type_) or pa.scalar(null_value).cast(type_).is_valid
+            return bool(types.is_string(type_) or pa.scalar(null_value).cast(type_).is_valid)
         except pa.ArrowInvalid:
             return False
         except pa.ArrowNotImplementedError:  # such as of times

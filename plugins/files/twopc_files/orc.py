@@ -68,6 +68,8 @@ class Orc(Format):
 
     def check_type(self, schema: pa.Schema) -> None:
         super(Orc, self).check_type(schema)  # first: pyarrow would end this process for some types
+        if any("`" in part.name for field in schema for part in parts(field)):
+            raise TypeError("Spark takes a name with a ` for another in ORC files")
         writer = self.writer(io.BytesIO())
         writer.write(schema.empty_table())
         writer.close()

@@ -287,7 +287,7 @@ def test_types_that_only_spark_has_are_refused_with_a_cast_that_works(
 
 STRINGS = [
     *("plain", "/lead", "a/b", " sp ace ", ".", "..", None, "x=y", "=", "ü", "日本", "😀", "a\x01\x1f", "\x7f\x80"),
-    *("100%", "%41", "a:b", "#", "'", '"', "{b}", "[b]", "^", "~`!@$&()_+-;,.<>|", "\\", "\n", "\t\r", "?*", "null"),
+    *("100%", "%41", "a:b", "#", "'", '"', "{b}", "[b]", "^", "~`!@$&()_+-;,.<>|", "\\", "\n", "\t\r", "?*", "nil"),
 ]
 COLUMNS = {
     "string": pa.array(STRINGS),
