@@ -185,7 +185,7 @@ TOO_FAR = pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())  # 1 January 10
         (pa.array(["a", "ü" * 127]), "would have more than 255 bytes"),
         (pa.array(["a", "/" * 85]), "would have more than 255 bytes"),  # three for each %2F
     ],
-    ids=["NUL", "empty", "for null", "bytes", "year", "long", "long in UTF-8", "long when escaped"],
+    ids=["NUL", "empty", "for null", "null", "bytes", "year", "long", "long in UTF-8", "long when escaped"],
 )
 def test_a_record_that_no_folder_can_be_named_after_is_refused_and_none_of_its_batch_is_written(
     column: pa.Array, reason: str, staging: Staging

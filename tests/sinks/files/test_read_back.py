@@ -205,12 +205,12 @@ def test_duckdb_reads_equal_values(name: str, kind: Format, tmp_path: Path) -> N
     assert values_of(table, SCHEMAS[name]) == values_of(pa.Table.from_pylist(rows, SCHEMAS[name]), SCHEMAS[name])
 
 
-@pytest.mark.parametrize("where", ["ratio > 100", "ratio = 'NaN'", "inner.ratio > 100"])
+@pytest.mark.parametrize("where", ["ratio > 100", "ratio = 'NaN'", "part.ratio > 100"])
 def test_duckdb_finds_nan_as_the_greatest_number(where: str, tmp_path: Path) -> None:
-    inner = pa.struct([("ratio", pa.float32())])
-    schema = pa.schema([("ratio", pa.float64()), ("inner", inner), ("inner.ratio", pa.int64())])
+    part = pa.struct([("ratio", pa.float32())])
+    schema = pa.schema([("ratio", pa.float64()), ("part", part), ("part.ratio", pa.int64())])
     rows: list[dict[str, Any]] = [
-        {"ratio": ratio, "inner": {"ratio": ratio}, "inner.ratio": 1} for ratio in (1.0, float("nan"), None)
+        {"ratio": ratio, "part": {"ratio": ratio}, "part.ratio": 1} for ratio in (1.0, float("nan"), None)
     ]
     assert duckdb_reads(f"read_parquet('{write(Parquet(), schema, rows, tmp_path)}') WHERE {where}").num_rows == 1
 
