@@ -70,7 +70,9 @@ class Gcs(Store):
     def obstacle(self, file: FileHandle) -> str | None:
         # Other object stores meet the final name when the file is created.
         length = len(self._name(file.target).encode())
-        return f"its name has {length} bytes, and GCS takes {_LONGEST_NAME}" if length > _LONGEST_NAME else None
+        if length <= _LONGEST_NAME:
+            return None
+        return f"its name has {length} bytes, and GCS takes {_LONGEST_NAME}. Partition by columns with shorter values."
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
         with contextlib.suppress(FileExistsError):  # the look below shows whose it is
