@@ -256,6 +256,31 @@ class RowGroups:
         self.held_bytes = 0
 
 
+def with_bounds(schema: pa.Schema) -> list[str]:
+    """Return the paths of a Parquet file's columns that may have bounds, by which readers skip row groups.
+
+    Floats have none: Parquet leaves NaN out of bounds, and Spark and DuckDB, for which NaN is the greatest value, would
+    skip a row group that has one. Lists and maps have none either: no reader looks for them by bounds.
+    """
+    from pyarrow import types
+
+    leaves = [*_leaves(schema, "")]
+    unbounded = {path for path, type in leaves if types.is_floating(type)}  # one path may be that of two columns
+    return [path for path, type in leaves if path not in unbounded and not types.is_nested(type)]
+
+
+def _leaves(fields: Iterable[pa.Field], within: str) -> Iterator[tuple[str, pa.DataType]]:
+    from pyarrow import types
+
+    for field in fields:
+        path = f"{within}{field.name}"
+        type = field.type.value_type if types.is_dictionary(field.type) else field.type
+        if types.is_struct(type):
+            yield from _leaves(type, f"{path}.")
+        else:
+            yield path, type
+
+
 def split_by(records: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield, for each tuple of values that records have in ``columns``, of which there is at least one, the position of
     the first such record, and all of them in their order. Two nulls are equal, and so are two NaNs.

@@ -152,8 +152,18 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
     "it has a line break": (
         "format=text", {"v": pa.array(["a\nb"])}, CORRECT, "format=text", {"v": pa.array(["a b"])}
     ),
+    "it begins with U+FEFF": (
+        "format=text", {"v": pa.array(["\ufeffa"])}, CORRECT, "format=text", {"v": pa.array(["a"])}
+    ),
     "it is null and the only column": (
         "format=csv", {"v": TEXT}, "Set the option '(.*?)'", "format=csv {}=NULL", {"v": TEXT}
+    ),
+    "it is written as the option 'null_value'": (
+        "format=csv null_value=0", {"v": pa.array([0])},
+        "Set another '(.*?)'", "format=csv {}=n/a", {"v": pa.array([0])},
+    ),
+    "it is -0.0": (
+        "format=orc", {"v": pa.array([-0.0])}, "Add 0.0 to the column", "format=orc", {"v": pa.array([-0.0 + 0.0])}
     ),
     "a text is not valid UTF-8": (
         "format=parquet", {"v": pa.array([b"\xff"]).view(pa.string())},
@@ -174,7 +184,7 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
     "a folder named after it would have": (
         "partition_by=day", days("a" * 300), CORRECT, "partition_by=day", days("a" * 100)
     ),
-    "readers take an empty text and '__HIVE_DEFAULT_PARTITION__'": (
+    "readers take an empty text, 'null' and '__HIVE_DEFAULT_PARTITION__'": (
         "partition_by=day", days(""), CORRECT, "partition_by=day", days("none")
     ),
     "the schema of the records allows no null there": (

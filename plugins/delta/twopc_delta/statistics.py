@@ -34,12 +34,6 @@ def indexed(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[st
     return frozenset(schema.names if most < 0 else schema.names[:most])
 
 
-def with_bounds(schema: pa.Schema) -> list[str]:
-    """Return the columns whose bounds may be in the file itself. Not floats: Parquet leaves NaN out of them, and Spark,
-    for which NaN is the greatest value, would skip a row group that has one."""
-    return [field.name for field in schema if not types.is_nested(field.type) and not types.is_floating(field.type)]
-
-
 @dataclass
 class FloatBounds:
     """The bounds of a column of floats, over its whole file."""

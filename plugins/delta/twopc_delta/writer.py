@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from twopc.open_files import OpenFiles, RowGroups
+from twopc.open_files import OpenFiles, RowGroups, with_bounds
 from twopc_delta.columns import Fit
 from twopc_delta.notes import AddedFile
 from twopc_delta.partitions import Partition, folder_of, split
-from twopc_delta.statistics import FloatBounds, indexed, statistics, with_bounds
+from twopc_delta.statistics import FloatBounds, indexed, statistics
 from twopc_delta.storage import Storage
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024

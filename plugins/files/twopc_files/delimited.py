@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, types
 
-from twopc.refusals import NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_null
+from twopc.refusals import NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_null, first_true
 from twopc_files.lines import Encode, LinesFormat
 
 
@@ -39,8 +39,8 @@ class Csv(LinesFormat):
     null_value: str = ""
 
     def checker(self, schema: pa.Schema) -> Check:
-        null_is_lost = len(schema) == 1 and not self.null_value
-        return checker(schema, (*((_EMPTY_LINE,) if null_is_lost else ()), NOT_UTF8, YEARS, TIMES))
+        of_nulls = [_taken_for_null(self.null_value)] if self.null_value else [_EMPTY_LINE] * (len(schema) == 1)
+        return checker(schema, (*of_nulls, NOT_UTF8, YEARS, TIMES))
 
     def encoder(self, schema: pa.Schema) -> Encode:
         return _Encoder(self, schema).encode
@@ -52,6 +52,29 @@ _EMPTY_LINE = Rule(
     "it is null and the only column, so it would be an empty line, which readers skip. Set the option 'null_value',"
     " or filter such records.",
 )
+
+
+def _taken_for_null(null_value: str) -> Rule:
+    """Return what refuses a value that is written as nulls are: most readers ignore the quotes."""
+
+    def concerns(field: pa.Field) -> bool:
+        type_ = written_as(field.type)
+        try:
+            return bool(types.is_string(type_) or pa.scalar(null_value).cast(type_).is_valid)
+        except pa.ArrowInvalid:
+            return False
+        except pa.ArrowNotImplementedError:  # such as of times
+            return True
+
+    def first(column: pa.Array) -> int | None:
+        return first_true(pc.equal(_converted(column, written_as(column.type)).cast(pa.string()), null_value))
+
+    return Rule(
+        concerns,
+        first,
+        "it is written as the option 'null_value', so readers would take it for null. Set another 'null_value', or"
+        " filter such records.",
+    )
 
 
 class _Encoder:

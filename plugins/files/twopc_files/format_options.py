@@ -23,8 +23,8 @@ OWNER = "the file sink"
 
 def _delimiter(given: Any) -> str:
     delimiter = "\t" if given == r"\t" else str(given)
-    # The characters that pyarrow's writer accepts, except those that readers could confuse.
-    if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n\0':
+    # Numbers, booleans, dates and times have no quotes, so none of their characters separates values.
+    if len(delimiter) != 1 or not delimiter.isascii() or delimiter.isalnum() or delimiter in '"\r\n\0 +-.:':
         raise ValueError
     return delimiter
 
@@ -35,7 +35,11 @@ def _null_value(given: Any) -> str:
     return given
 
 
-DELIMITER = Kind("one ASCII character", r"one ASCII character (\t is a tab), and no quote or line break", _delimiter)
+DELIMITER = Kind(
+    "one ASCII character",
+    r"one ASCII character (\t is a tab), and no letter, digit, space, quote, line break, nor any of + - . :",
+    _delimiter,
+)
 NULL_VALUE = Kind("text", "text without quotes, line breaks and the delimiter", _null_value)
 
 _COMPRESSION = Option(

@@ -100,10 +100,12 @@ def check_schema(kind: Format, schema: pa.Schema) -> None:
 
 
 def check_names(schema: pa.Schema) -> None:
-    """Raise SchemaMismatch if there is no column, or if two columns have one name. Spark and DuckDB take upper and
-    lower case for the same, and Spark would read a partition column's value as that of the other."""
+    """Raise SchemaMismatch if there is no column, one has no name, or two columns have one name. Spark and DuckDB take
+    upper and lower case for the same, and Spark would read a partition column's value as that of the other."""
     if not schema.names:
         raise SchemaMismatch("the records for the file sink have no columns. Nothing was written. Select at least one.")
+    if "" in schema.names:
+        raise SchemaMismatch("a column has an empty name, and readers lose it or give it another. Rename it.")
     alike: dict[str, list[str]] = {}
     for name in schema.names:
         alike.setdefault(name.casefold(), []).append(name)

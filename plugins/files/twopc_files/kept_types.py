@@ -121,7 +121,11 @@ def require_kept(format: str, schema: pa.Schema) -> None:
 
 def _require(format: str, type_: pa.DataType) -> None:
     if types.is_dictionary(type_):
+        if type_.value_type.num_fields:
+            raise TypeError("a dictionary of nested values: cast it to its values")
         return _require(format, type_.value_type)
+    if (types.is_fixed_size_list(type_) and not type_.list_size) or type_ == pa.binary(0):
+        raise TypeError(f"not every reader knows {type_}, of size 0")
     kind = next((kind for kind in KINDS if kind.includes(type_)), None)
     if kind is None:
         raise TypeError(f"{type_} is not in the table of the file sink's README")

@@ -58,6 +58,8 @@ class Layout:
         for name in self.partition_by:
             if name not in schema.names:
                 raise SchemaMismatch(_unknown(name, schema))
+            if "\0" in name:
+                raise SchemaMismatch(f"no folder can be named after partition column {name!r}. Rename it.")
             type_ = schema.field(name).type
             if not any(is_type(type_) for is_type in _IN_FOLDERS):
                 raise SchemaMismatch(
@@ -236,8 +238,8 @@ _NAME_RULES = (
     YEARS,
     Rule(
         is_text,
-        lambda values: first_true(pc.or_(pc.equal(values, ""), pc.equal(values, DEFAULT_PARTITION))),
-        f"readers take an empty text and {DEFAULT_PARTITION!r} in a folder's name for null. {ADVICE}",
+        lambda values: first_true(pc.match_substring_regex(values, f"\\A((?i:null)|{DEFAULT_PARTITION}|)\\z")),
+        f"readers take an empty text, 'null' and {DEFAULT_PARTITION!r} in a folder's name for null. {ADVICE}",
     ),
 )
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from twopc.columns import ADVICE
 from twopc.errors import ConfigurationError
-from twopc.open_files import RowGroups
+from twopc.open_files import RowGroups, with_bounds
 from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_null
 from twopc_files.formats import Format, Lent, Output
 
@@ -72,7 +72,13 @@ class Parquet(Format):
 
     def writer(self, file: io.IOBase, schema: pa.Schema) -> Any:
         """Return pyarrow's writer with these settings."""
-        return pq.ParquetWriter(file, schema, compression=self.compression, compression_level=self.compression_level)
+        return pq.ParquetWriter(
+            file,
+            schema,
+            compression=self.compression,
+            compression_level=self.compression_level,
+            write_statistics=with_bounds(schema),
+        )
 
 
 _RULES = (

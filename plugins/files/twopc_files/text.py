@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.columns import ADVICE
-from twopc.refusals import NOT_UTF8, Check, Rule, checker, first_null, first_true
+from twopc.refusals import NOT_UTF8, Check, Rule, checker, first_null, first_true, is_text
 from twopc_files.lines import Encode, LinesFormat
 
 
@@ -50,8 +50,13 @@ _RULES = (
     ),
     # Hadoop's reader, and therefore Spark, ends a line at either character.
     Rule(
-        lambda _: True,
+        is_text,
         lambda column: first_true(pc.match_substring_regex(column, "[\r\n]")),
         f"it has a line break, and readers would take it for several records. {ADVICE}",
+    ),
+    Rule(
+        is_text,
+        lambda column: first_true(pc.starts_with(column, "\ufeff")),
+        f"it begins with U+FEFF, a mark of Unicode that readers drop at the beginning of a file. {ADVICE}",
     ),
 )

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 NUMBERS_ROWS: Final = 3
 """The format version from which on each row has an id, and deletion vectors take the place of position delete files."""
 
-EQUALITY_IDS, ELEMENT = 135, 136
+PARTITION, EQUALITY_IDS, ELEMENT = 102, 135, 136
 """Ids of fields of a manifest."""
 
 _OF_LIST = len(MANIFEST_LIST_FILE_SCHEMAS[2].fields)
@@ -221,9 +221,10 @@ class ManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": self._content.name.lower()}
 
     def _with_partition(self, format_version: Any) -> Schema:
-        """Return the schema of entries. The specification has ids of columns as ``int``, and pyiceberg as ``long``."""
+        """Return the schema of entries. The specification has ids of columns as ``int``, and pyiceberg as ``long``. It
+        has optional partition fields, and pyiceberg requires those of required columns, whose struct may be null."""
         schema = super()._with_partition(format_version)
-        return Schema(*[_with_int_ids(field) for field in schema.fields])
+        return Schema(*[_as_specified(field) for field in schema.fields])
 
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
         schema = self._with_partition(self.version)
@@ -236,10 +237,12 @@ class ManifestWriter(ManifestWriterV2):
         )
 
 
-def _with_int_ids(field: NestedField) -> NestedField:
+def _as_specified(field: NestedField) -> NestedField:
     if isinstance(field.field_type, StructType):
-        parts = StructType(*map(_with_int_ids, field.field_type.fields))
-        return field.model_copy(update={"field_type": parts})
+        parts = [_as_specified(part) for part in field.field_type.fields]
+        if field.field_id == PARTITION:
+            parts = [part.model_copy(update={"required": False}) for part in parts]
+        return field.model_copy(update={"field_type": StructType(*parts)})
     if field.field_id == EQUALITY_IDS:
         return field.model_copy(update={"field_type": ListType(ELEMENT, IntegerType(), element_required=True)})
     return field

@@ -22,6 +22,7 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
+from pyiceberg.types import DoubleType, FloatType, IcebergType
 
 from twopc.open_files import OpenFiles, RowGroups
 from twopc_iceberg.columns import aligned, check_columns
@@ -263,7 +264,14 @@ class ParquetWriter(ParquetFormatWriter):
     def write(self, table: pa.Table) -> None:
         if self._writer is None:
             leaves = parquet_path_to_id_mapping(self._file_schema)
+            floats = {path for path, leaf in leaves.items() if _is_float(self._file_schema.find_type(leaf))}
             self._parquet_writer_kwargs["use_dictionary"] = sorted(leaves.keys() - without_dictionary(table))
+            # Parquet leaves NaN out of bounds, and Spark and DuckDB, for which it is the greatest value, would skip a
+            # file or a row group that has one.
+            self._parquet_writer_kwargs["write_statistics"] = sorted(leaves.keys() - floats)
+            names = (self._file_schema.find_column_name(leaves[path]) for path in floats)
+            modes = {f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{name}": "none" for name in names}
+            self._properties = {**self._properties, **modes}  # else pyiceberg would warn of each
         super().write(table)
 
     def close(self) -> DataFileStatistics:
@@ -295,6 +303,10 @@ def _upper_bound(text: str, length: int | None) -> str | None:
         if (character := ord(text[end - 1])) < sys.maxunicode:
             return text[: end - 1] + chr(0xE000 if character == 0xD7FF else character + 1)
     return None
+
+
+def _is_float(kind: IcebergType) -> bool:
+    return isinstance(kind, FloatType | DoubleType)
 
 
 def without_dictionary(table: pa.Table) -> set[str]:

@@ -112,6 +112,15 @@ def test_duckdb_skips_no_file_that_has_what_it_looks_for(tmp_path: Path) -> None
     assert by_duckdb(place, "f > 100").num_rows == 1  # NaN is greater than any number to DuckDB, too
 
 
+def test_duckdb_finds_nan_in_a_struct_whose_path_is_the_name_of_another_column(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "nan"))
+    schema = pa.schema({"a": pa.struct({"b": pa.float64()}), "a.b": pa.int64()})
+    place.create(schema)
+    records = pa.record_batch([[{"b": 1.0}, {"b": math.nan}], [1, 2]], schema=schema)
+    place.sink().commit_batch(0, [place.pre_commit(records)])
+    assert by_duckdb(place, "a.b > 100").num_rows == 1
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize("written", [0.0, -0.0])
 @pytest.mark.parametrize("where", ["f = 0", "f >= 0", "f <= 0", "f = '-0.0'::DOUBLE", "f <= '-0.0'::DOUBLE"])

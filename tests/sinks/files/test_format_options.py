@@ -88,6 +88,7 @@ def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> 
         ({"format": "csv", "delimiter": "||"}, "'delimiter' of the file sink must be one ASCII character"),
         ({"format": "csv", "delimiter": '"'}, "'delimiter' of the file sink must be one ASCII character"),
         ({"format": "csv", "delimiter": "\n"}, "'delimiter' of the file sink must be one ASCII character"),
+        *(({"format": "csv", "delimiter": of_values}, "and no letter, digit") for of_values in "0eTZ-.: +"),
         ({"format": "csv", "delimiter": "§"}, "'delimiter' of the file sink must be one ASCII character"),
         ({"format": "csv", "null_value": '"'}, "'null_value' of the file sink must be text without quotes"),
         ({"format": "csv", "null_value": "a,b"}, "'null_value' of the file sink must be .* and the delimiter"),

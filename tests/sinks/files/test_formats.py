@@ -307,6 +307,10 @@ REFUSED: list[tuple[Format, pa.DataType]] = [
     (Csv(), pa.map_(pa.string(), pa.int32())),
     (Csv(), pa.binary()),
     (Orc(), UNION),
+    (Parquet(), pa.list_(pa.int8(), 0)),
+    (Parquet(), pa.binary(0)),
+    (Parquet(), pa.dictionary(pa.int8(), pa.list_(pa.int8()))),
+    (Orc(), pa.struct([pa.field("a`b", pa.int8())])),
     (Orc(), pa.timestamp("us")),
     (Orc(), pa.list_(pa.struct([pa.field("t", pa.timestamp("us"))]))),
     (Orc(), pa.uint32()),
@@ -324,9 +328,11 @@ def test_a_type_that_the_format_cant_write_is_refused_by_the_name_of_its_column(
 
 
 @pytest.mark.parametrize("kind", ["parquet", "json", "csv", "orc", "text"])
-def test_a_schema_without_columns_or_with_one_twice_is_refused(kind: str, make_sink: MakeSink) -> None:
+def test_a_schema_without_columns_or_names_or_with_one_twice_is_refused(kind: str, make_sink: MakeSink) -> None:
     with pytest.raises(SchemaMismatch, match="have no columns"):
         make_sink(format=kind).validate(pa.schema([]))
+    with pytest.raises(SchemaMismatch, match="an empty name"):
+        make_sink(format=kind).validate(pa.schema([("", pa.string())]))
     for other in ("id", "Id"):
         with pytest.raises(SchemaMismatch, match=f"columns 'id', '{other}' have one name to readers"):
             make_sink(format=kind).validate(pa.schema([("id", pa.int64()), ("x", pa.int64()), (other, pa.int8())]))

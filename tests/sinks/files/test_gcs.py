@@ -149,6 +149,16 @@ def test_a_forgotten_file_is_not_uploaded(proxied: Place, proxy: HttpProxy, monk
     assert uploaded == proxy.requests == []
 
 
+def test_a_name_that_no_object_can_have_is_found_before_the_decision() -> None:
+    store = Gcs("bucket", "orders", {})
+    room = 1024 - len(f"orders/c=/{TARGET}")
+    names = [f"c={'é' * (room // 2)}{'e' * more}/{TARGET}" for more in (room % 2, room % 2 + 1)]
+    assert [store.obstacle(FileHandle(ID, "pending", name)) for name in names] == [
+        None,
+        "its name has 1025 bytes, and GCS takes 1024. Partition by columns with shorter values.",
+    ]
+
+
 def test_a_commit_takes_five_requests_per_file(proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
     proxy.requests.clear()

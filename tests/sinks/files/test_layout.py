@@ -137,10 +137,11 @@ def test_each_value_has_a_folder_of_its_own(values: set[str | None]) -> None:
         (("zzz",), r"no column 'zzz' to partition by. Nothing was written. The columns are"),
         (("City", "n", "at"), "type timestamp"),
         (("n", "City", "rest"), "no column 'rest'"),
+        (("\0",), "no folder can be named after"),
     ],
 )
 def test_a_partition_column_that_cant_be_is_refused(columns: tuple[str, ...], message: str) -> None:
-    schema = pa.schema([("City", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us"))])
+    schema = pa.schema([("City", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us")), ("\0", pa.int8())])
     with pytest.raises(SchemaMismatch, match=message):
         Layout(columns).data_schema(schema)
 
@@ -177,13 +178,14 @@ TOO_FAR = pa.array([0, 2_932_897], pa.int32()).cast(pa.date32())  # 1 January 10
         (pa.array(["a", "\0"]), "it has a NUL, and a folder can't be named after it"),
         (pa.array(["a", ""]), "readers take an empty text"),
         (pa.array([None, "__HIVE_DEFAULT_PARTITION__"]), "readers take an empty text"),
+        (pa.array(["nulls", "Null"]), "readers take an empty text, 'null'"),
         (unchecked_text(b"a", b"\xff"), "a text is not valid UTF-8"),
         (TOO_FAR, "the year is not in 1 to 9999"),
         (pa.array(["a", "x" * 254]), "would have more than 255 bytes"),  # the name is p=xxx…
         (pa.array(["a", "ü" * 127]), "would have more than 255 bytes"),
         (pa.array(["a", "/" * 85]), "would have more than 255 bytes"),  # three for each %2F
     ],
-    ids=["NUL", "empty", "for null", "bytes", "year", "long", "long in UTF-8", "long when escaped"],
+    ids=["NUL", "empty", "for null", "null", "bytes", "year", "long", "long in UTF-8", "long when escaped"],
 )
 def test_a_record_that_no_folder_can_be_named_after_is_refused_and_none_of_its_batch_is_written(
     column: pa.Array, reason: str, staging: Staging

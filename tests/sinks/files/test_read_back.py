@@ -205,6 +205,16 @@ def test_duckdb_reads_equal_values(name: str, kind: Format, tmp_path: Path) -> N
     assert values_of(table, SCHEMAS[name]) == values_of(pa.Table.from_pylist(rows, SCHEMAS[name]), SCHEMAS[name])
 
 
+@pytest.mark.parametrize("where", ["ratio > 100", "ratio = 'NaN'", "part.ratio > 100"])
+def test_duckdb_finds_nan_as_the_greatest_number(where: str, tmp_path: Path) -> None:
+    part = pa.struct([("ratio", pa.float32())])
+    schema = pa.schema([("ratio", pa.float64()), ("part", part), ("part.ratio", pa.int64())])
+    rows: list[dict[str, Any]] = [
+        {"ratio": ratio, "part": {"ratio": ratio}, "part.ratio": 1} for ratio in (1.0, float("nan"), None)
+    ]
+    assert duckdb_reads(f"read_parquet('{write(Parquet(), schema, rows, tmp_path)}') WHERE {where}").num_rows == 1
+
+
 @pytest.mark.parametrize(("name", "kind"), [case for case in CASES if case.values[0] != "json"])
 def test_pyarrow_reads_equal_values(name: str, kind: Format, tmp_path: Path) -> None:
     rows = [row for row in ROWS if name != "orc" or row["day"] != dt.date(9999, 12, 31)]
@@ -277,7 +287,7 @@ def test_types_that_only_spark_has_are_refused_with_a_cast_that_works(
 
 STRINGS = [
     *("plain", "/lead", "a/b", " sp ace ", ".", "..", None, "x=y", "=", "ü", "日本", "😀", "a\x01\x1f", "\x7f\x80"),
-    *("100%", "%41", "a:b", "#", "'", '"', "{b}", "[b]", "^", "~`!@$&()_+-;,.<>|", "\\", "\n", "\t\r", "?*", "null"),
+    *("100%", "%41", "a:b", "#", "'", '"', "{b}", "[b]", "^", "~`!@$&()_+-;,.<>|", "\\", "\n", "\t\r", "?*", "nil"),
 ]
 COLUMNS = {
     "string": pa.array(STRINGS),

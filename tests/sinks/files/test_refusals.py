@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,7 +109,11 @@ CSV_REFUSES = {
 TEXT_REFUSES = {
     repr(value): (pa.array(["fine", "", value]), "it has a line break" if value else "it is null")
     for value in ("a\nb", "a\r", "\r\n", None)
-} | {"bytes": JSON_REFUSES["bytes"]}
+} | {
+    "bytes": JSON_REFUSES["bytes"],
+    "a byte order mark": (pa.array(["a\ufeff", "", "\ufeffb"]), "it begins with U+FEFF"),
+    "a dictionary": (pa.array(["fine", "", "a\n"]).dictionary_encode(), "it has a line break"),
+}
 _EARLY = "Spark can't read back from an ORC file"
 _FAR = "pyarrow can't read back from an ORC file. Cast the column to a string"
 ORC_REFUSES: dict[str, tuple[pa.Array, str]] = {
@@ -124,6 +129,8 @@ ORC_REFUSES: dict[str, tuple[pa.Array, str]] = {
     "a value of a map": (pa.array([None, [], [("a", FRACTION)]], pa.map_(pa.string(), moments().type)), _EARLY),
     "a key of a map": (pa.array([None, [], [(dt.date(1, 1, 1), 1)]], pa.map_(pa.date32(), pa.int8())), _EARLY),
     "too many seconds": (counted(MOST, pa.timestamp("s", "UTC")), "the year is not in 1 to 9999"),
+    "a zero": (pa.array([None, 0.0, -0.0], pa.float32()), "it is -0.0"),
+    "a zero in a list": (pa.array([None, [0.0], [1.0, -0.0]]), "it is -0.0"),
 }
 _REQUIRED = pa.list_(pa.field("item", pa.int64(), nullable=False))
 _PART = pa.struct([pa.field("a", pa.int64(), nullable=False)])
@@ -170,6 +177,27 @@ def test_a_null_that_would_be_an_empty_line_of_csv_is_refused_as_readers_would_s
     assert (error.record, error.column) == (1, "c")
     assert "Set the option 'null_value'" in error.reason
     assert write(Csv(null_value="NULL"), records) == b'"c"\n"a"\nNULL\n'
+
+
+@pytest.mark.parametrize(
+    ("null_value", "column"),
+    [
+        ("\\N", pa.array([None, "n", "\\N"])),
+        ("a", pa.array([None, "b", "a"]).dictionary_encode()),
+        ("0", pa.array([None, 10, 0])),
+        ("NaN", pa.array([None, 1.0, float("nan")])),
+        ("1.50", pa.array([None, Decimal("1.51"), Decimal("1.50")])),
+        ("12:00:00", pa.array([None, dt.time(1), dt.time(12)], pa.time32("s"))),
+        ("1969-12-31", pa.array([None, NOON.date(), dt.date(1969, 12, 31)])),
+    ],
+)
+def test_a_value_that_csv_would_write_as_a_null_is_refused(null_value: str, column: pa.Array) -> None:
+    kind = Csv(null_value=null_value)
+    error = refusal(kind, of(column))
+    assert (error.record, error.column) == (2, "c")
+    assert "readers would take it for null" in error.reason
+    assert write(kind, of(column).slice(0, 2))
+    assert write(Csv(null_value="n/a"), of(column))
 
 
 def test_a_null_in_a_column_without_nulls_is_refused_by_parquet_before_its_file_is_finished() -> None:

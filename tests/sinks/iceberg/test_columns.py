@@ -16,7 +16,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import (
     IdentityTransform,
     MonthTransform,
+    Transform,
     TruncateTransform,
+    VoidTransform,
 )
 from pyiceberg.types import (
     BinaryType,
@@ -435,8 +437,10 @@ def test_an_element_that_pyiceberg_does_not_hold_is_refused_with_its_record(plac
     assert refused == [2]
 
 
-def test_a_null_struct_comes_back_though_it_has_a_required_field(place: Place) -> None:
-    place.create(NESTED)
+@pytest.mark.parametrize("by", [[], [IdentityTransform()], [VoidTransform()]], ids=str)
+def test_a_null_struct_comes_back_though_it_has_a_required_field(by: list[Transform[Any, Any]], place: Place) -> None:
+    name = NESTED.find_field("person.name").field_id
+    place.create(NESTED, PartitionSpec(*[PartitionField(name, 1000, each, "name") for each in by]))
     person = pa.struct([("name", pa.string())])
     write(place, pa.record_batch({"id": [1, 2], "person": pa.array([None, {"name": "a"}], person)}))
     write(place, pa.record_batch({"id": [3]}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import duckdb
@@ -11,7 +12,7 @@ import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, TruncateTransform
-from pyiceberg.types import DoubleType, NestedField
+from pyiceberg.types import DoubleType, FloatType, NestedField, StructType
 
 from tests.sinks.iceberg.test_contract import SCHEMA
 from tests.support.duckdb_extension import load
@@ -79,6 +80,18 @@ def test_duckdb_finds_a_zero_of_either_sign(place: Place, written: float, where:
     sink = place.sink()
     sink.commit_batch(0, sink.seal([place.vote({"f": [written]})], 0.0))
     assert duckdb_reads(place, where=where).num_rows == 1
+
+
+def test_duckdb_finds_nan_as_the_greatest_number(place: Place) -> None:
+    place.create(
+        Schema(NestedField(1, "f", DoubleType()), NestedField(2, "n", StructType(NestedField(3, "f", FloatType()))))
+    )
+    sink = place.sink()
+    records = pa.table({"f": [1.0, math.nan], "n": [{"f": 1.0}, {"f": math.nan}]})
+    records = records.cast(pa.schema([("f", pa.float64()), ("n", pa.struct([("f", pa.float32())]))]))
+    sink.commit_batch(0, sink.seal([place.vote(records.to_batches()[0])], 0.0))
+    for where in ("f > 100", "f = 'NaN'", "n.f > 100"):
+        assert duckdb_reads(place, where=where).num_rows == 1, where
 
 
 @pytest.mark.long

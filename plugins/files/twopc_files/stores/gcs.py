@@ -20,6 +20,9 @@ from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending,
 from twopc_files.stores.remote import RemoteFile
 from twopc_files.stores.store import MARK, Bucket, Sight
 
+_LONGEST_NAME = 1024
+"""How many bytes of UTF-8 the name of an object may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gcs(Bucket):
@@ -51,6 +54,13 @@ class Gcs(Bucket):
         return Sight(
             _size(pending), _size(target), is_foreign=target is not None and _mark(target) != file.transaction_id
         )
+
+    def obstacle(self, file: FileHandle) -> str | None:
+        # Other object stores meet the final name when the file is created.
+        length = len(self._name(file.target).encode())
+        if length <= _LONGEST_NAME:
+            return None
+        return f"its name has {length} bytes, and GCS takes {_LONGEST_NAME}. Partition by columns with shorter values."
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
         with contextlib.suppress(FileExistsError):  # the look below shows whose it is
