@@ -259,6 +259,7 @@ def _are_kept_as_jsonb(values: pa.Array) -> bool:
     return are_kept_json(single(values).to_pylist(), _is_kept)
 
 
-def _is_kept(number: Decimal) -> bool:
+def _is_kept(spelled: str) -> bool:
+    number = Decimal(spelled)
     is_negative_zero = number.is_signed() and number.is_zero()
     return int(number.as_tuple().exponent) >= _LEAST_EXPONENT and not is_negative_zero
