@@ -75,6 +75,12 @@ def _without_nanoseconds(type: pa.DataType) -> pa.DataType:
 
     if pa.types.is_list(type) or pa.types.is_large_list(type):
         return pa.list_(_without_nanoseconds(type.value_type))
+    if pa.types.is_fixed_size_list(type):
+        return pa.list_(_without_nanoseconds(type.value_type), type.list_size)
+    if pa.types.is_map(type):
+        return pa.map_(*map(_without_nanoseconds, (type.key_type, type.item_type)))
+    if pa.types.is_dictionary(type):
+        return _without_nanoseconds(type.value_type)
     if pa.types.is_struct(type):
         return pa.struct([each.with_type(_without_nanoseconds(each.type)) for each in type])
     return pa.time64("us") if type == pa.time64("ns") else type

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from decimal import Decimal
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
@@ -66,17 +65,17 @@ def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> Tr
 CHANGED_JSON = "it is JSON that names a key twice, is too deep, or has a number that the column would change"
 
 
-def are_kept_json(texts: Iterable[str], is_kept: Callable[[Decimal], bool]) -> bool:
-    """Return whether a column that parses JSON keeps ``texts``, where ``is_kept`` tells whether it keeps a number. Such
-    a column keeps one of two equal keys, so no object may have two. Text that is no JSON counts as kept: the server
-    refuses it, with its reason."""
+def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
+    """Return whether a column that parses JSON keeps ``texts``, where ``is_kept`` tells whether it keeps a number, as
+    it is spelled. Such a column keeps one of two equal keys, so no object may have two. Text that is no JSON counts as
+    kept: the server refuses it, with its reason."""
 
     def unique(pairs: list[tuple[str, Any]]) -> None:
         if len({name for name, _ in pairs}) < len(pairs):
             raise KeyError
 
     def kept(number: str) -> None:
-        if not is_kept(Decimal(number)):
+        if not is_kept(number):
             raise ArithmeticError
 
     try:

@@ -142,8 +142,26 @@ def _all(fine: pa.BooleanArray) -> bool:
     return pc.all(fine).as_py() is not False
 
 
-def _is_kept(exact: Decimal) -> bool:
-    return exact == Decimal(repr(float(exact))) or (-(2**63) <= exact < 2**64 and exact == int(exact))
+_MOST_EXACT = 2**53
+"""Up to here, a double has each integer."""
+
+_MOST_POWER = 22
+"""The largest power of ten that a double has."""
+
+
+def _is_kept(spelled: str) -> bool:
+    """Whether a JSON column of MySQL keeps a number. Without a point and an exponent, it is an integer of 64 bits.
+    Others become doubles: their digits, as an integer, times or divided by a power of ten (RapidJSON without
+    ``kParseFullPrecisionFlag``). If both are exact, so is the result but for one rounding. With more digits, the last
+    bit may be another one."""
+    exact = Decimal(spelled)
+    if exact.is_zero() and exact.is_signed():
+        return False
+    if spelled.lstrip("-").isdigit():
+        return -(2**63) <= exact < 2**64
+    _, digits, power = exact.as_tuple()
+    is_rounded_once = int("".join(map(str, digits))) <= _MOST_EXACT and abs(int(power)) <= _MOST_POWER
+    return is_rounded_once and exact == Decimal(repr(float(exact)))
 
 
 def _quoted(quote: str, text: pa.Array) -> pa.Array:

@@ -39,6 +39,9 @@ class Dialect:
         joins_deletes: whether a DELETE can join the table with another one.
         counts_rows: whether an INSERT returns how many rows it has added or replaced. Triggers may leave some out.
         numbers_null: whether null in a primary key may become a number.
+        whole: the driver's code of a type with half the precision, of which it shows too few digits → the type that has
+            all of them.
+        longest: SQL for how many bytes a statement may have, where a longer one ends the connection.
     """
 
     scheme: str
@@ -56,6 +59,8 @@ class Dialect:
     joins_deletes: bool = True
     counts_rows: bool = False
     numbers_null: bool = False
+    whole: Mapping[Any, sa.types.TypeEngine[Any]] = field(default_factory=dict)
+    longest: str = ""
 
 
 def _on_conflict(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
@@ -170,6 +175,7 @@ DIALECTS: Mapping[str, Dialect] = {
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
         unique_keys=_KEYS_IN_POSTGRES,
         counts_rows=True,
+        whole={700: sa.Double(), 1021: sa.ARRAY(sa.Double())},  # float4 and its array
     ),
     "mysql": Dialect(
         "mysql+pymysql",
@@ -194,6 +200,8 @@ DIALECTS: Mapping[str, Dialect] = {
         faults=_faults_in_mysql,
         unique_keys=_KEYS_IN_MYSQL,
         any_replaces=True,
+        whole={4: sa.Double()},  # FLOAT
+        longest="SELECT @@max_allowed_packet",
     ),
     "sqlite": Dialect(
         "sqlite+pysqlite",

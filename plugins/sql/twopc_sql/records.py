@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -15,17 +16,11 @@ from twopc.errors import RecordRefused
 
 
 def written_as(field: pa.Field) -> sa.ColumnClause[Any]:
-    """Return the column for an INSERT. SQLAlchemy passes times to drivers that do not take them from Python."""
+    """Return the column for an INSERT and a SELECT. SQLAlchemy passes times to drivers that do not take them from
+    Python."""
     if pa.types.is_timestamp(field.type):
         return sa.column(field.name, sa.DateTime(timezone=field.type.tz is not None))
     return sa.column(field.name, sa.Date() if pa.types.is_date(field.type) else sa.types.NullType())
-
-
-def read_as(field: pa.Field) -> tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]:
-    """Return the columns for a SELECT: what shows the value that is in the database, as a driver may show fewer digits
-    of a number that has half the precision; and what shows its type, which a cast hides."""
-    column = written_as(field)
-    return (sa.cast(column, sa.Double()), column) if pa.types.is_floating(field.type) else (column, sa.null())
 
 
 def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
@@ -39,26 +34,39 @@ def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     return values
 
 
-def require_unchanged(schema: pa.Schema, written: Mapping[str, Sequence[Any]], found: Sequence[sa.Row[Any]]) -> None:
+def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[Sequence[Any]]) -> None:
     """Make sure that a database has the values that were written.
 
     Raises:
         RecordRefused: it changed one, such as a text that it cut, or a time without its fraction of a second.
     """
-    for position, field in enumerate(schema):
-        values, kept = written[field.name], [_in_utc(row[2 * position]) for row in found]
-        if pa.types.is_floating(field.type):  # by their texts, NaN is NaN, and -0.0 is not 0.0
-            are_texts = (isinstance(row[2 * position + 1], str | bytes) for row in found)
-            values = [*map(repr, values)]
-            kept = [None if is_text else repr(number) for number, is_text in zip(kept, are_texts, strict=True)]
-        if kept != values:
-            raise RecordRefused(
-                "the database changes this value. Cast the column to a type that the table's column keeps.",
-                record=next(record for record, value in enumerate(values) if kept[record] != value),
-                column=field.name,
-            )
+    for (name, values), kept in zip(written.items(), zip(*found, strict=True), strict=True):
+        if {*map(type, values)} <= _SAME_IF_EQUAL and values == [*kept]:
+            continue
+        for record, pair in enumerate(zip(values, kept, strict=True)):
+            if not _are_same(*pair):
+                raise RecordRefused(
+                    "the database changes this value. Cast the column to a type that the table's column keeps.",
+                    record=record,
+                    column=name,
+                )
 
 
-def _in_utc(value: Any) -> Any:
-    """Times of two zones are never equal in the hour that one of them repeats."""
-    return value.astimezone(timezone.utc) if isinstance(value, datetime) and value.tzinfo else value
+_SAME_IF_EQUAL = {bool, int, str, bytes, Decimal, date, type(None)}
+
+
+def _are_same(written: Any, found: Any) -> bool:
+    """Return whether a value is the one that was written, and not only equal to it, also within lists and structs."""
+    match written:
+        case float():  # by their texts, NaN is NaN, and -0.0 is not 0.0
+            return isinstance(found, float | int | Decimal) and repr(float(found)) == repr(written)
+        case list() | tuple():
+            is_alike = type(found) is type(written) and len(found) == len(written)
+            return is_alike and all(map(_are_same, written, found))
+        case dict():
+            is_alike = isinstance(found, dict) and [*found] == [*written]
+            return is_alike and all(map(_are_same, written.values(), found.values()))
+        case datetime() if written.tzinfo and isinstance(found, datetime) and found.tzinfo:
+            # Times of one zone are equal, and times of two are not, in the hour that the zone repeats.
+            return written.astimezone(timezone.utc) == found.astimezone(timezone.utc)
+    return bool(written == found)

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from twopc.columns import ADVICE, require, require_keys
 from twopc.errors import OperatorRequired, RecordRefused
 from twopc.keyed import UniqueIndex
 from twopc_sql.options import SqlOptions
-from twopc_sql.records import read_as, require_unchanged, values_of, written_as
+from twopc_sql.records import require_unchanged, values_of, written_as
 
 NAME = sa.String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql")
 """The name of a transaction, or the start of all names of a sink. By default, MySQL takes A and a for equal."""
@@ -41,6 +40,9 @@ _FOLDS = (
 
 _AT_ONCE = 500
 """How many names a statement has at most. Databases bound the parameters of one."""
+
+_HEAD = 1 << 16
+"""More bytes than the start of an INSERT has."""
 
 _KEY, _ORDINAL, _NEWEST = "twopc_key", "twopc_ordinal", "twopc_newest"
 OURS: dict[str, sa.types.TypeEngine[Any]] = {_KEY: sa.String(64), _ORDINAL: sa.BigInteger()}
@@ -191,23 +193,57 @@ class Tables:
             for each in {*primary["constrained_columns"]} & {*batch.schema.names}:
                 require(batch.column(each), lambda part: not part.null_count, "a primary key takes no null", each)
         written, last, key = values_of(batch), first + batch.num_rows, _key(name)
-        table = self._staging(staged, map(written_as, batch.schema))
+        if self._options.dialect.longest and batch.nbytes > _HEAD:
+            self._require_short(connection, written, batch.nbytes)
+        columns = [*map(written_as, batch.schema)]
+        table = self._staging(staged, columns)
         rows = zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
         ours = table.c[_KEY].in_([key]) & table.c[_ORDINAL].between(first, last - 1)
-        kept = (
-            sa.select(*chain.from_iterable(map(read_as, batch.schema)))
-            .select_from(table)
-            .where(ours)
-            .order_by(table.c[_ORDINAL])
-        )
         try:
             connection.execute(sa.insert(table), [dict(zip(table.c.keys(), row, strict=True)) for row in rows])
-            found = connection.execute(kept).all()
+            found = self._found(connection, table, columns, ours)
         except (OverflowError, TypeError, ValueError) as error:  # a driver can't pass a value, or read it back
             raise RecordRefused(
                 f"the database does not take a value ({type(error).__name__}). {ADVICE} Or cast the column."
             ) from None
-        require_unchanged(batch.schema, written, found)
+        require_unchanged(written, found)
+
+    def _require_short(
+        self, connection: sa.Connection, written: Mapping[str, Sequence[Any]], written_bytes: int
+    ) -> None:
+        """Refuse a record that is longer than a statement may be: the server ends the connection, as in an outage."""
+        most = connection.scalar(sa.text(self._options.dialect.longest)) or 0
+        if 2 * (written_bytes + _HEAD) < most:  # a literal has at most two bytes for each of the value
+            return
+        cursor: Any = connection.connection.cursor()  # PyMySQL's
+        for record, values in enumerate(zip(*written.values(), strict=True)):
+            long = [value for value in values if isinstance(value, str | bytes)]
+            if 4 * sum(map(len, long)) + _HEAD < most / 2:  # a character has at most four bytes
+                continue
+            literals = (cursor.mogrify("%s", (value,)).encode("utf8", "surrogateescape") for value in long)
+            length = sum(map(len, literals)) + 64 * len(values)
+            if length + _HEAD > most:
+                raise RecordRefused(
+                    f"it takes {length} bytes, and the server's max_allowed_packet is {most}. Raise that, or filter"
+                    " such records.",
+                    record=record,
+                )
+
+    def _found(
+        self,
+        connection: sa.Connection,
+        table: sa.TableClause,
+        columns: Sequence[sa.ColumnElement[Any]],
+        ours: sa.ColumnElement[bool],
+    ) -> Sequence[sa.Row[Any]]:
+        """Return values that a staging table has, with each digit of their numbers."""
+        result = connection.execute(sa.select(*columns).select_from(table).where(ours).order_by(table.c[_ORDINAL]))
+        whole = [self._options.dialect.whole.get(code) for _, code, *_ in result.cursor.description]
+        found = result.all()
+        if not any(whole):
+            return found
+        casts = [sa.cast(column, type_) if type_ else column for column, type_ in zip(columns, whole, strict=True)]
+        return self._found(connection, table, casts, ours)
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> int:
         """Delete what transactions delete, and copy their records from the staging tables into the table. Of records
@@ -225,6 +261,16 @@ class Tables:
         if self._options.dialect.at_once:
             connection.exec_driver_sql(self._options.dialect.at_once)
         return moved
+
+    def staged(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
+        """Return how many records and deletes the staging tables have of transactions."""
+        count = 0
+        for name, names in _by(rows, "staged") + _by(rows, "deletes"):
+            table = self._staging(name)
+            for some in _some(names):
+                ours = table.c[_KEY].in_(map(_key, some))
+                count += connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
+        return count
 
     def _insert(self, connection: sa.Connection, staged: str, names: Sequence[str], is_trial: bool) -> int:
         """Copy the records of transactions that have one staging table."""

@@ -15,6 +15,7 @@ from tests.support.typed_records import unchecked_text
 from twopc import Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_mysql import rows
+from twopc_mysql.columns import Column
 
 if TYPE_CHECKING:
     from tests.sinks.mysql.conftest import Place
@@ -136,6 +137,31 @@ def test_json_and_uuid_are_text(place: Place) -> None:
     place.sink().validate(pa.record_batch(records).schema)
     place.sink().commit(place.pre_commit(records))
     assert place.ask("SELECT JSON_VALUE(document, '$.a[1]'), id FROM {}") == [("2", records["id"][0])]
+
+
+JSON_OF_MYSQL = Column("value", "json", "json", None, None, None, True, None, "")
+
+
+def test_json_that_mysql_keeps_is_taken() -> None:
+    integers = "[9007199254740993, -9223372036854775808, 18446744073709551615, 0]"
+    exact = '{"a": 0.1, "b": 1e22, "c": 123456789.012345, "d": 100.0, "e": 9007199254740991e-22, "f": "-0"}'
+    batch = pa.record_batch({"value": [integers, exact, None]})
+    assert len(rows.rows(batch, {"value": JSON_OF_MYSQL})) == 3
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *("9007199254740993.0", "9007199254740993e0", "0.30000000000000004", "-0", "-0.0", "1e400", "1e23", "1e-23"),
+        *("18446744073709551616", "-9223372036854775809", "1e99999999999999999999"),
+    ],
+)
+def test_json_with_a_number_that_mysql_might_change_is_refused(number: str) -> None:
+    """By its source: RapidJSON reads a number into an integer of 64 bits or, not always rightly rounded, a double."""
+    batch = pa.record_batch({"value": ["[1]", f'{{"a": [{number}]}}']})
+    with pytest.raises(RecordRefused, match="a number that the column would change") as refused:
+        rows.rows(batch, {"value": JSON_OF_MYSQL})
+    assert refused.value.record == 1
 
 
 def test_many_records_go_in_by_several_statements(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
