@@ -186,6 +186,23 @@ class PreparedContract:
         query.run(len(before) + 1, "next")
         assert place.values() == [*before, "next"]
 
+    @pytest.mark.advice("it has lost a commit, or the table was restored")
+    def test_a_database_that_was_restored_while_the_query_was_stopped_gets_a_batch_when_its_marker_is_set(
+        self, place: Any, tmp_path: Path
+    ) -> None:
+        query, copy = Query(tmp_path, place.backend, place.options), f"{place.table}_copy"
+        query.run(0, "a")
+        place.ask(f"CREATE TABLE {copy} AS SELECT * FROM {{markers}}")  # noqa: S608  # our own name
+        query.run(1, "b")
+        for statement in ("DELETE FROM {} WHERE value = 'b'", "DELETE FROM {markers}"):
+            place.ask(statement)
+        place.ask(f"INSERT INTO {{markers}} SELECT * FROM {copy}")  # noqa: S608
+        error = query.stops(2, "the table was restored")
+        told(error, r"had batch 1 of this query, and \S+\.twopc_committed shows batch 0")
+        place.ask(told(error, r"run (INSERT INTO .*), and start again")[1])
+        query.run(2, "c")
+        assert place.values() == ["a", "c"]
+
     @pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
     def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(
         self, statement: str, place: Any
@@ -677,6 +694,7 @@ class AppendContract(SinkContract):
 
     columns: ClassVar[Mapping[str, str]]
     upsert_by = ""
+    finds_lost_batches = True
 
     @pytest.fixture(autouse=True)
     def _place(self, place: Any) -> None:

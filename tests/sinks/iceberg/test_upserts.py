@@ -392,6 +392,7 @@ def left_over(place: Place) -> list[str]:
 
 
 class Upserts(SinkContract):
+    finds_lost_batches = True
     """Records whose keys are new replace none: the contract of appends holds."""
 
     spec = UNPARTITIONED_PARTITION_SPEC
