@@ -57,8 +57,8 @@ def lost_batches(shows: str, advice: str) -> LogMismatch:
     """Return the error for a target system that lacks a batch which was committed to it. ``shows``: what it had, and
     what it shows. ``advice``: how to go on when the records are back."""
     return LogMismatch(
-        f"{shows}: it has lost a commit, or the table was restored from a copy or created again. No batch is decided"
-        f" until that is settled. {advice}"
+        f"{shows}: it has lost a commit, or the table was restored from a copy or created again, or the sink wrote"
+        f" elsewhere meanwhile. No batch is decided until that is settled. {advice}"
     )
 
 
