@@ -720,8 +720,9 @@ class SinkContract(ABC):
             sink.last_batch_id, sink.pending = last, pending
             sink.open()
 
-        for at in ((0, {}), (1, {1: ()}), (1, {}, "another")):
-            query.answered(start, *at)
+        query.answered(start, 0, {})
+        query.answered(start, 1, {1: ()})
+        query.answered(start, 1, {}, "another")
         assert isinstance(_error_of(start, 1, {}), LogMismatch | Retriable)  # an old answer may be asked for again
         self._require_visible(["a"])
 

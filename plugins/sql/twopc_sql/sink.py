@@ -201,20 +201,21 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         """Upholds: no batch follows one that is gone, as in a database that was restored while the query was stopped.
         Without a mark, it may be another database than that of the log's batches: the log knows the sink's name alone.
         """
-        scope, last = self.transactional_ids.scope, self.last_committed_batch_id
-        if last is None:
+        last = self.last_committed_batch_id
+        if last is None or (mark := self._mark()) is None or mark >= last:
             return
-        for lock in (False, True):  # a replica, which may be behind, refuses the lock
-            with self._requesting(f"comparing {self._options} with the commit log") as connection:
-                mark = self._tables.mark(connection, scope, lock)
-            if mark is None or mark >= last:
-                return
-        marks = self._tables.marks
+        if (mark := self._mark(lock=True)) is None or mark >= last:  # a replica, which may be behind, refuses the lock
+            return
+        marks, scope = self._tables.marks, self.transactional_ids.scope
         change = f"UPDATE {marks} SET batch_id = {last} WHERE scope = '{scope}'"  # noqa: S608  # for an operator
         raise lost_batches(
             f"{self._options} had batch {last} of this query, and {marks} shows batch {mark}",
             f"Restore what is lost; or write the missing records by other means, run {change}, and start again.",
         )
+
+    def _mark(self, lock: bool = False) -> int | None:
+        with self._requesting(f"comparing {self._options} with the commit log") as connection:
+            return self._tables.mark(connection, self.transactional_ids.scope, lock)
 
     def validate(self, schema: pa.Schema) -> None:
         check_names(schema.names, self._columns(), str(self._options))
