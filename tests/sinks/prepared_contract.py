@@ -31,7 +31,7 @@ from twopc.errors import (
 from twopc.events import CallRetried, Event, PhaseEntered
 from twopc.participant import Vote
 from twopc.phases import Phase
-from twopc.prepared import PreparedSink
+from twopc.prepared import MarkedTable, PreparedSink
 from twopc.testing import KeyedSinkContract, SinkContract
 
 PreparedSinkT = TypeVar("PreparedSinkT", bound=PreparedSink[Any, Any])
@@ -202,6 +202,16 @@ class PreparedContract:
         place.ask(told(error, r"run (INSERT INTO .*), and start again")[1])
         query.run(2, "c")
         assert place.values() == ["a", "c"]
+
+    def test_a_server_that_was_behind_is_asked_again_before_a_batch_is_called_lost(
+        self, place: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a replica that takes over meanwhile."""
+        sink, answers = place.bound(), [0, 1]
+        sink.last_batch_id = 1
+        monkeypatch.setattr(MarkedTable, "newest", lambda *_: answers.pop(0))
+        sink.open()
+        assert answers == []
 
     @pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
     def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(

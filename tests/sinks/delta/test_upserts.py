@@ -339,8 +339,9 @@ def test_a_file_is_removed_however_its_path_is_spelled(tmp_path: Path) -> None:
 
 @pytest.mark.long
 class TestUpserts(SinkContract):
-    finds_lost_batches = True
     """Records whose keys are new replace none: the contract of appends holds."""
+
+    finds_lost_batches = True
 
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -392,9 +392,9 @@ def left_over(place: Place) -> list[str]:
 
 
 class Upserts(SinkContract):
-    finds_lost_batches = True
     """Records whose keys are new replace none: the contract of appends holds."""
 
+    finds_lost_batches = True
     spec = UNPARTITIONED_PARTITION_SPEC
 
     @pytest.fixture(autouse=True)
