@@ -68,6 +68,15 @@ def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
     )
 
 
+def lost_batches(shows: str, advice: str) -> LogMismatch:
+    """Return the error for a target system that lacks a batch which was committed to it. ``shows``: what it had, and
+    what it shows. ``advice``: how to go on when the records are back."""
+    return LogMismatch(
+        f"{shows}: it has lost a commit, or the table was restored from a copy or created again, or the sink wrote"
+        f" elsewhere meanwhile. No batch is decided until that is settled. {advice}"
+    )
+
+
 def worst_of(errors: Sequence[Exception]) -> Exception:
     """Return the error that is the least likely to go away by itself."""
     return max(errors, key=lambda error: (isinstance(error, OperatorRequired), not isinstance(error, Retriable)))

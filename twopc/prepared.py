@@ -28,7 +28,7 @@ from twopc.errors import (
     SchemaMismatch,
     TransactionLost,
 )
-from twopc.failures import mapped
+from twopc.failures import lost_batches, mapped
 from twopc.keyed import KeyedSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -127,6 +127,12 @@ class MarkedTable(ABC, Generic[ConnectionT]):
         because their transactions may have been committed after the markers were removed."""
         ask = "SELECT 1 FROM {markers} WHERE scope = {scope} AND batch_id < {before} LIMIT 1"
         return bool(self._of_markers(connection, ask, scope=scope, before=before_batch_id))
+
+    def newest(self, connection: ConnectionT, scope: str) -> int | None:
+        """Return the newest batch that has left a marker; None if there is no marker."""
+        ask = "SELECT max(batch_id) FROM {markers} WHERE scope = {scope}"
+        [(newest,)] = self._of_markers(connection, ask, scope=scope)
+        return cast("int | None", newest)
 
 
 _MARK = "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})"
@@ -235,6 +241,14 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def _require_able(self, connection: ConnectionT) -> object:
         """Raise ConfigurationError if the server can't prepare transactions."""
 
+    @abstractmethod
+    def _require_current(self, connection: ConnectionT, what: str) -> object:
+        """Make sure that what the server shows next is what it has committed, and no older copy of it.
+
+        Raises:
+            Retriable: it is a replica. Raises otherwise the errors of the database's client.
+        """
+
     # On the participant. ----------------------------------------------------------------------------------------------
 
     def write(self, transaction: PreparedT, batch: pa.RecordBatch) -> None:
@@ -336,6 +350,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
 
         Raises:
             ConfigurationError: the server can't, or the names would be too long.
+            LogMismatch: the markers end before the last batch that the log has as committed.
             Retriable: the server does not answer.
         """
         scope = self.transactional_ids.scope
@@ -347,6 +362,26 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         with self._requesting(f"opening {self._options}") as connection:
             self._require_able(connection)
             self._table.make_markers(connection)
+            self._require_last_batch(connection)
+
+    def _require_last_batch(self, connection: ConnectionT) -> None:
+        """Upholds: no batch follows one that is gone, as in a database that was restored while the query was stopped.
+
+        Without a marker, it may be another database than that of the log's batches: the log knows the sink's name
+        alone. The newest batch keeps its markers.
+        """
+        scope, last = self.transactional_ids.scope, self.last_committed_batch_id
+        if last is None or (found := self._table.newest(connection, scope)) is None or found >= last:
+            return
+        self._require_current(connection, f"{self._options} shows batch {found} of this query, and not batch {last}")
+        if (found := self._table.newest(connection, scope)) is None or found >= last:
+            return
+        markers = f"{getattr(self._options, self._place)}.{MARKERS}"
+        change = f"INSERT INTO {markers} VALUES ('{scope}{last}', '{scope}', {last})"  # noqa: S608  # for an operator
+        raise lost_batches(
+            f"{self._options} had batch {last} of this query, and {markers} shows batch {found}",
+            f"Restore what is lost; or write the missing records by other means, run {change}, and start again.",
+        )
 
     def _check_prepared(self, names: Collection[str], held: str, listed_by: str) -> CheckResult:
         """Return the check of all prepared transactions of the server. ``held``: what they do meanwhile."""

@@ -249,6 +249,12 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """The newest decided batch that has transactions of this sink, by the log; None if the log does not know one. It is
     committed unless it is ``pending``. On the coordinator only."""
 
+    @property
+    def last_committed_batch_id(self) -> int | None:
+        """``last_batch_id`` if that batch is committed, else None. When a query starts, a target system that shows only
+        older batches of this sink was restored from a copy: ``open`` compares the two, where it can."""
+        return None if self.last_batch_id in self.pending else self.last_batch_id
+
     _transactional_ids: TransactionalIdPool
     _validated: pa.Schema | None = None
 

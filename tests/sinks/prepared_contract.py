@@ -31,7 +31,7 @@ from twopc.errors import (
 from twopc.events import CallRetried, Event, PhaseEntered
 from twopc.participant import Vote
 from twopc.phases import Phase
-from twopc.prepared import PreparedSink
+from twopc.prepared import MarkedTable, PreparedSink
 from twopc.testing import KeyedSinkContract, SinkContract
 
 PreparedSinkT = TypeVar("PreparedSinkT", bound=PreparedSink[Any, Any])
@@ -185,6 +185,33 @@ class PreparedContract:
         query.abandon(error)
         query.run(len(before) + 1, "next")
         assert place.values() == [*before, "next"]
+
+    @pytest.mark.advice("it has lost a commit, or the table was restored")
+    def test_a_database_that_was_restored_while_the_query_was_stopped_gets_a_batch_when_its_marker_is_set(
+        self, place: Any, tmp_path: Path
+    ) -> None:
+        query, copy = Query(tmp_path, place.backend, place.options), f"{place.table}_copy"
+        query.run(0, "a")
+        place.ask(f"CREATE TABLE {copy} AS SELECT * FROM {{markers}}")  # noqa: S608  # our own name
+        query.run(1, "b")
+        for statement in ("DELETE FROM {} WHERE value = 'b'", "DELETE FROM {markers}"):
+            place.ask(statement)
+        place.ask(f"INSERT INTO {{markers}} SELECT * FROM {copy}")  # noqa: S608
+        error = query.stops(2, "the table was restored")
+        told(error, r"had batch 1 of this query, and \S+\.twopc_committed shows batch 0")
+        place.ask(told(error, r"run (INSERT INTO .*), and start again")[1])
+        query.run(2, "c")
+        assert place.values() == ["a", "c"]
+
+    def test_a_server_that_was_behind_is_asked_again_before_a_batch_is_called_lost(
+        self, place: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a replica that takes over meanwhile."""
+        sink, answers = place.bound(), [0, 1]
+        sink.last_batch_id = 1
+        monkeypatch.setattr(MarkedTable, "newest", lambda *_: answers.pop(0))
+        sink.open()
+        assert answers == []
 
     @pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
     def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(
@@ -677,6 +704,7 @@ class AppendContract(SinkContract):
 
     columns: ClassVar[Mapping[str, str]]
     upsert_by = ""
+    finds_lost_batches = True
 
     @pytest.fixture(autouse=True)
     def _place(self, place: Any) -> None:

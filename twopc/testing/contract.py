@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from twopc.checks import CheckStatus
 from twopc.commits import calls_of
-from twopc.errors import OperatorRequired, Refused, Retriable
+from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.testing.kills import Choice, killed_at_each_step
@@ -91,6 +91,10 @@ class SinkContract(ABC):
     shows_whole_transactions: bool = True
     """Whether no reader sees a part of a transaction. False where a reader may, such as one of several files: then the
     sink's users must know."""
+
+    finds_lost_batches: bool = False
+    """Whether ``open`` compares ``last_committed_batch_id`` with the target system, which shows the sink's newest
+    batch."""
 
     # What a subclass implements. -------------------------------------------------------------------------------
 
@@ -700,6 +704,27 @@ class SinkContract(ABC):
         self._require_visible([*"abcdefghijk"])
 
     # Before and after a query. ----------------------------------------------------------------------------------
+
+    def test_a_query_does_not_start_when_its_last_committed_batch_is_gone(self) -> None:
+        """As in a target system that was restored from a copy. A batch that is pending, or a target system that has no
+        batch of the query, shows nothing of the kind."""
+        if not self.finds_lost_batches:
+            raise unittest.SkipTest("the target system does not show the sink's newest batch")
+        query = self.query()
+        query.publish(*self._pre_committed(["a"]))
+        query.complete(1)  # which may remove what is kept of older batches
+
+        def start(last: int, pending: Mapping[int, tuple[Committable, ...]], log_id: str = LOG_ID) -> None:
+            sink = self.make_sink()
+            sink.bind(SINK, log_id)
+            sink.last_batch_id, sink.pending = last, pending
+            sink.open()
+
+        query.answered(start, 0, {})
+        query.answered(start, 1, {1: ()})
+        query.answered(start, 1, {}, "another")
+        assert isinstance(_error_of(start, 1, {}), LogMismatch | Retriable)  # an old answer may be asked for again
+        self._require_visible(["a"])
 
     def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
         findings = list(self.sink().check())

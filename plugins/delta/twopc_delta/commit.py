@@ -251,6 +251,27 @@ class TableLog:
         self._keep(snapshot)
         return [without_note(each, facts) for each in committables]
 
+    def opened(self, last: int | None) -> TableView:
+        """Return the table as it is at a start. ``last``: the last batch that the commit log has as committed to it.
+
+        Upholds: no batch follows one that is gone, as in a table whose whole folder was restored while the query was
+        stopped. Without a receipt, it may be another table than that of the log's batches, or an operator has settled
+        it: the commit log knows the sink's name alone.
+
+        Raises:
+            LogMismatch: the table does not have ``last``. Raises otherwise like ``load``.
+        """
+        what = f"a look at {self._name}"
+        snapshot = self.look(what)
+        if last is not None and snapshot.newest < last:
+            with outcomes.looking(self._storage, what, is_decided=False), contextlib.suppress(ValueError):
+                receipt = self._receipts.newest()  # the seal reports a damaged one
+                if receipt is not None and receipt.table == snapshot.view.id:
+                    self._receipts.forget()
+                    raise outcomes.batches_lost(self._name, last, snapshot.mark, self._receipts.place)
+        self._keep(snapshot)
+        return snapshot.view
+
     def _require_committed(self, snapshot: Snapshot, what: str) -> None:
         """Upholds: no batch follows a gap. A mark only grows by itself, and nobody replaces an entry."""
         place = self._receipts.place

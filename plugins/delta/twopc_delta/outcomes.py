@@ -19,6 +19,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
+from twopc.failures import lost_batches
 from twopc.stores.errors import DISK_AWAY, TEMPORARY, Unusable, is_untrusted
 from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
@@ -261,6 +262,14 @@ def batch_gone(what: str, receipt: Receipt, found: int | None, place: str) -> Lo
         f" {shown}. The table was restored from a copy; or another writer has replaced an entry of its log, as Spark"
         " may on a disk. The batch was rolled back. See which records are missing in the table, and write them by"
         f" other means. Then remove {place} and start again: the query goes on with this batch."
+    )
+
+
+def batches_lost(name: str, last: int, found: int | None, place: str) -> LogMismatch:
+    """Return the error for a table that does not have the last batch that was committed to it."""
+    return lost_batches(
+        f"{name} had batch {last} of this query, and shows {'none' if found is None else f'batch {found}'}",
+        f"Restore what is lost; or write the missing records by other means, remove {place}, and start again.",
     )
 
 

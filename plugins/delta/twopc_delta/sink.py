@@ -107,9 +107,10 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         Raises:
             ConfigurationError: there is no table; it has a table feature with which the sink does not work; or its
                 store replaces a file that exists.
+            LogMismatch: the table does not have the last batch that the commit log has as committed to it.
             Retriable: the store does not answer.
         """
-        self._view = self._looked_at()
+        self._view = self._supported(self._log.opened(self.last_committed_batch_id))
         self._require_put_if_absent()
         if self.key:
             with outcomes.looking(self._storage, f"a look at {self._name}", is_decided=False):
@@ -117,7 +118,10 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
 
     def _looked_at(self) -> TableView:
         """Return the table as it is now, without its mark: a coordinator validates before it binds the sink."""
-        view = TableView.of(load(self._storage, f"a look at {self._name}"))
+        return self._supported(TableView.of(load(self._storage, f"a look at {self._name}")))
+
+    def _supported(self, view: TableView) -> TableView:
+        """Return a view that the sink works with. Raises ConfigurationError if it does not."""
         view.refuse_unsupported(self._name)
         if self.key:
             require_key(view, self.key, self._name)

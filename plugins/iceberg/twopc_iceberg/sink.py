@@ -29,7 +29,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
-from twopc.failures import mapped, older_log
+from twopc.failures import lost_batches, mapped, older_log
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -313,10 +313,9 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         Raises:
             Retriable: the table does not have that batch. LogMismatch: that does not change.
         """
-        found = self._mark().found(metadata)
-        last = self.last_batch_id
+        found, last = self._mark().found(metadata), self.last_committed_batch_id
         # Without a mark, it may be another table than that of the log's batches: the log knows the sink's name alone.
-        if found is not None and last is not None and last not in self.pending:
+        if found is not None and last is not None:
             self._committed = max(last, self._committed or 0)
         if self._committed is not None and (found is None or found < self._committed):
             raise self._fell_back(self._committed, found)
@@ -346,11 +345,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         )
         if time.monotonic() - self._behind_since_s < STALE_S:
             return Retriable(f"{shows}: it answers with an old copy of the table, or has lost a commit")
-        return LogMismatch(
-            f"{shows}: it has lost a commit, or the table was restored from a copy or created again. No batch is"
-            " decided until that is settled. Start again first: if the log does not have the last batch as complete, it"
-            " is committed again. Else restore what is lost; or write the missing records by other means, set the"
-            f" table's property {self._mark().property!r} to {committed}, and start again."
+        return lost_batches(
+            shows,
+            "Start again first: if the log does not have the last batch as complete, it is committed again. Else"
+            " restore what is lost; or write the missing records by other means, set the table's property"
+            f" {self._mark().property!r} to {committed}, and start again.",
         )
 
     def _require_same_table(self, metadata: TableMetadata, prepared: Sequence[Prepared]) -> None:

@@ -139,6 +139,9 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             )
         return found
 
+    def _require_current(self, connection: Connection, what: str) -> None:
+        _require_writable(connection, what)
+
     def _require_transactional(self, connection: Connection, name: str) -> None:
         engine = self._table.engine(connection, name)
         if engine is None:

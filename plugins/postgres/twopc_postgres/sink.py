@@ -166,6 +166,9 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
                 " value."
             )
 
+    def _require_current(self, connection: Connection, what: str) -> None:  # noqa: ARG002
+        server.prove_current(connection)
+
     def validate(self, schema: pa.Schema) -> None:
         with self._requesting(f"reading the definition of {self._options}") as connection:
             columns, unique, _ = self._definition(connection)

@@ -35,7 +35,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.failures import mapped, older_log
+from twopc.failures import lost_batches, mapped, older_log
 from twopc.keyed import KeyedSink, check_key
 from twopc.retry import until_answered
 from twopc.sink import WholeBatchSink
@@ -187,6 +187,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
         Raises:
             ConfigurationError: the names of the transactions would be too long.
+            LogMismatch: the mark is older than the last batch that the log has as committed.
             Retriable: the database does not answer.
         """
         scope = self.transactional_ids.scope
@@ -197,6 +198,27 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             )
         with self._mapping(f"creating the sink's tables beside {self._options}"):
             self._tables.make(self._engine)
+        self._require_last_batch()
+
+    def _require_last_batch(self) -> None:
+        """Upholds: no batch follows one that is gone, as in a database that was restored while the query was stopped.
+        Without a mark, it may be another database than that of the log's batches: the log knows the sink's name alone.
+        """
+        last = self.last_committed_batch_id
+        if last is None or (mark := self._mark()) is None or mark >= last:
+            return
+        if (mark := self._mark(lock=True)) is None or mark >= last:  # a replica, which may be behind, refuses the lock
+            return
+        marks, scope = self._tables.marks, self.transactional_ids.scope
+        change = f"UPDATE {marks} SET batch_id = {last} WHERE scope = '{scope}'"  # noqa: S608  # for an operator
+        raise lost_batches(
+            f"{self._options} had batch {last} of this query, and {marks} shows batch {mark}",
+            f"Restore what is lost; or write the missing records by other means, run {change}, and start again.",
+        )
+
+    def _mark(self, lock: bool = False) -> int | None:
+        with self._requesting(f"comparing {self._options} with the commit log") as connection:
+            return self._tables.mark(connection, self.transactional_ids.scope, lock)
 
     def validate(self, schema: pa.Schema) -> None:
         check_names(schema.names, self._columns(), str(self._options))

@@ -893,7 +893,7 @@ def test_a_process_loads_the_table_only_at_first_and_for_checkpoints(
     for batch_id in range(12):  # over two checkpoints
         sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])
         place.append(f"foreign{batch_id}")
-    assert len(loads) == 3 + 2  # until the first entry that adds files, and for the checkpoints
+    assert len(loads) == 4 + 2  # at the start and until the first entry that adds files, and for the checkpoints
     assert len(place.values()) == 24
     again = pickle.loads(pickle.dumps(sink))  # noqa: S301  # as it travels to the tasks
     assert "_log" not in vars(again)

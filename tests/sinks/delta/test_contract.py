@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 class TestAppend(SinkContract):
+    finds_lost_batches = True
     partition_by: tuple[str, ...] = ()
 
     @pytest.fixture(autouse=True)

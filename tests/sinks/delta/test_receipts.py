@@ -11,6 +11,7 @@ import pytest
 
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_commit import commit_and_die, lose, recreate
+from tests.support.advice import Query, told
 from twopc import Round
 from twopc.errors import LogMismatch
 from twopc.stores.disk import LocalFolder
@@ -161,6 +162,24 @@ def test_a_copy_of_the_whole_table_is_noticed_by_the_process_that_has_committed(
     shutil.copytree(tmp_path / "copy", place.folder)
     with pytest.raises(LogMismatch, match=r"batch 1 of this sink was version 2 .* the table's newest one is 0 now"):
         commit(place, 2, sink)
+
+
+@pytest.mark.advice("it has lost a commit, or the table was restored")
+def test_a_copy_of_the_whole_table_that_was_restored_while_the_query_was_stopped_is_noticed_at_the_start(
+    place: Place, tmp_path: Path
+) -> None:
+    query = Query(tmp_path, "delta", {"path": place.path})
+    query.run(0, "a")
+    shutil.copytree(place.folder, tmp_path / "copy")
+    query.run(1, "b")
+    shutil.rmtree(place.folder)
+    shutil.copytree(tmp_path / "copy", place.folder)
+    query.stops(2, "the table was restored")
+    error = query.stops(2, "the table was restored")
+    told(error, "had batch 1 of this query, and shows batch 0")
+    Path(told(error, r"remove (\S+), and start again")[1].removeprefix("file://")).unlink()
+    query.run(2, "c")
+    assert place.values() == ["a", "c"]
 
 
 def test_a_query_goes_on_in_its_process_when_the_receipt_is_removed(place: Place) -> None:

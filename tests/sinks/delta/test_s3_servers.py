@@ -44,6 +44,7 @@ def bucket(storage: dict[str, Any]) -> Bucket:
 
 @pytest.mark.long
 class TestOnS3(SinkContract):
+    finds_lost_batches = True
     kills = 15
 
     @pytest.fixture(autouse=True)

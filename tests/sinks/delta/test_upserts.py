@@ -342,6 +342,8 @@ def test_a_file_is_removed_however_its_path_is_spelled(tmp_path: Path) -> None:
 class TestUpserts(SinkContract):
     """Records whose keys are new replace none: the contract of appends holds."""
 
+    finds_lost_batches = True
+
     @pytest.fixture(autouse=True)
     def _place(self, tmp_path_factory: pytest.TempPathFactory) -> None:
         self.place = created(tmp_path_factory.mktemp("table"), schema=typed().schema)

@@ -51,6 +51,7 @@ SPEC = PartitionSpec(
 
 
 class TestAppend(SinkContract):
+    finds_lost_batches = True
     spec = PartitionSpec()
 
     @pytest.fixture(autouse=True)

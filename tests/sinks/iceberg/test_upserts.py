@@ -394,6 +394,7 @@ def left_over(place: Place) -> list[str]:
 class Upserts(SinkContract):
     """Records whose keys are new replace none: the contract of appends holds."""
 
+    finds_lost_batches = True
     spec = UNPARTITIONED_PARTITION_SPEC
 
     @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,22 @@ def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message
     query.abandon(query.stops(len(before), words))
     query.run(len(before) + 1, "next")
     assert place.values() == [*before, "next"]
+
+
+@pytest.mark.advice("it has lost a commit, or the table was restored")
+def test_a_database_that_was_restored_while_the_query_was_stopped_gets_a_batch_when_its_mark_is_set(
+    place: Place, query: Query, tmp_path: Path
+) -> None:
+    query.run(0, "a")
+    shutil.copy(tmp_path / "database", tmp_path / "copy")
+    query.run(1, "b")
+    shutil.copy(tmp_path / "copy", tmp_path / "database")
+    query.stops(2, "the table was restored")
+    error = query.stops(2, "the table was restored")
+    told(error, r"had batch 1 of this query, and twopc_batches shows batch 0")
+    place.ask(told(error, r"run (UPDATE .*), and start again")[1])
+    query.run(2, "c")
+    assert place.values() == ["a", "c"]
 
 
 @pytest.mark.advice("and twopc_batches has no mark of this query")

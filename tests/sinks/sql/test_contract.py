@@ -38,6 +38,7 @@ def database(request: pytest.FixtureRequest) -> str:
 
 
 class TestAppend(SinkContract):
+    finds_lost_batches = True
     upsert_by = ""
     kills = 8  # in each of four databases; make prove-plugin kills at every step
 
