@@ -92,6 +92,7 @@ def _sql() -> Iterator[Row]:
         "MariaDB, MySQL": sql._TEMPORARY_IN_MYSQL,  # noqa: SLF001
         "SQLite, by how the message begins": sql._TEMPORARY_IN_SQLITE,  # noqa: SLF001
         "DuckDB, by the exception's class": sql._TEMPORARY_IN_DUCKDB,  # noqa: SLF001
+        "DuckDB, by the words of an IOException": sql._WORDS_OF_DUCKDB,  # noqa: SLF001
     }
     for database, answers in tables.items():
         for answer in sorted(answers, key=str):

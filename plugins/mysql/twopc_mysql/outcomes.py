@@ -31,6 +31,7 @@ REPEAT: Mapping[int, str] = {
     1038: "out of sort memory",
     1040: "too many connections",
     1041: "out of resources",
+    1047: "Galera: the node is not ready, such as one that was cut off from the others",
     1053: "the server shuts down",
     1114: "table full, such as when the disk is",
     1129: "the host is blocked after too many connection errors",
@@ -49,6 +50,7 @@ REPEAT: Mapping[int, str] = {
     1399: "XAER_RMFAIL: another session is ending the transaction",
     1412: "the table was changed since the transaction began",
     1598: "the binary log can't be written",
+    1792: "the transaction is read-only: a replica, until the failover is complete",
     1836: "the server is in read-only mode",
     1927: "connection killed",
     1969: "max_statement_time",
@@ -57,9 +59,14 @@ REPEAT: Mapping[int, str] = {
     2013: "PyMySQL: the connection was lost, or there was no answer in time",
     2014: "PyMySQL: an answer to another statement",
     3024: "max_execution_time",
+    3032: "MySQL: the server is in offline mode",
+    3100: "MySQL: group replication has not taken the transaction",
+    3101: "MySQL: group replication has rolled the transaction back, such as for one of another member",
     3169: "MySQL: the session was killed",
     3197: "MySQL: the transaction can't be ended now, such as during FLUSH TABLES WITH READ LOCK",
+    3572: "MySQL: a lock was not to be had at once",
     4031: "MySQL: the session was idle for too long, and has ended",
+    9001: "ProxySQL: no server has answered",
 }
 """Errors of a statement that may be repeated, with what they mean."""
 
@@ -85,6 +92,9 @@ IS_NAMED = 1440
 
 NO_TABLE = 1146
 
+NO_LOGIN = NO_TLS, _, NO_METHOD = 2026, 2059, 2061
+"""PyMySQL: the connection can't be encrypted, or the user's method of authentication is not there."""
+
 RULES: Mapping[int, str] = {
     1048: "NOT NULL",
     1263: "NOT NULL",
@@ -99,6 +109,9 @@ RULES: Mapping[int, str] = {
     1365: "division by zero",
     1690: "out of range",
     3140: "invalid JSON",
+    3150: "JSON that is too large",
+    3151: "JSON whose key is too long",
+    3157: "JSON that is too deep",
     3819: "CHECK",
     4025: "CHECK",
 }
@@ -117,9 +130,13 @@ CONFIGURATION: Mapping[int, str] = {
     1422: "Change the trigger, or use the backend 'sql', which prepares no transaction.",
     1442: "Change the trigger.",
     1978: "Change the default of the column that the message names, or add it to the records.",
-    2026: "Have the server encrypt connections, or leave out the parameters of 'url' that ask for it.",
-    **dict.fromkeys((2059, 2061), "Give the user a method of authentication that PyMySQL has."),
-    **dict.fromkeys(REFUSED, "Grant this user the rights that the sink's README lists."),
+    NO_TLS: "Correct the certificates that the parameters of 'url' name, and have the server encrypt connections, or"
+    " leave those parameters out.",
+    **dict.fromkeys(
+        (2059, NO_METHOD),
+        "Give the user a method of authentication that PyMySQL has here, or install the package that it names.",
+    ),
+    **dict.fromkeys(REFUSED, "Check 'url', and grant this user the rights that the sink's README lists."),
 }
 """What fails again until somebody changes something, with what to do."""
 
@@ -146,15 +163,15 @@ def request_failed(error: pymysql.MySQLError, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed request of the coordinator that may be repeated. ``what`` names the request."""
     if may_repeat(error):
         return Retriable(f"{what}: the server gave no answer: {_told(error)}")
+    advice = CONFIGURATION.get(number(error), "Correct what it names.")
     return OperatorRequired(
-        f"{what}: the server refuses: {_told(error)}. Grant this user the rights that the sink's README lists, check"
-        " 'url', and start again. Recovery continues where it stopped."
+        f"{what}: the server refuses: {_told(error)}. {advice} Then start again. Recovery continues where it stopped."
     )
 
 
 def commit_failed(error: pymysql.MySQLError, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed commit. ``what`` describes the decided transaction."""
-    if may_repeat(error) or number(error) in REFUSED:
+    if may_repeat(error) or number(error) in REFUSED + NO_LOGIN:
         return request_failed(error, what)
     return OutcomeUnknown(
         f"{what}, and the server does not report whether it is committed: {_told(error)}. Check the server's log, and"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import ssl
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import pymysql
 
 from twopc.idle_connections import IdleConnections
+from twopc_mysql.outcomes import NO_METHOD, NO_TLS
 
 Connection: TypeAlias = Any
 """A ``pymysql.connections.Connection``, which has no types."""
@@ -49,6 +51,10 @@ _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
 """It takes no gap locks when records are added, for which transactions of one batch would wait."""
 
 
+_CUT_OFF = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
+"""The errors of TLS that an outage has, too."""
+
+
 def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeout_s: float) -> Connection:
     """Return a new connection, in which each statement is its own transaction.
 
@@ -59,8 +65,15 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
     defaults = {"connect_timeout": 10, "charset": "utf8mb4", "program_name": "twopc"}
     try:
         connection = pymysql.connect(**{**defaults, **arguments, **wait_s, "autocommit": True})
-    except OSError as error:  # such as for a certificate that is not there
-        raise pymysql.OperationalError(2003, f"can't connect: {error}") from error
+    except pymysql.OperationalError as error:
+        cause = getattr(error, "original_exception", None)
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, _CUT_OFF):
+            raise pymysql.OperationalError(NO_TLS, error.args[-1]) from error
+        raise
+    except OSError as error:  # a certificate is not there, or is none
+        raise pymysql.OperationalError(NO_TLS, f"can't use a certificate or key of 'url': {error}") from error
+    except RuntimeError as error:  # a package is not installed
+        raise pymysql.OperationalError(NO_METHOD, f"{error}") from error
     try:
         lock_s = max(1, math.ceil(lock_timeout_s))
         ask(connection, _SETTINGS, _MODE, lock_s, lock_s)

@@ -115,8 +115,8 @@ class Column:
 
     @property
     def needs_its_key(self) -> bool:
-        """Whether a record that replaces a row writes the key, too: the row's equal one may be another, such as 0.0 for
-        -0.0. Otherwise PostgreSQL needs no right to change it, and locks no row that refers to it."""
+        """Whether a record that replaces a row writes the key, too: the row's equal one may be another, such as 1.0 for
+        1.00. Otherwise PostgreSQL needs no right to change it, and locks no row that refers to it."""
         is_padded = self.type in ("numeric", "bpchar") and self.modifier is not None  # to a scale, or to a length
         return self.is_folded or not (is_padded or self.type in _EQUAL_IS_THE_SAME)
 
@@ -172,6 +172,8 @@ _SPELLED = ("interval", "jsonb", OTHER)
 """Column types that may give back different texts that they take for equal, such as ``1 day`` and ``24:00:00``, or
 ``a`` and ``A`` of citext."""
 
+_ZEROS = "it takes 0.0 and -0.0 for one key: make it a numeric or a text"
+
 FOLDS = "it takes different texts for equal: make it a column of text with a deterministic collation"
 
 PROVEN_IN_KEYS = ("uuid", "macaddr")
@@ -192,6 +194,7 @@ def check_upsert(
     if any(column.name == ORDINAL for column in columns):
         raise SchemaMismatch(f"{table} has a column {ORDINAL!r}, whose name 'upsert_by' reserves: rename it")
     spelled = {column.name: FOLDS for column in columns if column.type in _SPELLED}
+    spelled |= {column.name: _ZEROS for column in columns if column.type in ("float4", "float8")}
     indexes = [replace(index, inexact={**index.inexact, **spelled}) for index in unique]
     check_key(upsert_by, names, indexes, table)
 

@@ -21,11 +21,12 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
+from twopc.failures import REFUSED_BY_LIBPQ
 
 TEMPORARY: Mapping[str, str] = {
     "08": "the connection failed",
     "40": "deadlock, serialization failure",
-    "53": "connections, memory or disk are used up",
+    **dict.fromkeys(("53000", "53100", "53200", "53300"), "connections, memory or disk are used up"),
     "57": "a shutdown, a restart, a canceled statement",
     "25006": "a standby, until the failover is complete",
     "25P02": "a statement of the transaction has failed before",
@@ -55,6 +56,7 @@ CONFIGURATION: Mapping[str, str] = {
     " table. Change the trigger, or use the backend 'sql', which prepares no transaction.",
     "2200H": "Give the sequence of the column a larger maximum, or let it start again.",
     "28": "Correct user and password in 'conninfo'.",
+    "53400": "Raise the limit that the message names, such as temp_file_limit, or write smaller batches.",
     "3D": "Correct the database in 'conninfo'.",
     "3F": "Correct the schema in 'table'.",
     "42": "Compare the table, its triggers and the functions that they call with the records.",
@@ -78,16 +80,6 @@ _ENDED = ("FATAL", "PANIC")
 """The severities of an error that has ended the session, whatever its SQLSTATE: the server has failed, or a pooler with
 codes of its own, and not the statement (table "Message Severity Levels" of PostgreSQL's documentation)."""
 
-_WORDS_FOR_A_LOGIN = re.compile(
-    r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
-    r"|no pg_hba\.conf entry|is not permitted to log in|(role|database) .* does not exist"
-    r"|permission denied for database|unrecognized configuration parameter|definition of service .* not found"
-    r"|invalid \w+ value: |certificate file .* does not exist|certificate verify failed|SSL was required"
-)
-"""libpq reports no SQLSTATE for a connection that the server or libpq itself refuses, only words. Where the server asks
-another system, it has the same words for a wrong password and for a system that is out (auth_failed in auth.c), so
-these are none of a refusal."""
-
 
 def _found(table: Mapping[str, str], sqlstate: str | None) -> str | None:
     """Return what a table has for an SQLSTATE, else for its class."""
@@ -107,7 +99,7 @@ def is_temporary(error: psycopg.Error) -> bool:
 def is_login(error: psycopg.Error) -> bool:
     """Return whether the server has refused the login, such as for a wrong password."""
     needs_password = error.pgconn is not None and error.pgconn.needs_password
-    return needs_password or _WORDS_FOR_A_LOGIN.search(str(error)) is not None
+    return needs_password or REFUSED_BY_LIBPQ.search(str(error)) is not None
 
 
 def request_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
@@ -115,9 +107,10 @@ def request_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     if is_temporary(error) or error.sqlstate == BUSY:
         advice = _ADVICE_FOR_A_BUSY_ONE if error.sqlstate == BUSY else ""
         return Retriable(f"{what}: PostgreSQL gave no answer: {first_line(error)}{advice}")
+    advice = _found(CONFIGURATION, error.sqlstate or ("28" if is_login(error) else None)) or "Correct what it names."
     return OperatorRequired(
-        f"{what}: PostgreSQL refuses: {first_line(error)}. Grant this role the rights that"
-        " the sink's README lists, check 'conninfo', and start again. Recovery continues where it stopped."
+        f"{what}: PostgreSQL refuses: {first_line(error)}. {advice} Then start again. Recovery continues where it"
+        " stopped."
     )
 
 

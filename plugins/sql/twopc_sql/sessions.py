@@ -6,7 +6,8 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+import ssl
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +23,7 @@ from twopc.errors import (
     SchemaMismatch,
     TwoPhaseCommitError,
 )
+from twopc.failures import REFUSED_BY_LIBPQ
 from twopc_sql.options import SqlOptions
 
 
@@ -37,6 +39,13 @@ def engine(options: SqlOptions) -> sa.Engine:
     def statements(given: Sequence[str]) -> list[str]:
         lock_s = options.lock_timeout_s
         return [each.format(timeout_s=math.ceil(lock_s), timeout_ms=math.ceil(1000 * lock_s)) for each in given]
+
+    @sa.event.listens_for(made, "do_connect")
+    def connect(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  # noqa: ARG001  # SQLAlchemy gives all
+        try:
+            return of.connect(*given, **named)
+        except OSError as error:  # PyMySQL has a certificate that is not there, or is none
+            raise of.loaded_dbapi.OperationalError(_NO_TLS, f"can't use a certificate or key: {error}") from error
 
     @sa.event.listens_for(made, "connect")
     def set_up(connection: Any, record: object) -> None:  # noqa: ARG001  # SQLAlchemy gives both
@@ -54,22 +63,26 @@ def engine(options: SqlOptions) -> sa.Engine:
     return made
 
 
-_TEMPORARY_IN_POSTGRES = ("08", "40", "53", "57", "25006", "55P03")
-_TEMPORARY_IN_MYSQL = (
-    *(0, 1020, 1021, 1037, 1038, 1040, 1041, 1053, 1114, 1129, 1152, 1158, 1159, 1160, 1161, 1180, 1203, 1205),
-    *(1213, 1226, 1290, 1317, 1412, 1836, 1927, 1969, 2003, 2006, 2013, 2014, 3024, 3169, 3572, 4031),
-)
-_TEMPORARY_IN_SQLITE = ("database is locked", "database table is locked", "disk I/O", "database or disk", "unable to")
-_TEMPORARY_IN_DUCKDB = ("IOException", "TransactionException", "ConnectionException", "InterruptException")
-"""What may succeed later, such as a lock, a restart or a full disk: SQLSTATEs and their classes, error numbers, how a
-message begins, and DuckDB's classes."""
+_NO_TLS = 2026
+"""PyMySQL: the connection can't be encrypted."""
 
-_WORDS_FOR_A_LOGIN = re.compile(
-    r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
-    r"|no pg_hba\.conf entry|(role|database) .* does not exist"
+_TEMPORARY_IN_POSTGRES = (
+    *("08", "40", "53000", "53100", "53200", "53300", "57", "25006", "25P02", "25P03", "25P04", "55P03"),
+    *("58000", "58030"),
 )
-"""libpq reports no SQLSTATE for a connection that the server refuses, only words. It has the same for a wrong password
-and for another system, asked by the server, that is out: these are none of a refusal."""
+_TEMPORARY_IN_MYSQL = (
+    *(0, 1020, 1021, 1026, 1037, 1038, 1040, 1041, 1047, 1053, 1114, 1129, 1152, 1158, 1159, 1160, 1161, 1180, 1203),
+    *(1205, 1213, 1226, 1290, 1317, 1412, 1598, 1792, 1836, 1927, 1969, 2003, 2006, 2013, 2014, 3024, 3032, 3100, 3101),
+    *(3169, 3572, 4031, 9001),
+)
+_TEMPORARY_IN_SQLITE = ("database is locked", "database table is locked", "disk I/O", "database or disk")
+_TEMPORARY_IN_DUCKDB = ("TransactionException", "ConnectionException", "InterruptException")
+_WORDS_OF_DUCKDB = (
+    *("Could not set lock", "Could not write", "Could not fsync", "No space left", "Disk quota", "Input/output error"),
+    *("Stale file handle", "Too many open files", "Cannot allocate memory"),
+)
+"""What may succeed later, such as a lock, a restart or a full disk: SQLSTATEs and their classes, error numbers, how a
+message begins, DuckDB's classes, and what an IOException of it says."""
 
 _OF_ANOTHER_ROW = ("23503", "23505", "23P01", 1062, 1216, 1217, 1451, 1452, 1586)
 _WORDS_FOR_ANOTHER_ROW = re.compile(
@@ -89,19 +102,56 @@ def is_temporary(error: DBAPIError) -> bool:
             sqlstate = getattr(original, "sqlstate", None)
             if sqlstate is None:  # no connection
                 is_lost = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
-                return is_lost and not _WORDS_FOR_A_LOGIN.search(str(original))
+                return is_lost and not REFUSED_BY_LIBPQ.search(str(original))
             return bool({sqlstate, sqlstate[:2]} & {*_TEMPORARY_IN_POSTGRES})
         case "pymysql":
-            return first in _TEMPORARY_IN_MYSQL
+            cause = getattr(original, "original_exception", None)
+            is_refused = isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
+            return first in _TEMPORARY_IN_MYSQL and not is_refused
         case "sqlite3":
             return str(first).startswith(_TEMPORARY_IN_SQLITE)
         case _:
-            return type(original).__name__ in _TEMPORARY_IN_DUCKDB and "not a valid DuckDB" not in str(original)
+            of_class, words = type(original).__name__, str(original)
+            is_away = of_class == "IOException" and any(each in words for each in _WORDS_OF_DUCKDB)
+            return is_away or of_class in _TEMPORARY_IN_DUCKDB
 
 
-_VALUES_OF_MYSQL = (1118, 1292, 1644, 1690, 3140, 3819, 4025)
+_VALUES_OF_MYSQL = (1118, 1292, 1644, 1690, 3140, 3150, 3151, 3157, 3819, 4025)
 _VALUES_OF_PYMYSQL = "can not be used with MySQL"  # NaN and infinity
 _VALUES_OF_POSTGRES = ("54", "P0001")  # too large or too deep, and what a trigger refuses
+
+
+_RIGHTS = "Grant the rights that the sink's README lists."
+_LOGIN = "Correct user, password and database in 'url'."
+_FILE = "Let 'url' name a file in a folder that exists, to which this process may write."
+_DEFAULT = "Change the default of the column that the message names, or add the column to the records."
+_ENCRYPTION = "Correct the certificates that 'url' names, and have the server encrypt connections, or leave them out."
+
+_ADVICE: Mapping[str | int, str] = {
+    **dict.fromkeys(("42501", 1044, 1142, 1143, 1227, 1370), _RIGHTS),
+    **dict.fromkeys(("28", "3D", 1045, 1049, 1698), _LOGIN),
+    **dict.fromkeys((1067, 1978), _DEFAULT),
+    1364: "Add the column to the records, or give it a default.",
+    _NO_TLS: _ENCRYPTION,
+}
+"""SQLSTATE, or its class, or error number → what to do about what the database refuses."""
+
+_WORDS_FOR_ADVICE = (
+    (re.compile("unable to open database file|^IO Error: |readonly database|read-only mode"), _FILE),
+    (re.compile("certificate|private key|SSL"), _ENCRYPTION),
+    (REFUSED_BY_LIBPQ, _LOGIN),
+)
+"""The same, by the words of errors without a code."""
+
+
+def advice(error: DBAPIError) -> str:
+    """Return what to do about what the database refuses."""
+    answer, words = _answer(error), str(error.orig)
+    for code in (answer, f"{answer}"[:2]):
+        if code in _ADVICE:
+            return _ADVICE[code]
+    by_words = (what for pattern, what in _WORDS_FOR_ADVICE if not isinstance(answer, int) and pattern.search(words))
+    return next(by_words, "Correct what it names, such as a change of the table.")
 
 
 def is_refusal(error: DBAPIError) -> bool:
@@ -111,19 +161,28 @@ def is_refusal(error: DBAPIError) -> bool:
 
 def _is_of_another_row(error: DBAPIError) -> bool:
     """Return whether there is a row with the same key, or none that a foreign key needs."""
-    original = error.orig
-    answer = getattr(original, "sqlstate", None) or next(iter(original.args), None) if original else None
-    return answer in _OF_ANOTHER_ROW or _WORDS_FOR_ANOTHER_ROW.search(str(original)) is not None
+    return _answer(error) in _OF_ANOTHER_ROW or _WORDS_FOR_ANOTHER_ROW.search(str(error.orig)) is not None
+
+
+def _answer(error: DBAPIError) -> Any:
+    """Return the error's number or SQLSTATE; its words if it has neither. PyMySQL 2 has both."""
+    first = next(iter(error.orig.args), None) if error.orig else None
+    return first if isinstance(first, int) else getattr(error.orig, "sqlstate", None) or first
 
 
 def request_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
     """Return the error for a failed request of the coordinator, which may have been carried out."""
     if is_refusal(error):
         return OperatorRequired(
-            f"{what}: the database refuses: {first_line(error)}. Grant the rights that the sink's README lists, undo"
-            " what was changed in the table, and start again. Recovery continues where it stopped."
+            f"{what}: the database refuses: {first_line(error)}. {advice(error)} Then start again. Recovery continues"
+            " where it stopped."
         )
     return Retriable(f"{what}: the database did not answer, or reported a temporary error: {first_line(error)}")
+
+
+def connect_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
+    """Return the error for a task's connection that could not be made."""
+    return request_failed(error, what) if is_temporary(error) else write_failed(error, what)
 
 
 def trial_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
@@ -146,7 +205,7 @@ def write_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
     """Return the error for a participant's failed call: its vote is no, and nothing of ``what`` is visible."""
     failed = f"{what} could not be written: {first_line(error)}."
     if is_refusal(error):
-        return Refused(f"{failed} Grant the rights that the sink's README lists, or correct the table.")
+        return Refused(f"{failed} {advice(error)}")
     return RoundAborted(f"{failed} The batch can be run again.")
 
 

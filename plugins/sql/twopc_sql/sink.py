@@ -28,6 +28,7 @@ from twopc.errors import (
     OperatorRequired,
     OutcomeUnknown,
     RecordRefused,
+    Refused,
     Retriable,
     RoundAborted,
     SchemaMismatch,
@@ -42,6 +43,8 @@ from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_sql.options import SqlOptions
 from twopc_sql.sessions import (
+    advice,
+    connect_failed,
     engine,
     first_line,
     is_refusal,
@@ -169,7 +172,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         """Return a connection. Waits as long as for a lock: DuckDB's file is open in one process at a time."""
 
         def connect() -> sa.Connection:
-            with mapped(DBAPIError, request_failed, f"connecting to write {name}"):
+            with mapped(DBAPIError, connect_failed, f"connecting to write {name}"):
                 return self._engine.connect()
 
         try:
@@ -199,6 +202,13 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         check_names(schema.names, self._columns(), str(self._options))
         if reserved := {*schema.names} & {*RESERVED}:
             raise SchemaMismatch(f"the column name {reserved.pop()!r} is reserved: rename the column")
+        for name in {*self._options.upsert_by} & {*schema.names}:
+            if pa.types.is_floating(schema.field(name).type):
+                raise ConfigurationError(
+                    f"column {name!r} is one of 'upsert_by', and a floating-point number. The database takes 0.0 and"
+                    " -0.0 for one key. Nothing was written. Cast it to a decimal or a text.",
+                    option="upsert_by",
+                )
         self._try(schema.names)
 
     def _columns(self) -> list[str]:
@@ -212,17 +222,16 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
             faults = [*self._options.dialect.faults(connection, self._options.schema, self._options.table)]
             self._check_key(connection, columns)
+            what_to_do = "Correct that."
             try:
                 self._tables.try_without_rows(connection, columns)
             except DBAPIError as error:
                 if not is_refusal(error):
                     raise
                 faults.append(f"the database refuses the statement of a commit: {first_line(error)}")
+                what_to_do = advice(error)
             if faults:
-                raise ConfigurationError(
-                    f"{self._options} can't be written to: {'; '.join(faults)}. Correct that. The role needs INSERT,"
-                    " and UPDATE for 'upsert_by'."
-                )
+                raise ConfigurationError(f"{self._options} can't be written to: {'; '.join(faults)}. {what_to_do}")
 
     def _check_key(self, connection: sa.Connection, columns: Sequence[str]) -> None:
         if key := self._options.upsert_by:
@@ -237,7 +246,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
                 if not is_refusal(error):
                     raise
                 raise ConfigurationError(
-                    f"{self._options}: rows can't be deleted: {first_line(error)}. Grant DELETE."
+                    f"{self._options}: rows can't be deleted: {first_line(error)}. {advice(error)}"
                 ) from error
 
     def check(self) -> Iterator[CheckResult]:
@@ -308,6 +317,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             raise self._lost(missing, mark, what)
         records = sum(c.records or 0 for c in committables)
         moved = self._tables.move(connection, [*found.values()], is_trial)
+        if moved < records and is_trial and self._tables.staged(connection, [*found.values()]) == records:
+            raise Refused(
+                f"{what}, and the table leaves out {records - moved} of its {records} records, by a trigger or a rule."
+                " Filter such records in the query, or change the trigger. Nothing of the batch is visible."
+            )
         if moved != records:
             raise TransactionLost(
                 f"{what}, and of its {records} records only {moved} could be moved: another program has changed the"

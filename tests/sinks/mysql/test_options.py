@@ -12,7 +12,8 @@ import pytest
 from tests.sinks.mysql.conftest import new_place
 from tests.sinks.options_contract import OptionsContract
 from tests.support.mariadb_server import MariaDbServer
-from twopc.errors import Retriable
+from tests.support.sink_place import ROUND
+from twopc.errors import ConfigurationError, OperatorRequired
 from twopc_mysql import sessions
 from twopc_mysql.options import MysqlOptions
 
@@ -79,9 +80,29 @@ def test_a_password_in_an_option_file_is_used(place: Place, tmp_path: Any) -> No
     sink.close()
 
 
-def test_a_file_of_a_certificate_that_is_not_there_is_reported(place: Place) -> None:
-    with pytest.raises(Retriable, match=r"2003, can't connect: .*No such file"):
-        place.sink(url=place.server.url(place.database, query="&ssl_ca=/nowhere/ca.pem"))
+@pytest.mark.parametrize("file", ["/nowhere/ca.pem", __file__])
+def test_a_certificate_that_is_not_there_or_is_none_stops_the_query(file: str, place: Place) -> None:
+    url = place.server.url(place.database, query=f"&ssl_ca={file}")
+    with pytest.raises(OperatorRequired, match=r"2026, can't use a certificate.* Correct the certificates"):
+        place.sink(url=url)
+    sink = place.bound(url=url)
+    with pytest.raises(ConfigurationError, match=r"2026, can't use a certificate.* Correct the certificates"):
+        sink.begin(sink.transactional_ids.allocate(ROUND, 0))
+    committable = place.vote(["a"])
+    with pytest.raises(OperatorRequired, match="is decided: the server refuses: 2026"):
+        sink.commit(committable)
+    place.sink().commit(committable)
+
+
+def test_a_package_that_a_users_method_of_authentication_needs_is_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(**_: object) -> None:
+        raise RuntimeError("'cryptography' package is required")  # as PyMySQL does
+
+    monkeypatch.setattr(pymysql, "connect", connect)
+    with pytest.raises(OperatorRequired, match=r"'cryptography' package is required.* install the package"):
+        place.sink(url="mysql://writer@nowhere.example/sales")
 
 
 @pytest.mark.long
@@ -95,7 +116,7 @@ def test_a_connection_over_the_network_is_encrypted_and_a_given_authority_is_bel
             [(_, cipher)] = sessions.ask(connection, "SHOW STATUS LIKE 'Ssl_cipher'")
         assert cipher
         authorities = ssl.get_default_verify_paths().openssl_cafile
-        with pytest.raises(Retriable, match="certificate verify failed"):
+        with pytest.raises(OperatorRequired, match=r"2026, .*certificate verify failed"):
             place.sink(url=f"{url}?ssl_ca={authorities}")
 
 

@@ -59,7 +59,8 @@ class TestAppend(SinkContract):
     def silent_sink(self) -> Iterator[SqlSink]:
         url = self.place.url
         is_file = url.database is not None and "/" in url.database
-        away = url.set(database="/") if is_file else url.set(host="127.0.0.1", port=1, query={})
+        unreadable = "/proc/self/mem"  # as a file of a disk that fails
+        away = url.set(database=unreadable) if is_file else url.set(host="127.0.0.1", port=1, query={})
         yield SqlSink({"url": away, "table": self.place.table})
 
     def sample(self) -> pa.RecordBatch:
