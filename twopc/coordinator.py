@@ -8,16 +8,18 @@ After any error the coordinator closes itself. The next call opens a new incarna
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from twopc import protocol
 from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
 from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
-from twopc.failures import NotComputedAgain, located
+from twopc.failures import NotComputedAgain, identity, is_outage, located
 from twopc.log.batch_identity import as_logged
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry
@@ -64,6 +66,8 @@ class Coordinator:
             first decision there is no such limit: only the target system's answer ends a decided transaction.
         gives_up: called each time that a target system has given no answer; True ends the wait. The waiting call then
             raises ``Retriable``, and the next call recovers.
+        start: an id of the query's start, by which its failures count once, if coordinators in several processes serve
+            it; None for an id of its own.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Coordinator:
         rest_interval_s: float | None = REST_INTERVAL_S,
         start_timeout_s: float = START_TIMEOUT_S,
         gives_up: Callable[[CallRetried], bool] = lambda _: False,
+        start: str | None = None,
     ) -> None:
         _check(sinks)
         if commits_at_once < 1:
@@ -92,6 +97,7 @@ class Coordinator:
         if copies is not None:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
+        self._start = start or uuid.uuid4().hex[:12]  # what a repeated failure counts by
         self._one_at_a_time = OwnedLock()  # callers of public methods, of which a second is refused or waits
         self._batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
@@ -304,7 +310,7 @@ class Coordinator:
         def closed() -> None:
             try:
                 if self.phase is Phase.IDLE:
-                    perform(protocol.close(self._performer.life), self._performer.do)
+                    perform(protocol.close(self._performer.life, self._start), self._performer.do)
             finally:
                 for sink in self._sinks.values():
                     sink.close()
@@ -354,12 +360,41 @@ class Coordinator:
         if not isinstance(error, Exception):
             return error
         if self.phase is not Phase.CLOSED and self._performer.is_open:
-            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._performer.start)
-        elif (tail := self._performer.tail_when_closed) is not None:  # it came before an incarnation was opened
-            steps = protocol.counted(tail, error, batch_id, self._performer.start)
+            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._start)
+        elif (tail := self._tail_before_opening(error)) is not None:
+            steps = protocol.counted(tail, error, batch_id, self._start)
         else:
             return error
         return perform(steps, self._performer.do)
+
+    def _tail_before_opening(self, error: Exception) -> Entry | None:
+        """Return the newest entry of the log after an error that came before an incarnation was opened; None if it is
+        not known. It is looked up anew where that matters: an ``open`` in doubt may be it by now."""
+        if identity(error) is None or is_outage(error):
+            return self._performer.tail_when_closed
+        try:
+            return _newest_entry(self._store)
+        except Exception as unread:  # noqa: BLE001  # the first error is raised
+            logger.warning("the log could not be read after an error: %s", unread)
+            return None
+
+    @contextlib.contextmanager
+    def failures_counted(self) -> Iterator[None]:
+        """Count what fails inside, between two batches, like a failure of a batch: what a source or a plan raises.
+
+        Raises:
+            RepeatedFailure: instead of an error that came again and again.
+            Fenced: instead of any error: a newer coordinator has opened the log.
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  # raised again, as what it means
+            failed = error  # Python clears its name
+
+            def fail() -> NoReturn:
+                raise failed
+
+            self._alone("an error outside of batches", fail)
 
     def __enter__(self) -> Self:
         return self

@@ -31,6 +31,16 @@ def test_status_tells_an_operator_what_has_waited_for_a_minute_until_the_log_goe
     assert "Needs an operator" not in CliRunner().invoke(cli, ["status", str(tmp_path)]).output
 
 
+def test_status_names_what_usually_passes(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = CommitLog.open(store, "orders")
+    notices.Notices(store).note(log.tail, Repetition(9, "2026-11-29T00:00:00.000+00:00", 3, "in doubt"))
+    shown = CliRunner().invoke(cli, ["status", str(tmp_path)]).output
+    assert "The query failed at batch 3, as the log reads, and gave no clear answer to an append, in 9 minutes" in shown
+    document = json.loads(CliRunner().invoke(cli, ["status", str(tmp_path), "--json"]).output)
+    assert document["repetition"]["way"] == "in doubt"
+
+
 def test_status_shows_a_failure_that_came_again_until_a_batch_is_decided(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     log = CommitLog.open(store, "orders")

@@ -15,7 +15,16 @@ import pytest
 from tests.support.memory_log import MemoryLog
 from tests.unit.test_coordinator import World, fails, raises, run, sink
 from twopc import Coordinator
-from twopc.errors import Fenced, OperatorRequired, Refused, RepeatedFailure, Retriable, RoundAborted
+from twopc.errors import (
+    Fenced,
+    InDoubt,
+    OperatorRequired,
+    Refused,
+    RepeatedFailure,
+    Retriable,
+    RoundAborted,
+    TwoPhaseCommitError,
+)
 from twopc.events import CallRetried
 from twopc.failures import identity
 from twopc.log.commit_log import read_tail
@@ -251,6 +260,75 @@ def test_a_fenced_driver_does_not_count_and_leaves_the_note_of_the_newer_one(que
     assert query.store.notice == note
 
 
+def test_an_older_driver_that_still_waits_leaves_the_note_of_a_newer_one(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = query.coordinator()
+    tail, notices = older.recover(), older._performer.notices
+    event = CallRetried("commit of x", 20, 1.0, "no leader", 75.0)
+    notices.post(tail, event)
+    query.fails(DEFECT)
+    note = query.store.notice
+    notices.post(tail, event)
+    assert query.store.notice == note
+    notices.withdraw()
+    assert query.store.notice == note
+    monkeypatch.setattr(query.store, "posted", raises(OSError("away")))
+    notices.post(tail, event)
+    assert query.store.notice == note
+
+
+@pytest.mark.parametrize("backup", [0, 1])
+def test_a_note_that_a_removed_or_a_restored_log_has_left_is_replaced(query: Query, backup: int) -> None:
+    query.kinds(DEFECT, DEFECT, DEFECT)
+    query.store.entries = dict([*query.store.entries.items()][:backup])
+    assert query.kinds(DEFECT, DEFECT, DEFECT) == [RoundAborted, RoundAborted, RepeatedFailure]
+
+
+def unanswered(query: Query, kind: str, monkeypatch: pytest.MonkeyPatch, *, lands: bool = False) -> None:
+    """Have the store give no answer to appends of a kind."""
+    put = query.store.put_if_absent
+
+    def put_if_absent(slot: int, data: bytes) -> None:
+        if f'"kind": "{kind}"'.encode() in data:
+            if lands:
+                query.store.entries.setdefault(slot, data)
+            raise TimeoutError("no answer")
+        put(slot, data)
+
+    monkeypatch.setattr(query.store, "put_if_absent", put_if_absent)
+
+
+@pytest.mark.parametrize(("kind", "lands"), [("decide", False), ("open", False), ("open", True)])
+def test_an_append_that_stays_in_doubt_for_an_hour_stops_for_an_operator(
+    query: Query, minutes: Iterator[int], kind: str, lands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.coordinator().recover()
+
+    def start() -> Exception:
+        with pytest.raises(TwoPhaseCommitError) as ended:
+            run(query.coordinator(), 0)
+        return ended.value
+
+    with monkeypatch.context() as patched:
+        unanswered(query, kind, patched, lands=lands)
+        ends = [start() for _ in itertools.islice(minutes, MINUTES_AT_MOST)]
+    assert [type(end) for end in ends] == [*[InDoubt] * (MINUTES_AT_MOST - 1), RepeatedFailure]
+    assert "Whether the batch is decided is not known" in str(ends[-1])
+    run(query.coordinator(), 0)
+    assert query.visible("a") == ["0-0", "0-1"]
+
+
+def test_a_decision_that_is_there_after_all_calls_no_operator(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc.protocol.MINUTES_AT_MOST", 1)
+    with monkeypatch.context() as patched:
+        unanswered(query, "decide", patched, lands=True)
+        with pytest.raises(InDoubt):
+            run(query.coordinator(), 0)
+    run(query.coordinator(), 0)
+    assert query.visible("a") == ["0-0", "0-1"]
+
+
 def test_a_driver_that_is_fenced_while_its_last_failure_is_counted_says_so(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +383,17 @@ def test_a_start_that_fails_before_its_first_batch_counts(query: Query) -> None:
     outcomes = [ended(Coordinator.recover, broken("open"), query) for _ in range(3)]
     assert [type(each) for each in outcomes] == [KeyError, KeyError, RepeatedFailure]
     assert "this query fails again and again" in str(outcomes[-1])
+
+
+@pytest.mark.parametrize("at_batch", [False, True])
+def test_a_clean_stop_ends_what_failed_before_a_batch_and_not_what_fails_a_batch(query: Query, at_batch: bool) -> None:
+    def fails() -> type[BaseException]:
+        return type(query.fails(DEFECT) if at_batch else ended(Coordinator.recover, broken("open"), query))
+
+    assert RepeatedFailure not in [fails(), fails()]
+    with query.coordinator("a") as coordinator:
+        coordinator.recover()
+    assert [fails(), fails(), fails()].index(RepeatedFailure) == (0 if at_batch else 2)
 
 
 def test_failures_of_one_start_count_once_a_minute(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
