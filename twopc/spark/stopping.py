@@ -159,7 +159,8 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 # Failures of a job that are known to pass. ---------------------------------------------------------------------------
-# PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass.
+# PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass. Only the error
+# counts that decides: an outage that a permanent failure was raised for, or that came as it was cleaned up, is none.
 
 _OUTAGES = re.compile(
     rf"{re.escape(DESCRIBED_BY)}Retriable\b|"  # a task has failed with an answer of twopc, which ends with this
@@ -175,22 +176,26 @@ _OUTAGES = re.compile(
 _LOST = re.compile(
     r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|"
     r"\AAn error occurred while calling \S+\Z|"  # py4j's, where the JVM has ended amid a call
-    r"cancelled because SparkContext was shut down|"
+    r"cancelled because SparkContext was shut down|Cannot call methods on a stopped SparkContext|"
     r"java\.util\.concurrent\.TimeoutException\b"  # records that are gone end a fetch so, too
 )
 """A process of Spark was lost, which may come to the same end each time."""
 
 _ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"  # in the text of a task that has failed with an aborted round
 
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*((?s:.*?))(?=\n\tat |\nTraceback \(|\Z)")
+"""The error at the end of a traceback. In a chain, the last one is what was raised."""
+
 _ERRNO = re.compile(r"^\w*Error: \[Errno (\d+)\]", re.MULTILINE)
 
 
 @contextlib.contextmanager
-def passing_failures() -> Iterator[None]:
-    """On the driver: have what passes by itself fail the round as an answer of twopc does.
+def passing_failures(is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """On the driver: have what passes by itself fail the round as an answer of twopc does. ``is_stopped``: whether this
+    process has stopped its session. Then PySpark's own clean-up hides how a job has ended.
 
     Raises:
-        Retriable: instead of an interrupt, or of an outage.
+        Retriable: instead of an interrupt, of any error in a stopped session, or of an outage.
         RoundAborted: instead of the loss of a process. That is counted, as it may never pass: see ``RepeatedFailure``.
     """
     try:
@@ -198,7 +203,7 @@ def passing_failures() -> Iterator[None]:
     except TwoPhaseCommitError:
         raise
     except Exception as error:
-        if (kind := Retriable if is_interrupt(error) else passing(str(error))) is None:
+        if (kind := Retriable if is_stopped() or is_interrupt(error) else passing(str(error))) is None:
             raise
         raise kind(f"{type(error).__name__}: {error}") from error
 
@@ -207,9 +212,15 @@ def passing(text: str) -> type[Retriable | RoundAborted] | None:
     """Return what the failure of a job counts as, by its text; None if it is not known to pass."""
     if _LOST.search(text):
         return RoundAborted
-    if _OUTAGES.search(text) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text)):
-        return Retriable  # also of an aborted round that an outage has caused
-    return RoundAborted if _ABORTED in text else None
+    in_python: list[str] = _RAISED.findall(text)
+    is_aborted = _ABORTED in (in_python[-1] if in_python else text)
+    # Python's chain ends with what was raised, and an aborted round is what its cause is. Java's ends with the cause.
+    # Beside an error of Python's, Java has its own, such as that the worker took no more input.
+    in_java = text.rpartition("\nCaused by: ")[2].partition("\n\tat ")[0]
+    decisive = next((each for each in reversed(in_python) if _ABORTED not in each), "") if in_python else in_java
+    if _OUTAGES.search(decisive) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(decisive)):
+        return Retriable
+    return RoundAborted if is_aborted else None
 
 
 # A query that is to be stopped first processes what its sources have. ------------------------------------------------
