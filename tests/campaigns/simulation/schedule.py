@@ -506,7 +506,7 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
         tail = replace(entry, unresolved=(*tail.unresolved, *entry.unresolved))
         written.append(tail)
     for slot, entry in enumerate(written):
-        coordinator._store.put_if_absent(slot, entries.serialise(entry))
+        spark.log().put_if_absent(slot, entries.serialise(entry))
     if scenario.backlog:
         spark.checkpoint.note(0)
         spark.batches = max(2, scenario.batches)
