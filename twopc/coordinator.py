@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from twopc import protocol
 from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
-from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
 from twopc.failures import NotComputedAgain, identity, is_outage, located
 from twopc.log.batch_identity import as_logged
@@ -321,7 +321,7 @@ class Coordinator:
         self, what: str, call: Callable[[], ResultT], *, waits: bool = True, batch_id: int | None = None
     ) -> ResultT:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
-        within = self._one_at_a_time.is_mine or self._batch_or_rest.is_mine
+        within = self._is_within
         try:
             if within or not self._one_at_a_time.take(waits=waits):
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
@@ -355,6 +355,11 @@ class Coordinator:
                     except RuntimeError:
                         pass
 
+    @property
+    def _is_within(self) -> bool:
+        """Whether this thread is amid a call of this coordinator."""
+        return self._one_at_a_time.is_mine or self._batch_or_rest.is_mine
+
     def _meant(self, error: BaseException, is_asked_again: bool, batch_id: int | None = None) -> BaseException:
         """Return what an error means when the log has been looked at (``protocol.explained``)."""
         if not isinstance(error, Exception):
@@ -382,16 +387,29 @@ class Coordinator:
     def failures_counted(self) -> Iterator[None]:
         """Count what fails inside, between two batches, like a failure of a batch: what a source or a plan raises.
 
+        Within a batch it does nothing, as the batch counts how it fails.
+
         Raises:
             RepeatedFailure: instead of an error that came again and again.
             Fenced: instead of any error: a newer coordinator has opened the log.
+            InDoubt: instead of any error, which is its cause: it is not known whether the log has the last entry.
         """
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # raised again, as what it means
+        except Exception as error:
+            if self._is_within:
+                raise
             failed = error  # Python clears its name
 
             def fail() -> NoReturn:
+                # The coordinator closes, so this is the last time that it can record the end of its last batch.
+                if self.phase is Phase.IDLE:
+                    try:
+                        perform(protocol.rest(self._performer.life), self._performer.do)
+                    except InDoubt as in_doubt:
+                        raise in_doubt from failed
+                    except Exception as unrecorded:  # noqa: BLE001  # the first error is raised
+                        logger.warning("the end of the last batch could not be recorded: %s", unrecorded)
                 raise failed
 
             self._alone("an error outside of batches", fail)

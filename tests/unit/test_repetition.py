@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.memory_log import MemoryLog
 from tests.unit.test_coordinator import World, fails, raises, run, sink
-from twopc import Coordinator
+from twopc import Coordinator, Vote
 from twopc.errors import (
     Fenced,
     InDoubt,
@@ -432,3 +432,37 @@ def test_a_decided_batch_that_fails_again_and_again_is_called_decided(query: Que
     assert "The batch is decided." in str(outcomes[-1])
     run(query.coordinator("a"), 1)
     assert query.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def failing_between_batches(coordinator: Coordinator, error: Exception = DEFECT) -> None:
+    with coordinator.failures_counted():
+        raise error
+
+
+def test_a_failure_between_batches_leaves_no_committed_batch_unresolved(query: Query) -> None:
+    with pytest.raises(ValueError, match="no plan"), query.ran(0, 1) as coordinator:
+        failing_between_batches(coordinator)
+    assert (query.tail.kind, query.tail.unresolved) == ("complete", ())
+    assert query.store.notice
+
+
+def test_a_failure_between_batches_whose_record_stays_in_doubt_says_so(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = query.ran(0)
+    unanswered(query, "complete", monkeypatch, lands=True)
+    with pytest.raises(InDoubt) as ended:
+        failing_between_batches(coordinator)
+    assert ended.value.__cause__ is DEFECT
+
+
+def test_a_failure_amid_a_batch_is_the_batchs(query: Query) -> None:
+    coordinator = query.coordinator()
+
+    def phase_one(_: object) -> list[Vote]:
+        failing_between_batches(coordinator)
+        return []
+
+    with pytest.raises(RoundAborted, match="no plan"):
+        coordinator.run(0, phase_one)
+    assert query.kinds(DEFECT, DEFECT) == [RoundAborted, RepeatedFailure]
