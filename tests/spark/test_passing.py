@@ -76,7 +76,7 @@ def test_a_session_that_is_stopped_amid_a_job_does_not_hide_how_the_job_has_ende
 
 def test_an_error_of_a_session_that_this_process_has_stopped_is_no_defect_of_the_query() -> None:
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
-    with pytest.raises(Retriable, match="setCallSite"), passing_failures(ClassicEngine(session).is_stopped):
+    with pytest.raises(RoundAborted, match="setCallSite"), passing_failures(ClassicEngine(session).is_stopped):
         raise AttributeError("'NoneType' object has no attribute 'setCallSite'")
     assert passing("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.") is RoundAborted
 
@@ -108,25 +108,58 @@ ABORTED = f"twopc.errors.RoundAborted: the round failed. {RoundAborted('').link}
 DEFECT = "ValueError: no plan"
 
 
+CAUSE = "The above exception was the direct cause of the following exception"
+CONTEXT = "During handling of the above exception, another exception occurred"
+
+
+def in_task(python: str) -> str:
+    task = f"org.apache.spark.api.python.PythonException: {python}\n\n\tat org.apache.spark.A.b(A.java:1)\n"
+    return f"Job aborted due to stage failure: {task}\nDriver stacktrace:\n\tat org.apache.spark.B\nCaused by: {task}"
+
+
 @pytest.mark.parametrize(
-    ("chain", "kind"),
+    ("chain", "connector", "kind"),
     [
-        ([OUTAGE, DEFECT], None),
-        ([DEFECT, OUTAGE], Retriable),
-        ([OUTAGE, ABORTED], Retriable),
-        ([f"Busy: no; {Retriable('').link}", ABORTED], Retriable),
-        ([DEFECT, ABORTED], RoundAborted),
-        ([OUTAGE, DEFECT, ABORTED], RoundAborted),
+        ([DEFECT, "KeyError: 'x'"], CONTEXT, None),
+        ([OUTAGE, DEFECT], CONTEXT, RoundAborted),
+        ([DEFECT, OUTAGE], CAUSE, Retriable),
+        ([DEFECT, OUTAGE], CONTEXT, RoundAborted),
+        ([OUTAGE, OUTAGE], CONTEXT, Retriable),
+        ([OUTAGE, ABORTED], CAUSE, Retriable),
+        ([f"Busy: no; {Retriable('').link}", ABORTED], CAUSE, Retriable),
+        ([DEFECT, ABORTED], CAUSE, RoundAborted),
+        ([OUTAGE, DEFECT, ABORTED], CAUSE, RoundAborted),
+        (["EOFError"], CAUSE, None),
     ],
 )
-def test_of_a_chain_in_python_what_was_raised_decides(chain: list[str], kind: type[Exception] | None) -> None:
-    joined = "\n\nDuring handling of the above exception, another exception occurred:\n\n".join(
-        f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    a()\n{error}' for error in chain
+def test_of_a_chain_in_python_what_was_raised_decides_unless_it_came_amid_a_cleanup(
+    chain: list[str], connector: str, kind: type[Exception] | None
+) -> None:
+    text = in_task(
+        f"\n\n{connector}:\n\n".join(
+            f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    a()\n{error}'
+            for error in chain
+        )
     )
-    task = f"org.apache.spark.api.python.PythonException: {joined}\n\n\tat org.apache.spark.A.b(A.java:1)\n"
-    text = f"Job aborted due to stage failure: {task}\nDriver stacktrace:\n\tat org.apache.spark.B\nCaused by: {task}"
     assert passing(text) is kind
-    assert passing(f"{text}Caused by: java.net.SocketException: Broken pipe\n\tat java.A\n") is kind
+    assert passing(f"{text}Caused by: java.net.ConnectException: refused\n\tat java.A\n") is (kind or RoundAborted)
+
+
+@pytest.mark.parametrize(("line", "kind"), [(OUTAGE, RoundAborted), (ABORTED, RoundAborted), (DEFECT, None)])
+def test_an_outage_in_a_group_of_errors_is_counted_by_minutes(line: str, kind: type[Exception] | None) -> None:
+    lines = [
+        "  + Exception Group Traceback (most recent call last):",
+        '  |   File "a.py", line 1, in <module>',
+        "  | ExceptionGroup: tasks failed (2 sub-exceptions)",
+        "  +-+---------------- 1 ----------------",
+        "    | Traceback (most recent call last):",
+        '    |   File "a.py", line 2, in <module>',
+        f"    | {line}",
+        "    +---------------- 2 ----------------",
+        f"    | {DEFECT}",
+        "    +------------------------------------",
+    ]
+    assert passing(in_task("\n".join(lines))) is kind
 
 
 @pytest.mark.parametrize(
@@ -134,8 +167,9 @@ def test_of_a_chain_in_python_what_was_raised_decides(chain: list[str], kind: ty
     [
         (["a.Failed: x", "java.net.ConnectException: Connection refused"], Retriable),
         (["java.net.ConnectException: Connection refused"], Retriable),
-        (["java.net.ConnectException: no", "a.Refused: no such user"], None),
-        (["a.Refused: x\n\tat a.A\n\tSuppressed: java.net.SocketException: Broken pipe"], None),
+        (["java.net.ConnectException: no", "java.io.IOException: closed by peer"], RoundAborted),
+        (["a.Refused: x\n\tat a.A\n\tSuppressed: java.net.SocketException: Broken pipe"], RoundAborted),
+        (["a.Refused: x", "a.Denied: y"], None),
     ],
 )
 def test_of_a_chain_in_java_the_cause_decides(chain: list[str], kind: type[Exception] | None) -> None:

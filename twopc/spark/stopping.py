@@ -159,15 +159,16 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 # Failures of a job that are known to pass. ---------------------------------------------------------------------------
-# PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass. Only the error
-# counts that decides: an outage that a permanent failure was raised for, or that came as it was cleaned up, is none.
+# PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass. An outage lasts
+# without limit only where it decides. One that another failure was raised for, or that came as one was cleaned up, is
+# counted like the loss of a process: it may pass.
 
 _OUTAGES = re.compile(
     rf"{re.escape(DESCRIBED_BY)}Retriable\b|"  # a task has failed with an answer of twopc, which ends with this
     r"java\.net\.(?:Connect|NoRouteToHost|Socket|SocketTimeout|UnknownHost)Exception\b|"
     r"org\.apache\.kafka\.common\.errors\.(?:Disconnect|Network|NotLeaderOrFollower|Timeout|CoordinatorNotAvailable)"
     r"Exception\b|"
-    r"^(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
+    r"^[ |+]*(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
     r"|TimeoutError|socket\.gaierror|http\.client\.RemoteDisconnected): ",
     re.MULTILINE,
 )
@@ -179,14 +180,17 @@ _LOST = re.compile(
     r"cancelled because SparkContext was shut down|Cannot call methods on a stopped SparkContext|"
     r"java\.util\.concurrent\.TimeoutException\b"  # records that are gone end a fetch so, too
 )
-"""A process of Spark was lost, which may come to the same end each time."""
+"""A process of Spark was lost, or the session was stopped, or a wait of Spark has ended. That may come to the same end
+each time."""
 
 _ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"  # in the text of a task that has failed with an aborted round
 
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*((?s:.*?))(?=\n\tat |\nTraceback \(|\Z)")
 """The error at the end of a traceback. In a chain, the last one is what was raised."""
 
-_ERRNO = re.compile(r"^\w*Error: \[Errno (\d+)\]", re.MULTILINE)
+_HANDLING = "During handling of the above exception"  # follows an error in a traceback that the next was not raised for
+
+_ERRNO = re.compile(r"^[ |+]*\w*Error: \[Errno (\d+)\]", re.MULTILINE)  # the lines of a group begin so
 
 
 @contextlib.contextmanager
@@ -195,15 +199,17 @@ def passing_failures(is_stopped: Callable[[], bool]) -> Iterator[None]:
     process has stopped its session. Then PySpark's own clean-up hides how a job has ended.
 
     Raises:
-        Retriable: instead of an interrupt, of any error in a stopped session, or of an outage.
-        RoundAborted: instead of the loss of a process. That is counted, as it may never pass: see ``RepeatedFailure``.
+        Retriable: instead of an interrupt, or of an outage.
+        RoundAborted: instead of the loss of a process, of any other error in a stopped session, or of one beside which
+            an outage came. That is counted, as it may never pass: see ``RepeatedFailure``.
     """
     try:
         yield
     except TwoPhaseCommitError:
         raise
     except Exception as error:
-        if (kind := Retriable if is_stopped() or is_interrupt(error) else passing(str(error))) is None:
+        kind = Retriable if is_interrupt(error) else passing(str(error)) or (RoundAborted if is_stopped() else None)
+        if kind is None:
             raise
         raise kind(f"{type(error).__name__}: {error}") from error
 
@@ -212,15 +218,20 @@ def passing(text: str) -> type[Retriable | RoundAborted] | None:
     """Return what the failure of a job counts as, by its text; None if it is not known to pass."""
     if _LOST.search(text):
         return RoundAborted
-    in_python: list[str] = _RAISED.findall(text)
-    is_aborted = _ABORTED in (in_python[-1] if in_python else text)
+    in_python: list[str] = _RAISED.findall(text)  # empty for a group of errors, whose lines are all indented
+    is_aborted = _ABORTED in ((in_python and in_python[-1].strip()) or text)
     # Python's chain ends with what was raised, and an aborted round is what its cause is. Java's ends with the cause.
     # Beside an error of Python's, Java has its own, such as that the worker took no more input.
     in_java = text.rpartition("\nCaused by: ")[2].partition("\n\tat ")[0]
     decisive = next((each for each in reversed(in_python) if _ABORTED not in each), "") if in_python else in_java
-    if _OUTAGES.search(decisive) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(decisive)):
+    is_cleanup = any(_HANDLING in each and not _has_outage(each) for each in in_python)
+    if _has_outage(decisive) and not is_cleanup:
         return Retriable
-    return RoundAborted if is_aborted else None
+    return RoundAborted if is_aborted or _has_outage(text) else None
+
+
+def _has_outage(text: str) -> bool:
+    return bool(_OUTAGES.search(text)) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text))
 
 
 # A query that is to be stopped first processes what its sources have. ------------------------------------------------
