@@ -400,6 +400,9 @@ class Coordinator:
             if self._is_within:
                 raise
             failed = error  # Python clears its name
+            if isinstance(error, RoundAborted):  # which would say that nothing of a batch is visible
+                failed = NotComputedAgain(f"no batch was begun: {error.message}")
+                failed.__cause__ = error
 
             def fail() -> NoReturn:
                 # The coordinator closes, so this is the last time that it can record the end of its last batch.

@@ -135,12 +135,8 @@ def in_task(python: str) -> str:
 def test_of_a_chain_in_python_what_was_raised_decides_unless_it_came_amid_a_cleanup(
     chain: list[str], connector: str, kind: type[Exception] | None
 ) -> None:
-    text = in_task(
-        f"\n\n{connector}:\n\n".join(
-            f'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    a()\n{error}'
-            for error in chain
-        )
-    )
+    header = 'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\n    a()\n'
+    text = in_task(f"\n\n{connector}:\n\n".join(header + error for error in chain))
     assert passing(text) is kind
     assert passing(f"{text}Caused by: java.net.ConnectException: refused\n\tat java.A\n") is (kind or RoundAborted)
 

@@ -466,3 +466,15 @@ def test_a_failure_amid_a_batch_is_the_batchs(query: Query) -> None:
     with pytest.raises(RoundAborted, match="no plan"):
         coordinator.run(0, phase_one)
     assert query.kinds(DEFECT, DEFECT) == [RoundAborted, RepeatedFailure]
+
+
+def test_a_round_of_none_is_not_called_rolled_back_and_counts_like_one(query: Query, minutes: Iterator[int]) -> None:
+    lost, ends = RoundAborted("the executor was lost"), []
+    for _ in itertools.islice(minutes, MINUTES_AT_MOST):
+        coordinator = query.coordinator()
+        coordinator.recover()
+        with pytest.raises(TwoPhaseCommitError, match="the executor was lost") as ended:
+            failing_between_batches(coordinator, lost)
+        ends.append(ended.value)
+    assert {each.kind for each in ends[:-1]} == {"Retriable"}
+    assert isinstance(ends[-1], RepeatedFailure)
