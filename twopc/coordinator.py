@@ -98,6 +98,7 @@ class Coordinator:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
         self._start = start or uuid.uuid4().hex[:12]  # what a repeated failure counts by
+        self._is_fenced = False  # by what ended the last call
         self._one_at_a_time = OwnedLock()  # callers of public methods, of which a second is refused or waits
         self._batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
@@ -364,7 +365,7 @@ class Coordinator:
         """Return what an error means when the log has been looked at (``protocol.explained``)."""
         if not isinstance(error, Exception):
             return error
-        if self.phase is not Phase.CLOSED and self._performer.is_open:
+        if self._performer.is_open and (self.phase is not Phase.CLOSED or self._is_fenced):
             steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._start)
         elif (tail := self._tail_before_opening(error)) is not None:
             steps = protocol.counted(tail, error, batch_id, self._start)
@@ -476,6 +477,7 @@ class Coordinator:
 
     def _fail(self, error: BaseException, batch_id: int | None = None) -> None:
         """Close after an error, so that the next call recovers first."""
+        self._is_fenced = isinstance(error, Fenced)
         if isinstance(error, TwoPhaseCommitError):
             error.fill_in(batch_id=batch_id, phase=self.phase)
         if self.phase is Phase.CLOSED:

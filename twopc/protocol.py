@@ -35,8 +35,9 @@ from twopc.errors import (
     Refused,
     RepeatedFailure,
     RoundAborted,
+    TwoPhaseCommitError,
 )
-from twopc.failures import cause_of, decided_batch, identity, is_outage, passes
+from twopc.failures import cause_of, decided_batch, identity, is_outage, passes, sentence
 from twopc.log import batch_identity, steps
 from twopc.log.entries import Decision, Entry, abandoned, amended, closed, completed, decided, repeated
 from twopc.loss import (
@@ -401,9 +402,11 @@ def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> 
         else:
             state = " The batch is not decided, and nothing of it is visible."
     in_all = f", and {now.starts} times in all" if now.starts > now.count else ""
+    since = "No decision is known since" if isinstance(cause, InDoubt) else "Nothing was decided in between"
+    words = sentence(cause) if isinstance(cause, TwoPhaseCommitError) else f"{str(cause).removesuffix('.')}."
     says = (
-        f"{what} again and again: {now.count} times in this way since {now.since}{in_all}. Nothing was decided in"
-        f" between. The newest failure ({type(cause).__name__}): {str(cause).removesuffix('.')}.{state}"
+        f"{what} again and again: {now.count} times in this way since {now.since}{in_all}. {since}."
+        f" The newest failure ({type(cause).__name__}): {words}{state}"
     )
     if is_outage(error):
         yield effects.Log(logging.ERROR, says)

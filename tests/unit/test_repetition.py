@@ -315,6 +315,8 @@ def test_an_append_that_stays_in_doubt_for_an_hour_stops_for_an_operator(
         ends = [start() for _ in itertools.islice(minutes, MINUTES_AT_MOST)]
     assert [type(end) for end in ends] == [*[InDoubt] * (MINUTES_AT_MOST - 1), RepeatedFailure]
     assert "Whether the batch is decided is not known" in str(ends[-1])
+    assert "No decision is known since. The newest" in str(ends[-1])
+    assert ".." not in str(ends[-1])
     run(query.coordinator(), 0)
     assert query.visible("a") == ["0-0", "0-1"]
 
@@ -478,3 +480,12 @@ def test_a_round_of_none_is_not_called_rolled_back_and_counts_like_one(query: Qu
         ends.append(ended.value)
     assert {each.kind for each in ends[:-1]} == {"Retriable"}
     assert isinstance(ends[-1], RepeatedFailure)
+
+
+def test_a_driver_that_was_fenced_counts_nothing_afterwards(query: Query) -> None:
+    older = query.ran(0)
+    query.coordinator().recover()
+    for _ in range(4):
+        with pytest.raises(Fenced):
+            failing_between_batches(older)
+    assert not query.store.notice
