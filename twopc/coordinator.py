@@ -66,8 +66,6 @@ class Coordinator:
             first decision there is no such limit: only the target system's answer ends a decided transaction.
         gives_up: called each time that a target system has given no answer; True ends the wait. The waiting call then
             raises ``Retriable``, and the next call recovers.
-        start: an id of the query's start, by which its failures count once, if coordinators in several processes serve
-            it; None for an id of its own.
     """
 
     def __init__(
@@ -82,7 +80,6 @@ class Coordinator:
         rest_interval_s: float | None = REST_INTERVAL_S,
         start_timeout_s: float = START_TIMEOUT_S,
         gives_up: Callable[[CallRetried], bool] = lambda _: False,
-        start: str | None = None,
     ) -> None:
         _check(sinks)
         if commits_at_once < 1:
@@ -97,8 +94,10 @@ class Coordinator:
         if copies is not None:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
-        self._start = start or uuid.uuid4().hex[:12]  # what a repeated failure counts by
+        # What a repeated failure counts by. Coordinators in several processes have one if they serve one start.
+        self._start = uuid.uuid4().hex[:12]
         self._is_fenced = False  # by what ended the last call
+        self._has_passed = False  # what comes before a batch and may fail at each start
         self._one_at_a_time = OwnedLock()  # callers of public methods, of which a second is refused or waits
         self._batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
@@ -311,7 +310,9 @@ class Coordinator:
         def closed() -> None:
             try:
                 if self.phase is Phase.IDLE:
-                    perform(protocol.close(self._performer.life, self._start), self._performer.do)
+                    has_passed = self._has_passed or self._performer.life.has_run
+                    start = self._start if has_passed else None
+                    perform(protocol.close(self._performer.life, start), self._performer.do)
             finally:
                 for sink in self._sinks.values():
                     sink.close()
@@ -397,6 +398,7 @@ class Coordinator:
         """
         try:
             yield
+            self._has_passed = True
         except Exception as error:
             if self._is_within:
                 raise

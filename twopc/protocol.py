@@ -337,7 +337,7 @@ def rest(life: Life) -> Steps[bool]:
     return True
 
 
-def close(life: Life, start: str) -> Steps[None]:
+def close(life: Life, start: str | None) -> Steps[None]:
     """Stop cleanly. A lost attempt may have begun after the last batch's sweep. ``start``: see ``closed``."""
     yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False))
     if not life.pending:

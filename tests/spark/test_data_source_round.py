@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -212,10 +213,13 @@ def test_a_checkpoint_that_cannot_be_read_at_any_start_calls_an_operator(
     planned: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned.open(SCHEMA)
+    close = Mock()
+    monkeypatch.setattr(FileSink, "close", close)
     monkeypatch.setattr(data_source_round, "read_before", raises(KeyError("broken")))
     for kind in (KeyError, KeyError, RepeatedFailure):
         with pytest.raises(kind, match="broken"):
             planned.open(SCHEMA)
+    assert close.call_count == 3
 
 
 @pytest.mark.parametrize("has_voted", [False, True])

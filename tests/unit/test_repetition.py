@@ -393,8 +393,13 @@ def test_a_clean_stop_ends_what_failed_before_a_batch_and_not_what_fails_a_batch
         return type(query.fails(DEFECT) if at_batch else ended(Coordinator.recover, broken("open"), query))
 
     assert RepeatedFailure not in [fails(), fails()]
+    with query.coordinator("a") as resolving:  # it comes to no step of the query
+        resolving.recover()
+    assert query.tail.repetition
     with query.coordinator("a") as coordinator:
         coordinator.recover()
+        with coordinator.failures_counted():
+            pass
     assert [fails(), fails(), fails()].index(RepeatedFailure) == (0 if at_batch else 2)
 
 
@@ -489,3 +494,13 @@ def test_a_driver_that_was_fenced_counts_nothing_afterwards(query: Query) -> Non
         with pytest.raises(Fenced):
             failing_between_batches(older)
     assert not query.store.notice
+
+
+def test_a_wait_amid_which_the_note_cannot_be_read_keeps_it(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert query.kinds(DEFECT, DEFECT)
+    notices, note, tail = query.coordinator()._performer.notices, query.store.notice, query.tail
+    monkeypatch.setattr(query.store, "posted", raises(OSError("away")))
+    notices.post(tail, CallRetried("commit of x", 20, 1.0, "no leader", 75.0))
+    assert query.store.notice == note
+    notices.withdraw()
+    assert query.store.notice == note

@@ -58,12 +58,14 @@ class Notices:
 
     def _write(self, tail: Entry, notice: dict[str, Any], repetition: Repetition | None = None) -> None:
         """Replace the file, unless it is a newer driver's. What the last start has noted stays in it while a call
-        waits, and afterwards."""
+        waits, and afterwards: where the file can't be read, only a newer note replaces it."""
         try:
             found = _found(self._store)
         except Exception as error:  # noqa: BLE001  # then the log shows whose it may be
             logger.debug("the notice beside the commit log at %s could not be read: %s", self._store.url, error)
             found = None
+            if repetition is None:
+                return
         try:
             if _may_be_of_another(found, tail) and self._is_overtaken(tail):
                 return

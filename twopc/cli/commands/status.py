@@ -78,11 +78,11 @@ def _status(history: History) -> Document:
 
 
 _WAYS = {
-    OUTAGE: "as a system did not answer, in {} minutes",
-    ABORTED: "as its round was rolled back, in {} minutes",
-    IN_DOUBT: "as the log reads, and gave no clear answer to an append, in {} minutes",
+    OUTAGE: "a system did not answer",
+    ABORTED: "its round was rolled back",
+    IN_DOUBT: "the log can be read but does not confirm appends",
 }
-"""How the failures that usually pass are called. They count once a minute."""
+"""Why a failure came that usually passes. It counts once a minute."""
 
 
 def _repetition(again: Repetition) -> Document:
@@ -127,9 +127,16 @@ def _draw(console: Console, document: Document) -> None:
             f" ({waits_for['reason']})"
         )
     if again := document["repetition"]:
-        at = "before a batch" if again["batch_id"] is None else f"at batch {again['batch_id']}"
-        way = _WAYS.get(again["way"], "in the same way {} times").format(again["count"])
-        parts.append(f"The query failed {at}, {way} since {again['since']}.")
+        what = (
+            "The query has failed before a batch"
+            if again["batch_id"] is None
+            else f"Batch {again['batch_id']} has failed"
+        )
+        count, since, reason = again["count"], again["since"], _WAYS.get(again["way"])
+        how = f"{count} times in the same way since {since}."
+        if reason is not None:
+            how = f"in {count} different minute{'s' * (count != 1)} since {since}: {reason}."
+        parts.append(f"{what} {how}")
     if document["in_doubt"]:
         open_ = ("batch", "incarnation", "sink", "transactions", "records", "since")
         parts.append(table("In doubt: decided, and not known to be committed", open_, doubt))

@@ -171,30 +171,29 @@ class Rounds:
         """
         reads = follows = None
         start, sink = uuid.uuid4().hex[:12], sink_alone(self.backend, self.options)
-        coordinator = self._coordinator(sink, start)
-        with coordinator.failures_counted():
-            if self.checkpoint is not None:
-                checkpoint = CheckpointFolder(self.checkpoint)
-                batch_id, reads = checkpoint.newest()
-                follows = read_before(checkpoint, batch_id)
-                refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
-                refuse_within_checkpoint(self.log, self.checkpoint)
-            if self.events is not None:
-                refuse_within_outputs("the events file", self.events, {SINK: sink})
-            if self.flow is not None and batch_id == 0:
-                self.flow.refuse_full_refresh(self.log, self.owner)
-        with spool(self.events):
-            try:
-                coordinator.validate({SINK: schema})
-                tail = coordinator.recover()
-                if batch_id is None:
-                    batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
-                is_decided = coordinator.has_decided(batch_id, reads, follows)
-            except Exception as error:
-                self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
-                raise
-            finally:
-                sink.close()
+        with contextlib.closing(sink):
+            coordinator = self._coordinator(sink, start)
+            with coordinator.failures_counted():
+                if self.checkpoint is not None:
+                    checkpoint = CheckpointFolder(self.checkpoint)
+                    batch_id, reads = checkpoint.newest()
+                    follows = read_before(checkpoint, batch_id)
+                    refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
+                    refuse_within_checkpoint(self.log, self.checkpoint)
+                if self.events is not None:
+                    refuse_within_outputs("the events file", self.events, {SINK: sink})
+                if self.flow is not None and batch_id == 0:
+                    self.flow.refuse_full_refresh(self.log, self.owner)
+            with spool(self.events):
+                try:
+                    coordinator.validate({SINK: schema})
+                    tail = coordinator.recover()
+                    if batch_id is None:
+                        batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
+                    is_decided = coordinator.has_decided(batch_id, reads, follows)
+                except Exception as error:
+                    self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
+                    raise
         spare_garbage_collection()
         incarnation = Incarnation(start, tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
         sinks = PickledSinks.of({SINK: sink})
@@ -259,15 +258,16 @@ class Rounds:
             notify(BatchFailed(batch_id, error, phases_ms, self.owner))
 
     def _coordinator(self, sink: TwoPhaseCommitSink[Any], start: str) -> Coordinator:
-        return Coordinator(
+        coordinator = Coordinator(
             {SINK: sink},
             self.log,
             owner=self.owner,
             first_batch_id=self.first_batch_id,
             replay_copies=self.replay_copies,
             start_timeout_s=self.start_timeout_s,
-            start=start,
         )
+        coordinator._start = start  # noqa: SLF001  # not for users
+        return coordinator
 
 
 def _counted(
