@@ -8,16 +8,18 @@ After any error the coordinator closes itself. The next call opens a new incarna
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from twopc import protocol
 from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
-from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, RoundAborted, TwoPhaseCommitError
 from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
-from twopc.failures import NotComputedAgain, located
+from twopc.failures import NotComputedAgain, identity, is_outage, located
 from twopc.log.batch_identity import as_logged
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry
@@ -92,6 +94,10 @@ class Coordinator:
         if copies is not None:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
+        # What a repeated failure counts by. Coordinators in several processes have one if they serve one start.
+        self._start = uuid.uuid4().hex[:12]
+        self._is_fenced = False  # by what ended the last call
+        self._has_passed = False  # what comes before a batch and may fail at each start
         self._one_at_a_time = OwnedLock()  # callers of public methods, of which a second is refused or waits
         self._batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
@@ -304,7 +310,9 @@ class Coordinator:
         def closed() -> None:
             try:
                 if self.phase is Phase.IDLE:
-                    perform(protocol.close(self._performer.life), self._performer.do)
+                    has_passed = self._has_passed or self._performer.life.has_run
+                    start = self._start if has_passed else None
+                    perform(protocol.close(self._performer.life, start), self._performer.do)
             finally:
                 for sink in self._sinks.values():
                     sink.close()
@@ -315,7 +323,7 @@ class Coordinator:
         self, what: str, call: Callable[[], ResultT], *, waits: bool = True, batch_id: int | None = None
     ) -> ResultT:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
-        within = self._one_at_a_time.is_mine or self._batch_or_rest.is_mine
+        within = self._is_within
         try:
             if within or not self._one_at_a_time.take(waits=waits):
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
@@ -349,17 +357,68 @@ class Coordinator:
                     except RuntimeError:
                         pass
 
+    @property
+    def _is_within(self) -> bool:
+        """Whether this thread is amid a call of this coordinator."""
+        return self._one_at_a_time.is_mine or self._batch_or_rest.is_mine
+
     def _meant(self, error: BaseException, is_asked_again: bool, batch_id: int | None = None) -> BaseException:
         """Return what an error means when the log has been looked at (``protocol.explained``)."""
         if not isinstance(error, Exception):
             return error
-        if self.phase is not Phase.CLOSED and self._performer.is_open:
-            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._performer.start)
-        elif (tail := self._performer.tail_when_closed) is not None:  # it came before an incarnation was opened
-            steps = protocol.counted(tail, error, batch_id, self._performer.start)
+        if self._performer.is_open and (self.phase is not Phase.CLOSED or self._is_fenced):
+            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._start)
+        elif (tail := self._tail_before_opening(error)) is not None:
+            steps = protocol.counted(tail, error, batch_id, self._start)
         else:
             return error
         return perform(steps, self._performer.do)
+
+    def _tail_before_opening(self, error: Exception) -> Entry | None:
+        """Return the newest entry of the log after an error that came before an incarnation was opened; None if it is
+        not known. It is looked up anew where that matters: an ``open`` in doubt may be it by now."""
+        if identity(error) is None or is_outage(error):
+            return self._performer.tail_when_closed
+        try:
+            return _newest_entry(self._store)
+        except Exception as unread:  # noqa: BLE001  # the first error is raised
+            logger.warning("the log could not be read after an error: %s", unread)
+            return None
+
+    @contextlib.contextmanager
+    def failures_counted(self) -> Iterator[None]:
+        """Count what fails inside, between two batches, like a failure of a batch: what a source or a plan raises.
+
+        Within a batch it does nothing, as the batch counts how it fails.
+
+        Raises:
+            RepeatedFailure: instead of an error that came again and again.
+            Fenced: instead of any error: a newer coordinator has opened the log.
+            InDoubt: instead of any error, which is its cause: it is not known whether the log has the last entry.
+        """
+        try:
+            yield
+            self._has_passed = True
+        except Exception as error:
+            if self._is_within:
+                raise
+            failed = error  # Python clears its name
+            if isinstance(error, RoundAborted):  # which would say that nothing of a batch is visible
+                failed = NotComputedAgain(f"no batch was begun: {error.message}")
+                failed.__cause__ = error
+
+            def fail() -> NoReturn:
+                # The coordinator closes, so this is the last time that it can record the end of its last batch.
+                if self.phase is Phase.IDLE:
+                    try:
+                        perform(protocol.rest(self._performer.life), self._performer.do)
+                    except InDoubt as in_doubt:
+                        raise in_doubt from failed
+                    except Exception as unrecorded:  # noqa: BLE001  # the first error is raised
+                        logger.warning("the end of the last batch could not be recorded: %s", unrecorded)
+                raise failed
+
+            self._alone("an error outside of batches", fail)
 
     def __enter__(self) -> Self:
         return self
@@ -420,6 +479,7 @@ class Coordinator:
 
     def _fail(self, error: BaseException, batch_id: int | None = None) -> None:
         """Close after an error, so that the next call recovers first."""
+        self._is_fenced = isinstance(error, Fenced)
         if isinstance(error, TwoPhaseCommitError):
             error.fill_in(batch_id=batch_id, phase=self.phase)
         if self.phase is Phase.CLOSED:

@@ -10,7 +10,15 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.errors import (
+    InDoubt,
+    LogMismatch,
+    OperatorRequired,
+    Refused,
+    Retriable,
+    RoundAborted,
+    TwoPhaseCommitError,
+)
 from twopc.stores.errors import DISK_AWAY, TEMPORARY
 
 PASSING = TEMPORARY | DISK_AWAY - {errno.ENOENT}
@@ -36,6 +44,10 @@ Where the server asks another system, it has the same words for a wrong password
 (auth_failed in auth.c), so these are none of a refusal."""
 
 _OF_A_STACK = ("at ", "File ", "... ")
+
+OUTAGE, ABORTED, IN_DOUBT = "outage", "aborted", "in doubt"
+"""What a failure that is known to pass is recognized by: a system did not answer, a round was rolled back, or an append
+to the log had no clear answer."""
 
 
 @contextlib.contextmanager
@@ -108,18 +120,22 @@ def is_outage(error: BaseException) -> bool:
 
 
 def passes(error: BaseException) -> bool:
-    """Return whether a failure is known to pass. It may come again all the same."""
-    return is_outage(error) or isinstance(cause_of(error), RoundAborted)
+    """Return whether a failure is known to pass. It may come again all the same.
+
+    An append in doubt is one, and no outage, whatever the store's client has raised: it is counted beside the log, so
+    the store takes notes, and reads, and no appends. That may not end by itself.
+    """
+    return is_outage(error) or isinstance(cause_of(error), RoundAborted | InDoubt)
 
 
 def identity(error: BaseException) -> str | None:
     """Return what an error is recognized by when it comes again: a hash, or its kind if it is known to pass, as its
     words do not matter then; None if it is an answer that ends the query."""
-    if isinstance(error, TwoPhaseCommitError) and not isinstance(error, Retriable | RoundAborted):
+    if isinstance(error, TwoPhaseCommitError) and not isinstance(error, Retriable | RoundAborted | InDoubt):
         return None
-    if passes(error):
-        return "outage" if is_outage(error) else "aborted"
     cause = cause_of(error)
+    if passes(error):
+        return OUTAGE if is_outage(error) else IN_DOUBT if isinstance(cause, InDoubt) else ABORTED
     lines = [line for line in str(cause).splitlines() if not line.lstrip().startswith(_OF_A_STACK)]
     words = _CHANGING.sub(" ", "\n".join(lines).lower())
     return hashlib.sha256(f"{type(cause).__qualname__} {words}".encode()).hexdigest()[:16]

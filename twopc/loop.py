@@ -100,9 +100,12 @@ def run(
     with Coordinator(sinks, log, owner=owner, **coordinator) as deciding:
         position = deciding.recover().reads
         batch_id = deciding.next_batch_id
-        source.begin(position)
+        with deciding.failures_counted():
+            source.begin(position)
         while not is_stopping():
-            if (read := source.read()) is None:
+            with deciding.failures_counted():
+                read = source.read()
+            if read is None:
                 continue
             phase_one = functools.partial(_write, sinks, route, read, offsets)
             batch = functools.partial(deciding.run, batch_id, phase_one, reads=read.position, follows=position)

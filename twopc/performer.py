@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -68,7 +67,6 @@ class Performer:
     gives_up: Callable[[CallRetried], bool]
 
     def __post_init__(self) -> None:
-        self.start = uuid.uuid4().hex[:12]  # what a repeated failure counts by
         self.phase = Phase.CLOSED
         self.is_open = False
         self.tail_when_closed: Entry | None = None

@@ -35,8 +35,9 @@ from twopc.errors import (
     Refused,
     RepeatedFailure,
     RoundAborted,
+    TwoPhaseCommitError,
 )
-from twopc.failures import cause_of, decided_batch, identity, is_outage, passes
+from twopc.failures import cause_of, decided_batch, identity, is_outage, passes, sentence
 from twopc.log import batch_identity, steps
 from twopc.log.entries import Decision, Entry, abandoned, amended, closed, completed, decided, repeated
 from twopc.loss import (
@@ -336,12 +337,12 @@ def rest(life: Life) -> Steps[bool]:
     return True
 
 
-def close(life: Life) -> Steps[None]:
-    """Stop cleanly. A lost attempt may have begun after the last batch's sweep."""
+def close(life: Life, start: str | None) -> Steps[None]:
+    """Stop cleanly. A lost attempt may have begun after the last batch's sweep. ``start``: see ``closed``."""
     yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False))
     if not life.pending:
         yield from steps.verify(life.log)
-        yield from steps.append(life.log, closed(life.tail))
+        yield from steps.append(life.log, closed(life.tail, start))
     yield effects.Enter(Phase.CLOSED)
 
 
@@ -353,16 +354,21 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
     log's first decision: then the error is returned as it is. Where the query, or the next rest, asks again, the look
     is not repeated. The look comes first: a newer coordinator may have left a note of its own. Before an operator is
     called there is another one: a newer coordinator may have opened while the failure was counted.
+
+    After an append in doubt, a look may also find this coordinator's own entry. In both cases the next start learns the
+    outcome, so the error stays what it is, and is not counted.
     """
-    if isinstance(error, Fenced | InDoubt | CorruptLog):
+    if isinstance(error, Fenced | CorruptLog):
         return error
+    is_in_doubt = isinstance(error, InDoubt)
+    patience_s = 0.0 if is_asked_again or is_in_doubt else None
     try:
-        yield _look(life, patience_s=0.0 if is_asked_again else None)
+        yield _look(life, patience_s)
         meant = yield from counted(life.tail, error, batch_id, start)
         if meant is not error:
-            yield _look(life)
+            yield _look(life, patience_s if is_in_doubt else None)
     except Fenced as fenced:
-        return fenced
+        return error if is_in_doubt else fenced
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         yield effects.Log(logging.WARNING, f"the log could not be read after an error: {unread}")
         return error
@@ -388,13 +394,19 @@ def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> 
     cause = cause_of(error)
     what, state = "this query fails", ""
     if batch_id is not None:
-        is_decided = tail.decided is not None and batch_id <= tail.decided
         what = f"batch {batch_id} fails"
-        state = " The batch is decided." if is_decided else " The batch is not decided, and nothing of it is visible."
+        if tail.decided is not None and batch_id <= tail.decided:
+            state = " The batch is decided."
+        elif isinstance(cause, InDoubt):
+            state = " Whether the batch is decided is not known before the log takes entries again."
+        else:
+            state = " The batch is not decided, and nothing of it is visible."
     in_all = f", and {now.starts} times in all" if now.starts > now.count else ""
+    since = "No decision is known since" if isinstance(cause, InDoubt) else "Nothing was decided in between"
+    words = sentence(cause) if isinstance(cause, TwoPhaseCommitError) else f"{str(cause).removesuffix('.')}."
     says = (
-        f"{what} again and again: {now.count} times in this way since {now.since}{in_all}. Nothing was decided in"
-        f" between. The newest failure ({type(cause).__name__}): {str(cause).removesuffix('.')}.{state}"
+        f"{what} again and again: {now.count} times in this way since {now.since}{in_all}. {since}."
+        f" The newest failure ({type(cause).__name__}): {words}{state}"
     )
     if is_outage(error):
         yield effects.Log(logging.ERROR, says)

@@ -31,6 +31,17 @@ def test_status_tells_an_operator_what_has_waited_for_a_minute_until_the_log_goe
     assert "Needs an operator" not in CliRunner().invoke(cli, ["status", str(tmp_path)]).output
 
 
+def test_status_names_what_usually_passes(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = CommitLog.open(store, "orders")
+    notices.Notices(store).note(log.tail, Repetition(9, "2026-11-29T00:00:00.000+00:00", 3, "in doubt"))
+    shown = CliRunner().invoke(cli, ["status", str(tmp_path)]).output
+    assert "Batch 3 has failed in 9 different minutes since" in shown.replace("\n", " ")
+    assert "the log can be read but does not confirm appends." in shown.replace("\n", " ")
+    document = json.loads(CliRunner().invoke(cli, ["status", str(tmp_path), "--json"]).output)
+    assert document["repetition"]["way"] == "in doubt"
+
+
 def test_status_shows_a_failure_that_came_again_until_a_batch_is_decided(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     log = CommitLog.open(store, "orders")
@@ -39,7 +50,7 @@ def test_status_shows_a_failure_that_came_again_until_a_batch_is_decided(tmp_pat
     notices.Notices(store).note(log.tail, Repetition(2, since, 3, "5f3c"))
     for _ in range(2):  # from the note, then from the entry that has taken it over
         shown = CliRunner().invoke(cli, ["status", str(tmp_path)]).output
-        assert f"The query failed at batch 3, in the same way 2 times since {since}." in shown
+        assert f"Batch 3 has failed 2 times in the same way since {since}." in shown
         document = json.loads(CliRunner().invoke(cli, ["status", str(tmp_path), "--json"]).output)
         assert (document["repetition"]["count"], document["repetition"]["batch_id"]) == (2, 3)
         CommitLog.open(store, "orders")

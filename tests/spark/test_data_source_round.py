@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -182,6 +183,43 @@ def test_the_third_start_whose_task_fails_in_the_same_way_stops_for_an_operator(
             start()
     start()
     assert archived(rounds) == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_start_counts_once_in_however_many_of_its_processes_it_fails(
+    rounds: Rounds, task: Any, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in (KeyError, KeyError, RepeatedFailure):
+        votes = written(rounds.open(SCHEMA))
+        with monkeypatch.context() as patched:
+            patched.setattr(FileSink, "open", raises(KeyError("broken")))
+            with pytest.raises(kind, match="broken"):
+                rounds.finish(0, votes)
+            if times == 1:
+                patched.undo()
+            rounds.recover(0, votes)
+
+
+def test_tasks_that_are_lost_are_not_counted_where_a_newer_driver_has_decided_their_batch(
+    rounds: Rounds, task: Any
+) -> None:
+    rounds.open(SCHEMA)
+    rounds.finish(0, written(rounds.open(SCHEMA)))
+    rounds.recover(0, [None])  # of the older driver
+    assert open_store(rounds.log).posted() == b""
+
+
+def test_a_checkpoint_that_cannot_be_read_at_any_start_calls_an_operator(
+    planned: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned.open(SCHEMA)
+    close = Mock()
+    monkeypatch.setattr(FileSink, "close", close)
+    monkeypatch.setattr(data_source_round, "read_before", raises(KeyError("broken")))
+    for kind in (KeyError, KeyError, RepeatedFailure):
+        with pytest.raises(kind, match="broken"):
+            planned.open(SCHEMA)
+    assert close.call_count == 3
 
 
 @pytest.mark.parametrize("has_voted", [False, True])

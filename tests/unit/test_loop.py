@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.unit.test_coordinator import raises
 from twopc.coordinator import Coordinator
 from twopc.errors import Fenced, RepeatedFailure, RoundAborted
 from twopc.loop import Read, run
@@ -99,6 +100,16 @@ def test_a_failure_that_is_not_known_to_pass_ends_each_start_and_the_third_calls
         with pytest.raises(kind):
             serve(2, Failing(target))
         assert len(tries) == start
+
+
+@pytest.mark.parametrize("call", ["begin", "read"])
+def test_a_source_that_fails_at_each_start_calls_an_operator(
+    serve: Callable[..., Numbers], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Numbers, call, raises(ValueError("no such position")))
+    for kind in (ValueError, ValueError, RepeatedFailure):
+        with pytest.raises(kind, match="no such position"):
+            serve(2)
 
 
 def test_a_read_without_records_keeps_its_position_and_is_not_routed(tmp_path: Path, target: MemoryTarget) -> None:

@@ -14,8 +14,17 @@ import pytest
 
 from tests.support.memory_log import MemoryLog
 from tests.unit.test_coordinator import World, fails, raises, run, sink
-from twopc import Coordinator
-from twopc.errors import Fenced, OperatorRequired, Refused, RepeatedFailure, Retriable, RoundAborted
+from twopc import Coordinator, Vote
+from twopc.errors import (
+    Fenced,
+    InDoubt,
+    OperatorRequired,
+    Refused,
+    RepeatedFailure,
+    Retriable,
+    RoundAborted,
+    TwoPhaseCommitError,
+)
 from twopc.events import CallRetried
 from twopc.failures import identity
 from twopc.log.commit_log import read_tail
@@ -251,6 +260,77 @@ def test_a_fenced_driver_does_not_count_and_leaves_the_note_of_the_newer_one(que
     assert query.store.notice == note
 
 
+def test_an_older_driver_that_still_waits_leaves_the_note_of_a_newer_one(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = query.coordinator()
+    tail, notices = older.recover(), older._performer.notices
+    event = CallRetried("commit of x", 20, 1.0, "no leader", 75.0)
+    notices.post(tail, event)
+    query.fails(DEFECT)
+    note = query.store.notice
+    notices.post(tail, event)
+    assert query.store.notice == note
+    notices.withdraw()
+    assert query.store.notice == note
+    monkeypatch.setattr(query.store, "posted", raises(OSError("away")))
+    notices.post(tail, event)
+    assert query.store.notice == note
+
+
+@pytest.mark.parametrize("backup", [0, 1])
+def test_a_note_that_a_removed_or_a_restored_log_has_left_is_replaced(query: Query, backup: int) -> None:
+    query.kinds(DEFECT, DEFECT, DEFECT)
+    query.store.entries = dict([*query.store.entries.items()][:backup])
+    assert query.kinds(DEFECT, DEFECT, DEFECT) == [RoundAborted, RoundAborted, RepeatedFailure]
+
+
+def unanswered(query: Query, kind: str, monkeypatch: pytest.MonkeyPatch, *, lands: bool = False) -> None:
+    """Have the store give no answer to appends of a kind."""
+    put = query.store.put_if_absent
+
+    def put_if_absent(slot: int, data: bytes) -> None:
+        if f'"kind": "{kind}"'.encode() in data:
+            if lands:
+                query.store.entries.setdefault(slot, data)
+            raise TimeoutError("no answer")
+        put(slot, data)
+
+    monkeypatch.setattr(query.store, "put_if_absent", put_if_absent)
+
+
+@pytest.mark.parametrize(("kind", "lands"), [("decide", False), ("open", False), ("open", True)])
+def test_an_append_that_stays_in_doubt_for_an_hour_stops_for_an_operator(
+    query: Query, minutes: Iterator[int], kind: str, lands: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.coordinator().recover()
+
+    def start() -> Exception:
+        with pytest.raises(TwoPhaseCommitError) as ended:
+            run(query.coordinator(), 0)
+        return ended.value
+
+    with monkeypatch.context() as patched:
+        unanswered(query, kind, patched, lands=lands)
+        ends = [start() for _ in itertools.islice(minutes, MINUTES_AT_MOST)]
+    assert [type(end) for end in ends] == [*[InDoubt] * (MINUTES_AT_MOST - 1), RepeatedFailure]
+    assert "Whether the batch is decided is not known" in str(ends[-1])
+    assert "No decision is known since. The newest" in str(ends[-1])
+    assert ".." not in str(ends[-1])
+    run(query.coordinator(), 0)
+    assert query.visible("a") == ["0-0", "0-1"]
+
+
+def test_a_decision_that_is_there_after_all_calls_no_operator(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twopc.protocol.MINUTES_AT_MOST", 1)
+    with monkeypatch.context() as patched:
+        unanswered(query, "decide", patched, lands=True)
+        with pytest.raises(InDoubt):
+            run(query.coordinator(), 0)
+    run(query.coordinator(), 0)
+    assert query.visible("a") == ["0-0", "0-1"]
+
+
 def test_a_driver_that_is_fenced_while_its_last_failure_is_counted_says_so(
     query: Query, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,6 +387,22 @@ def test_a_start_that_fails_before_its_first_batch_counts(query: Query) -> None:
     assert "this query fails again and again" in str(outcomes[-1])
 
 
+@pytest.mark.parametrize("at_batch", [False, True])
+def test_a_clean_stop_ends_what_failed_before_a_batch_and_not_what_fails_a_batch(query: Query, at_batch: bool) -> None:
+    def fails() -> type[BaseException]:
+        return type(query.fails(DEFECT) if at_batch else ended(Coordinator.recover, broken("open"), query))
+
+    assert RepeatedFailure not in [fails(), fails()]
+    with query.coordinator("a") as resolving:  # it comes to no step of the query
+        resolving.recover()
+    assert query.tail.repetition
+    with query.coordinator("a") as coordinator:
+        coordinator.recover()
+        with coordinator.failures_counted():
+            pass
+    assert [fails(), fails(), fails()].index(RepeatedFailure) == (0 if at_batch else 2)
+
+
 def test_failures_of_one_start_count_once_a_minute(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator, at_s = query.coordinator(), 1000
     monkeypatch.setattr("twopc.log.entries.time.time", lambda: at_s)
@@ -343,3 +439,68 @@ def test_a_decided_batch_that_fails_again_and_again_is_called_decided(query: Que
     assert "The batch is decided." in str(outcomes[-1])
     run(query.coordinator("a"), 1)
     assert query.visible("a") == ["0-0", "0-1", "1-0", "1-1"]
+
+
+def failing_between_batches(coordinator: Coordinator, error: Exception = DEFECT) -> None:
+    with coordinator.failures_counted():
+        raise error
+
+
+def test_a_failure_between_batches_leaves_no_committed_batch_unresolved(query: Query) -> None:
+    with pytest.raises(ValueError, match="no plan"), query.ran(0, 1) as coordinator:
+        failing_between_batches(coordinator)
+    assert (query.tail.kind, query.tail.unresolved) == ("complete", ())
+    assert query.store.notice
+
+
+def test_a_failure_between_batches_whose_record_stays_in_doubt_says_so(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = query.ran(0)
+    unanswered(query, "complete", monkeypatch, lands=True)
+    with pytest.raises(InDoubt) as ended:
+        failing_between_batches(coordinator)
+    assert ended.value.__cause__ is DEFECT
+
+
+def test_a_failure_amid_a_batch_is_the_batchs(query: Query) -> None:
+    coordinator = query.coordinator()
+
+    def phase_one(_: object) -> list[Vote]:
+        failing_between_batches(coordinator)
+        return []
+
+    with pytest.raises(RoundAborted, match="no plan"):
+        coordinator.run(0, phase_one)
+    assert query.kinds(DEFECT, DEFECT) == [RoundAborted, RepeatedFailure]
+
+
+def test_a_round_of_none_is_not_called_rolled_back_and_counts_like_one(query: Query, minutes: Iterator[int]) -> None:
+    lost, ends = RoundAborted("the executor was lost"), []
+    for _ in itertools.islice(minutes, MINUTES_AT_MOST):
+        coordinator = query.coordinator()
+        coordinator.recover()
+        with pytest.raises(TwoPhaseCommitError, match="the executor was lost") as ended:
+            failing_between_batches(coordinator, lost)
+        ends.append(ended.value)
+    assert {each.kind for each in ends[:-1]} == {"Retriable"}
+    assert isinstance(ends[-1], RepeatedFailure)
+
+
+def test_a_driver_that_was_fenced_counts_nothing_afterwards(query: Query) -> None:
+    older = query.ran(0)
+    query.coordinator().recover()
+    for _ in range(4):
+        with pytest.raises(Fenced):
+            failing_between_batches(older)
+    assert not query.store.notice
+
+
+def test_a_wait_amid_which_the_note_cannot_be_read_keeps_it(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert query.kinds(DEFECT, DEFECT)
+    notices, note, tail = query.coordinator()._performer.notices, query.store.notice, query.tail
+    monkeypatch.setattr(query.store, "posted", raises(OSError("away")))
+    notices.post(tail, CallRetried("commit of x", 20, 1.0, "no leader", 75.0))
+    assert query.store.notice == note
+    notices.withdraw()
+    assert query.store.notice == note

@@ -156,7 +156,8 @@ class Entry:
             until the next decision, since a batch may come again long after its commit.
         newest: the newest decided batch that has transactions of a sink, by the sink's name. A sink compares it with
             what its target system has. An older log does not know it of every sink.
-        repetition: the failure that has ended the starts before this entry, if any. The next decision clears it.
+        repetition: the failure that has ended the starts before this entry, if any. The next decision clears it, and
+            the clean stop of a start that has passed it what came before a batch.
     """
 
     kind: Kind
@@ -279,9 +280,16 @@ def completed(tail: Entry) -> Entry:
     return _next(tail, "complete", unresolved=())
 
 
-def closed(tail: Entry) -> Entry:
-    """Return the entry of a clean stop: everything decided is committed."""
-    return _next(tail, "close", unresolved=())
+def closed(tail: Entry, start: str | None = None) -> Entry:
+    """Return the entry of a clean stop: everything decided is committed. What failed before a batch is over if a
+    ``start`` has passed it, unless it failed in this one itself. None: it has passed nothing but its recovery."""
+    if start is None:
+        return _next(tail, "close", unresolved=())
+    known = () if tail.repetition is None else (tail.repetition, *tail.repetition.others)
+    left = [each for each in known if each.batch_id is not None or (each.start and each.start == start)]
+    starts = tail.repetition.starts if tail.repetition else 0
+    again = replace(left[0], starts=starts, others=tuple(left[1:])) if left else None
+    return _next(tail, "close", unresolved=(), repetition=again)
 
 
 def renamed(entry: Entry) -> Entry:

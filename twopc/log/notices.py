@@ -2,7 +2,8 @@
 process; and the failure that has ended the last start, for the next one.
 
 No decision depends on a notice, and it may be lost. It is valid while the log's newest entry is the one that it names,
-so a process that is killed while it waits leaves none that lasts.
+so a process that is killed while it waits leaves none that lasts. It also names its driver by the log's id and the
+incarnation: an older driver that still waits leaves it alone.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from typing import Any
 
 from twopc.events import CallRetried
-from twopc.log.entries import Entry, Repetition
+from twopc.log.entries import Entry, Repetition, parse
 from twopc.log.store import LogStore
 
 logger = logging.getLogger(__name__)
@@ -49,38 +50,55 @@ class Notices:
         notice = asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))
         with self._lock:
             self._posted_at = tail
-            self._write(tail, noted(self._store, tail), **notice)
+            self._write(tail, notice)
 
     def note(self, tail: Entry, repetition: Repetition) -> None:
         """Leave the failure that ends this coordinator to the next start."""
         with self._lock:
             self._posted_at = None
-            self._write(tail, repetition)
+            self._write(tail, {}, repetition)
 
     def withdraw(self) -> None:
         """Record that no call waits any more."""
         with self._lock:
             if (tail := self._posted_at) is not None:
                 self._posted_at = None
-                self._write(tail, noted(self._store, tail))
+                self._write(tail, {})
 
-    def _write(self, tail: Entry, repetition: Repetition | None, **notice: Any) -> None:
-        """Replace the file. What the last start has noted stays in it while a call waits, and afterwards."""
-        if repetition is not None:
-            notice |= {"entry_id": tail.entry_id, "repetition": asdict(repetition)}
+    def _write(self, tail: Entry, notice: dict[str, Any], repetition: Repetition | None = None) -> None:
+        """Replace the file, unless it is a newer driver's. What the last start has noted stays in it while a call
+        waits, and afterwards: where the file can't be read, only a newer note replaces it."""
         try:
+            found = _found(self._store)
+        except Exception as error:  # noqa: BLE001  # then the log shows whose it may be
+            logger.debug("the notice beside the commit log at %s could not be read: %s", self._store.url, error)
+            found = None
+            if repetition is None:
+                return
+        try:
+            if _may_be_of_another(found, tail) and self._is_overtaken(tail):
+                return
+            if (kept := repetition or _repetition(found or {}, tail)) is not None:
+                notice["repetition"] = asdict(kept)
+            if notice:
+                notice |= {"entry_id": tail.entry_id, "log_id": tail.log_id, "incarnation": tail.incarnation}
             self._store.post(json.dumps(notice).encode() if notice else b"")
         except Exception as error:  # noqa: BLE001  # the process's own log has the wait, too
             logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
 
+    def _is_overtaken(self, tail: Entry) -> bool:
+        """Whether the log in this place is another driver's by now. It may also have been restored from a backup, and
+        the notice is of an incarnation that it has lost."""
+        newest = parse(self._store.read(self._store.slots()[-1]), self._store.url)
+        return (newest.log_id, newest.incarnation) != (tail.log_id, tail.incarnation)
+
 
 def read(store: LogStore, tail: Entry) -> Notice | None:
     """Return the valid notice, or None. Raises what the store raises."""
+    value = _found(store)
     try:
-        value = json.loads(store.posted() or b"{}")
-        value.pop("repetition", None)
-        notice = Notice(**value)
-    except (ValueError, TypeError, AttributeError):  # none, or of another version
+        notice = Notice(**{each.name: value[each.name] for each in fields(Notice)})
+    except KeyError:  # none, or of another version
         return None
     return notice if notice.entry_id == tail.entry_id else None
 
@@ -88,8 +106,34 @@ def read(store: LogStore, tail: Entry) -> Notice | None:
 def noted(store: LogStore, tail: Entry) -> Repetition | None:
     """Return the failure that is noted after ``tail``, or None. Raises nothing: no start depends on it."""
     try:
-        value = json.loads(store.posted() or b"null")
-        return Repetition.of(value["repetition"]) if value["entry_id"] == tail.entry_id else None
-    except Exception as error:  # noqa: BLE001  # there is none, it is damaged or of another kind, or the store is away
-        logger.debug("no failure is noted beside the commit log at %s: %s", store.url, error)
+        return _repetition(_found(store), tail)
+    except Exception as error:  # noqa: BLE001  # the store is away
+        logger.debug("the notice beside the commit log at %s could not be read: %s", store.url, error)
         return None
+
+
+def _found(store: LogStore) -> dict[str, Any]:
+    """Return the contents of the file; nothing if it is damaged. Raises what the store raises."""
+    data = store.posted()
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _repetition(found: dict[str, Any], tail: Entry) -> Repetition | None:
+    try:
+        return Repetition.of(found["repetition"]) if found["entry_id"] == tail.entry_id else None
+    except (KeyError, TypeError, AttributeError):  # there is none, or it is damaged
+        return None
+
+
+def _may_be_of_another(found: dict[str, Any] | None, tail: Entry) -> bool:
+    """Whether a file may be of a newer driver than that of ``tail``, or of another log. None: it could not be read."""
+    match found:
+        case None:
+            return True
+        case {"log_id": str(log_id), "incarnation": int(incarnation)}:
+            return log_id != tail.log_id or incarnation > tail.incarnation
+    return False

@@ -58,6 +58,10 @@ class ClassicEngine:
             raise ConfigurationError("only a streaming query can call this: use df.writeStream.foreachBatch(...)")
         return query_id
 
+    def is_stopped(self) -> bool:
+        """Whether this process has stopped the session."""
+        return self._context._jsc is None  # noqa: SLF001  # as ``stop`` leaves it
+
     def look(self, batch: DataFrame) -> BatchInput:
         """Return what the query reads, once per start of the query. Raises ConfigurationError: the query can't be
         written exactly once, or ``batch`` is not of it."""
@@ -105,6 +109,9 @@ class ConnectEngine:
     @property
     def query_id(self) -> str:
         return self._folder.query_id()
+
+    def is_stopped(self) -> bool:
+        return False  # nothing tells
 
     def look(self, batch: DataFrame) -> ConnectEngine:  # noqa: ARG002  # a client sees no plan
         """Like ``ClassicEngine.look``. Raises ConfigurationError if ``checkpoint`` is not the query's."""

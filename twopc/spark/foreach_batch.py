@@ -244,20 +244,22 @@ class ForeachBatch:
     def _write(self, engine: Engine, batch: DataFrame, batch_id: int) -> None:
         settings = self._settings
         coordinator = self._coordinator_of(engine.query_id)
-        start = self._look(engine, batch)
-        selected, rows = start.projection.apply(batch)
-        plan = start.plans.of(selected)
-        plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
-        keeps_tasks = settings.small_batches == "all-tasks"
-        selected, tasks = (selected, plan.tasks) if keeps_tasks else merge_tasks(selected, plan)
-        frame = start.projection.by_key(selected, rows, tasks)
-        # Here rather than in each task, and before the log is opened.
-        coordinator.validate({**rows.schemas(frame), **start.schemas_on_driver})
+        with coordinator.failures_counted(), passing_failures(engine.is_stopped):
+            start = self._look(engine, batch)
+            selected, rows = start.projection.apply(batch)
+            plan = start.plans.of(selected)
+            plan.refuse_too_many_tasks(batch_id, len(settings.outputs))
+            keeps_tasks = settings.small_batches == "all-tasks"
+            selected, tasks = (selected, plan.tasks) if keeps_tasks else merge_tasks(selected, plan)
+            frame = start.projection.by_key(selected, rows, tasks)
+            schemas = {**rows.schemas(frame), **start.schemas_on_driver}
+            offsets = start.input.kafka_offsets() if settings.offsets else None
+            of_batch = start.input.of_batch(batch_id)
+        coordinator.validate(schemas)  # here rather than in each task, and before the log is opened
 
         def on_driver() -> DataFrame:
             return start.projection.by_key(selected.coalesce(1), rows, 1) if rows.keyed else frame
 
-        offsets = start.input.kafka_offsets() if settings.offsets else None
         names = ", ".join(settings.outputs)
 
         def write(what: str, round: Round, wanted: Wanted | None = None) -> list[Written]:
@@ -269,7 +271,8 @@ class ForeachBatch:
                 max_bad_records=settings.bad_records.limit if settings.bad_records else 0,
                 wanted=wanted,
             )
-            with engine.describe(f"twopc: {what} batch {batch_id} of {names}"), passing_failures():
+            description = f"twopc: {what} batch {batch_id} of {names}"
+            with passing_failures(engine.is_stopped), engine.describe(description):
                 collecting, schema = start.collecting, frame.schema
                 small = collecting and collecting.write(on_driver, schema, plan, of_batch.records, task)
                 return [small] if small else _run(frame, task, plan, start.limited_by_rows)
@@ -282,7 +285,7 @@ class ForeachBatch:
             if offsets is not None:
                 yield self._pre_commit_offsets(round, offsets)
             if bad and settings.bad_records is not None:
-                with passing_failures():
+                with passing_failures(engine.is_stopped):
                     records = records_for_sink(bad, batch.sparkSession, settings.bad_records)
                 yield self._pre_commit(round, _BAD_RECORDS, records)
 
@@ -296,10 +299,9 @@ class ForeachBatch:
             # Spark's state store and watermark advance only when the plan is evaluated, and after a crash they must be
             # where they would be without one. A plan without state can't be recognized here, so it is evaluated too.
             description = f"twopc: evaluate batch {batch_id} of {names} again, which is committed"
-            with engine.describe(description), passing_failures():
+            with passing_failures(engine.is_stopped), engine.describe(description):
                 batch.write.format("noop").mode("overwrite").save()
 
-        of_batch = start.input.of_batch(batch_id)
         self._last_progress = coordinator.run(
             batch_id,
             phase_one,

@@ -160,14 +160,16 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 # Failures of a job that are known to pass. ---------------------------------------------------------------------------
-# PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass.
+# PySpark passes on only the text of what has failed a job, so it is searched for what is known to pass. An outage lasts
+# without limit only where it decides. One that another failure was raised for, or that came as one was cleaned up, is
+# counted like the loss of a process: it may pass.
 
 _OUTAGES = re.compile(
     rf"{re.escape(DESCRIBED_BY)}Retriable\b|"  # a task has failed with an answer of twopc, which ends with this
     r"java\.net\.(?:Connect|NoRouteToHost|Socket|SocketTimeout|UnknownHost)Exception\b|"
     r"org\.apache\.kafka\.common\.errors\.(?:Disconnect|Network|NotLeaderOrFollower|Timeout|CoordinatorNotAvailable)"
     r"Exception\b|"
-    r"^(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
+    r"^[ |+]*(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
     r"|TimeoutError|socket\.gaierror|http\.client\.RemoteDisconnected): ",
     re.MULTILINE,
 )
@@ -176,30 +178,39 @@ _OUTAGES = re.compile(
 _LOST = re.compile(
     r"ExecutorLostFailure|FetchFailed|Python worker exited unexpectedly|"
     r"\AAn error occurred while calling \S+\Z|"  # py4j's, where the JVM has ended amid a call
-    r"cancelled because SparkContext was shut down|"
+    r"cancelled because SparkContext was shut down|Cannot call methods on a stopped SparkContext|"
     r"java\.util\.concurrent\.TimeoutException\b"  # records that are gone end a fetch so, too
 )
-"""A process of Spark was lost, which may come to the same end each time."""
+"""A process of Spark was lost, or the session was stopped, or a wait of Spark has ended. That may come to the same end
+each time."""
 
 _ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"  # in the text of a task that has failed with an aborted round
 
-_ERRNO = re.compile(r"^\w*Error: \[Errno (\d+)\]", re.MULTILINE)
+_RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*((?s:.*?))(?=\n\tat |\nTraceback \(|\Z)")
+"""The error at the end of a traceback. In a chain, the last one is what was raised."""
+
+_HANDLING = "During handling of the above exception"  # follows an error in a traceback that the next was not raised for
+
+_ERRNO = re.compile(r"^[ |+]*\w*Error: \[Errno (\d+)\]", re.MULTILINE)  # the lines of a group begin so
 
 
 @contextlib.contextmanager
-def passing_failures() -> Iterator[None]:
-    """On the driver: have what passes by itself fail the round as an answer of twopc does.
+def passing_failures(is_stopped: Callable[[], bool]) -> Iterator[None]:
+    """On the driver: have what passes by itself fail the round as an answer of twopc does. ``is_stopped``: whether this
+    process has stopped its session. Then PySpark's own clean-up hides how a job has ended.
 
     Raises:
         Retriable: instead of an interrupt, or of an outage.
-        RoundAborted: instead of the loss of a process. That is counted, as it may never pass: see ``RepeatedFailure``.
+        RoundAborted: instead of the loss of a process, of any other error in a stopped session, or of one beside which
+            an outage came. That is counted, as it may never pass: see ``RepeatedFailure``.
     """
     try:
         yield
     except TwoPhaseCommitError:
         raise
     except Exception as error:
-        if (kind := Retriable if is_interrupt(error) else passing(str(error))) is None:
+        kind = Retriable if is_interrupt(error) else passing(str(error)) or (RoundAborted if is_stopped() else None)
+        if kind is None:
             raise
         raise kind(f"{type(error).__name__}: {error}") from error
 
@@ -208,9 +219,20 @@ def passing(text: str) -> type[Retriable | RoundAborted] | None:
     """Return what the failure of a job counts as, by its text; None if it is not known to pass."""
     if _LOST.search(text):
         return RoundAborted
-    if _OUTAGES.search(text) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text)):
-        return Retriable  # also of an aborted round that an outage has caused
-    return RoundAborted if _ABORTED in text else None
+    in_python: list[str] = _RAISED.findall(text)  # empty for a group of errors, whose lines are all indented
+    is_aborted = _ABORTED in ((in_python and in_python[-1].strip()) or text)
+    # Python's chain ends with what was raised, and an aborted round is what its cause is. Java's ends with the cause.
+    # Beside an error of Python's, Java has its own, such as that the worker took no more input.
+    in_java = text.rpartition("\nCaused by: ")[2].partition("\n\tat ")[0]
+    decisive = next((each for each in reversed(in_python) if _ABORTED not in each), "") if in_python else in_java
+    is_cleanup = any(_HANDLING in each and not _has_outage(each) for each in in_python)
+    if _has_outage(decisive) and not is_cleanup:
+        return Retriable
+    return RoundAborted if is_aborted or _has_outage(text) else None
+
+
+def _has_outage(text: str) -> bool:
+    return bool(_OUTAGES.search(text)) or not PASSING.isdisjoint(int(number) for number in _ERRNO.findall(text))
 
 
 # A query that is to be stopped first processes what its sources have. ------------------------------------------------

@@ -32,6 +32,7 @@ FAILING = (
     Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="for a while"),
     Scenario(sinks="f", partitions=(1,), rows_a_batch=1, fails="by a sink", log="disk"),
     Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="in turn"),
+    Scenario(sinks="k", partitions=(1,), rows_a_batch=1, fails="in doubt"),
 )
 """Scenarios with rounds that fail again and again, whose single faults are all tried."""
 

@@ -651,8 +651,9 @@ MUTANTS = (
         FAILING[1:2],
     ),
     Mutant(
-        "a failure is forgotten when another one comes", (Seam(f"{PROTOCOL}:repeated", _newest_alone),), FAILING[-1:]
+        "a failure is forgotten when another one comes", (Seam(f"{PROTOCOL}:repeated", _newest_alone),), FAILING[3:4]
     ),
+    Mutant("an append in doubt is tried for ever", (Seam(f"{PROTOCOL}:identity", returning(None)),), FAILING[4:]),
     Mutant("an opening forgets the failures before", (Seam(f"{LOG}:opened", _without(repetition=None)),), FAILING[:1]),
     Mutant("open carries nothing forward", (Seam(f"{LOG}:opened", _without(unresolved=())),)),
     Mutant("a slot that is taken counts as written", (Seam(f"{LOG}:_put", _put_although(Fenced)),)),

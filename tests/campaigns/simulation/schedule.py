@@ -24,11 +24,11 @@ from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
 from tests.campaigns.simulation.promises import Broken, Promise, Violation
 from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share, sum_of_hashes
-from tests.campaigns.simulation.spark_model import FAILS, Batch, Cluster, Spark
+from tests.campaigns.simulation.spark_model import FAILS, MINUTES_AT_MOST, Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, participant, performer, transactional_ids
+from twopc import commits, participant, performer, protocol, transactional_ids
 from twopc.errors import RepeatedFailure, Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -226,6 +226,7 @@ def simulated() -> Iterator[None]:
         (entries, "parse", lambda data, _where: parse_once(data)),
         (entries, "_new_id", _IDS.new),
         (entries, "time", minutes),
+        (protocol, "MINUTES_AT_MOST", MINUTES_AT_MOST),
         (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
         (commit_log, "parse", lambda data, _where: parse_once(data)),
         (commit_log, "_settled", _settled),
@@ -505,7 +506,7 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
         tail = replace(entry, unresolved=(*tail.unresolved, *entry.unresolved))
         written.append(tail)
     for slot, entry in enumerate(written):
-        coordinator._store.put_if_absent(slot, entries.serialise(entry))
+        spark.log().put_if_absent(slot, entries.serialise(entry))
     if scenario.backlog:
         spark.checkpoint.note(0)
         spark.batches = max(2, scenario.batches)

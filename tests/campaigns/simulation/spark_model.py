@@ -53,15 +53,21 @@ START = Op("spark: start", None)
 WAYS = {"for ever": (ValueError,), "by a sink": (ValueError,), "in turn": (ValueError, KeyError)}
 """What comes in turn until an operator ends it, for reasons that no table knows."""
 
-FAILS = (*WAYS, "for a while")
+FAILS = (*WAYS, "for a while", "in doubt")
+
+MINUTES_AT_MOST = 8
+"""In place of ``protocol.MINUTES_AT_MOST``: more than the rounds that a schedule's faults abort."""
+
+DECIDES = b'"kind":"decide"', b'"decided":0,'  # in the entry of the first batch's decision
 
 
 class Failing:
-    """What fails the rounds of one batch, after its tasks have voted.
+    """What fails the rounds of the first batch, after its tasks have voted.
 
     Args:
         world: the world, whose faults may each cost the count of the starts before.
-        how: one of ``WAYS``; or ``for a while``, by an outage. Nothing fails otherwise.
+        how: one of ``WAYS``; ``for a while``, by an outage; or ``in doubt``, as the log's store gives no answer to the
+            decision. Nothing fails otherwise.
     """
 
     def __init__(self, world: World, how: str) -> None:
@@ -80,15 +86,38 @@ class Failing:
             self._outages -= 1
             raise TimeoutError("the source does not answer")
         if ways := WAYS.get(self._how):
-            self.rounds += 1
-            if self.rounds > STARTS_AT_MOST * len(ways) * (1 + len(self._world.happened)):
-                raise Violation(Promise.STOPS_WHEN_REPEATED, f"a round has failed {self.rounds} times in the same way")
+            self._count(STARTS_AT_MOST * len(ways))
             raise ways[self.rounds % len(ways)](f"record {self.rounds} can't be computed")
 
+    def refuse_answer(self, data: bytes) -> None:
+        """Let the store take no decision."""
+        if self._how == "in doubt" and all(part in data for part in DECIDES):
+            self._count(2 * MINUTES_AT_MOST)  # each decision is put twice
+            raise TimeoutError("the store does not answer")
+
+    def _count(self, at_most: int) -> None:
+        self.rounds += 1
+        if self.rounds > at_most * (1 + len(self._world.happened)):
+            raise Violation(Promise.STOPS_WHEN_REPEATED, f"a round has failed {self.rounds} times in the same way")
+
     def require_reason(self, error: RepeatedFailure) -> None:
-        if self._how not in WAYS or self.rounds < STARTS_AT_MOST:
+        if self._how not in (*WAYS, "in doubt") or self.rounds < STARTS_AT_MOST:
             what = f"after {self.rounds} failures, the query stops: {error}"
             raise Violation(Promise.STOPS_WHEN_REPEATED, what) from error
+
+
+class Unanswering:
+    """The log's store of a query whose decision may get no answer."""
+
+    def __init__(self, store: LogStore, failing: Failing) -> None:
+        self._store, self._failing = store, failing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def put_if_absent(self, slot: int, data: bytes) -> None:
+        self._failing.refuse_answer(data)
+        self._store.put_if_absent(slot, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +236,8 @@ class Spark:
 
     def coordinator(self) -> tuple[Coordinator, Mapping[str, TwoPhaseCommitSink[Any]]]:
         sinks = self._sinks()
-        coordinator = Coordinator(sinks, self.log(), owner="query", commits_at_once=1, rest_interval_s=None)
+        log: Any = Unanswering(self.log(), self.failing)
+        coordinator = Coordinator(sinks, log, owner="query", commits_at_once=1, rest_interval_s=None)
         coordinator._performer.replay_copies = self._stage  # type: ignore[assignment]
         return coordinator, sinks
 

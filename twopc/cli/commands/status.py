@@ -13,7 +13,8 @@ from twopc.cli.commands.running import show
 from twopc.cli.output import Document, Report, batch_number, facts, table
 from twopc.cli.sinks_file import Redaction
 from twopc.exit_codes import ExitCode
-from twopc.log.entries import Decision
+from twopc.failures import ABORTED, IN_DOUBT, OUTAGE
+from twopc.log.entries import Decision, Repetition
 from twopc.log.history import History, read_history
 from twopc.transaction import Committable
 
@@ -48,7 +49,7 @@ def _status(history: History) -> Document:
         "decided": tail.decided,
         "committed_through": tail.committed_through,
         "waits_for": None if history.notice is None else asdict(history.notice),
-        "repetition": again and {"count": again.count, "since": again.since, "batch_id": again.batch_id},
+        "repetition": again and _repetition(again),
         "in_doubt": [
             {
                 "batch_id": decision.batch_id,
@@ -74,6 +75,19 @@ def _status(history: History) -> Document:
             if entry.kind == "decide"
         ][-LISTED:],
     }
+
+
+_WAYS = {
+    OUTAGE: "a system did not answer",
+    ABORTED: "its round was rolled back",
+    IN_DOUBT: "the log can be read but does not confirm appends",
+}
+"""Why a failure came that usually passes. It counts once a minute."""
+
+
+def _repetition(again: Repetition) -> Document:
+    way = again.failure if again.failure in _WAYS else None
+    return {"count": again.count, "since": again.since, "batch_id": again.batch_id, "way": way}
 
 
 def _counts(committables: Sequence[Committable]) -> Document:
@@ -113,8 +127,16 @@ def _draw(console: Console, document: Document) -> None:
             f" ({waits_for['reason']})"
         )
     if again := document["repetition"]:
-        at = "before a batch" if again["batch_id"] is None else f"at batch {again['batch_id']}"
-        parts.append(f"The query failed {at}, in the same way {again['count']} times since {again['since']}.")
+        what = (
+            "The query has failed before a batch"
+            if again["batch_id"] is None
+            else f"Batch {again['batch_id']} has failed"
+        )
+        count, since, reason = again["count"], again["since"], _WAYS.get(again["way"])
+        how = f"{count} times in the same way since {since}."
+        if reason is not None:
+            how = f"in {count} different minute{'s' * (count != 1)} since {since}: {reason}."
+        parts.append(f"{what} {how}")
     if document["in_doubt"]:
         open_ = ("batch", "incarnation", "sink", "transactions", "records", "since")
         parts.append(table("In doubt: decided, and not known to be committed", open_, doubt))

@@ -11,7 +11,8 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,7 @@ def sink_alone(backend: str, options: Mapping[str, Any]) -> TwoPhaseCommitSink[A
 class Incarnation:
     """An incarnation that was opened before the tasks."""
 
+    start: str  # identifies the start of the query that opened it, by which failures count once
     log_id: str  # the log's id, which distinguishes it from a log that took its place
     number: int  # the incarnation's number in the log
     began_s: float  # the driver's ``time.perf_counter`` before any task began
@@ -136,7 +138,7 @@ class PhaseOne:
         try:
             yield
         except Exception as error:
-            if (meant := _counted(self.log, error, self.batch_id, self.entry_id)) is error:
+            if (meant := _counted(self.log, error, self.batch_id, self.incarnation, self.entry_id)) is error:
                 raise
             raise meant from error
 
@@ -168,33 +170,32 @@ class Rounds:
             TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
         """
         reads = follows = None
-        if self.checkpoint is not None:
-            checkpoint = CheckpointFolder(self.checkpoint)
-            batch_id, reads = checkpoint.newest()
-            follows = read_before(checkpoint, batch_id)
-        sink = sink_alone(self.backend, self.options)
-        if self.checkpoint is not None:
-            refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
-            refuse_within_checkpoint(self.log, self.checkpoint)
-        if self.events is not None:
-            refuse_within_outputs("the events file", self.events, {SINK: sink})
-        if self.flow is not None and batch_id == 0:
-            self.flow.refuse_full_refresh(self.log, self.owner)
-        coordinator = self._coordinator(sink)
-        with spool(self.events):
-            try:
-                coordinator.validate({SINK: schema})
-                tail = coordinator.recover()
-                if batch_id is None:
-                    batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
-                is_decided = coordinator.has_decided(batch_id, reads, follows)
-            except Exception as error:
-                self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
-                raise
-            finally:
-                sink.close()
+        start, sink = uuid.uuid4().hex[:12], sink_alone(self.backend, self.options)
+        with contextlib.closing(sink):
+            coordinator = self._coordinator(sink, start)
+            with coordinator.failures_counted():
+                if self.checkpoint is not None:
+                    checkpoint = CheckpointFolder(self.checkpoint)
+                    batch_id, reads = checkpoint.newest()
+                    follows = read_before(checkpoint, batch_id)
+                    refuse_within_outputs("the checkpoint", self.checkpoint, {SINK: sink})
+                    refuse_within_checkpoint(self.log, self.checkpoint)
+                if self.events is not None:
+                    refuse_within_outputs("the events file", self.events, {SINK: sink})
+                if self.flow is not None and batch_id == 0:
+                    self.flow.refuse_full_refresh(self.log, self.owner)
+            with spool(self.events):
+                try:
+                    coordinator.validate({SINK: schema})
+                    tail = coordinator.recover()
+                    if batch_id is None:
+                        batch_id = self.first_batch_id if tail.decided is None else tail.decided + 1
+                    is_decided = coordinator.has_decided(batch_id, reads, follows)
+                except Exception as error:
+                    self._failed(batch_id, error, dict(coordinator.opening.phases_ms))
+                    raise
         spare_garbage_collection()
-        incarnation = Incarnation(tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
+        incarnation = Incarnation(start, tail.log_id, tail.incarnation, time.perf_counter(), coordinator.opening)
         sinks = PickledSinks.of({SINK: sink})
         return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, tail.entry_id)
 
@@ -209,7 +210,7 @@ class Rounds:
                 sink = sink_alone(self.backend, self.options)
                 if schema is not None:
                     sink.assume_valid(schema)
-                coordinator = leaves.enter_context(self._coordinator(sink))
+                coordinator = leaves.enter_context(self._coordinator(sink, incarnation.start))
                 coordinator.resume(incarnation.log_id, incarnation.number)
             votes = [message.vote for message in messages]
             reads = next((message.reads for message in messages if message.reads is not None), None)
@@ -227,21 +228,19 @@ class Rounds:
         start: opening an incarnation here could fence a newer driver.
         """
         with spool(self.events):
-            incarnations = {message.incarnation for message in messages if message is not None}
-            incarnations |= set() if opened is None else {opened}
+            opened = next((message.incarnation for message in messages if message is not None), opened)
             if None in messages:  # else 'finish' has reported why the batch failed
                 failed = RoundAborted(
                     f"a task of batch {batch_id} failed, or the query was stopped while it ran.", batch_id=batch_id
                 )
-                self._failed(batch_id, _counted(self.log, failed, batch_id, incarnations=incarnations), {})
+                self._failed(batch_id, _counted(self.log, failed, batch_id, opened), {})
+            if opened is None:
+                return
             try:
-                for incarnation in incarnations:
-                    # Raises Fenced if the log belongs to a newer driver now.
-                    store = open_store(self.log)
-                    on_store(store, resume_log(store.url, incarnation.log_id, incarnation.number))
-                if incarnations:
-                    with self._coordinator(sink_alone(self.backend, self.options)) as coordinator:
-                        coordinator.recover()
+                store = open_store(self.log)
+                on_store(store, resume_log(store.url, opened.log_id, opened.number))  # a newer driver may have the log
+                with self._coordinator(sink_alone(self.backend, self.options), opened.start) as coordinator:
+                    coordinator.recover()
             except Exception as error:  # noqa: BLE001  # Spark would report this one instead of why the round failed
                 logger.warning("cleanup after the failed batch is left to the next start: %s", error)
 
@@ -258,8 +257,8 @@ class Rounds:
         if batch_id is not None:
             notify(BatchFailed(batch_id, error, phases_ms, self.owner))
 
-    def _coordinator(self, sink: TwoPhaseCommitSink[Any]) -> Coordinator:
-        return Coordinator(
+    def _coordinator(self, sink: TwoPhaseCommitSink[Any], start: str) -> Coordinator:
+        coordinator = Coordinator(
             {SINK: sink},
             self.log,
             owner=self.owner,
@@ -267,27 +266,36 @@ class Rounds:
             replay_copies=self.replay_copies,
             start_timeout_s=self.start_timeout_s,
         )
+        coordinator._start = start  # noqa: SLF001  # not for users
+        return coordinator
 
 
 def _counted(
-    log: str, error: Exception, batch_id: int, entry_id: str | None = None, incarnations: Collection[Incarnation] = ()
+    log: str, error: Exception, batch_id: int, opened: Incarnation | None, entry_id: str | None = None
 ) -> Exception:
     """Return what an error means that comes again at each start (``protocol.counted``). A fenced driver does not count.
 
     Each start opens an entry, whose id a task has. Without it, only a failure counts that no task of the start has
     counted, such as the loss of a process. Spark ends the query with its own error then, so it is logged what that
-    means.
+    means. If no task is left that knows what was ``opened``, it counts while the batch is undecided: a newer driver's
+    decision clears it.
     """
     try:
         store = open_store(log)
         newest = read_tail(store)
         if newest is None:
             return error
-        start = newest[1]
-        is_fenced = any((each.log_id, each.number) != (start.log_id, start.incarnation) for each in incarnations)
-        if is_fenced or (noted(store, start) if entry_id is None else entry_id != start.entry_id):
+        tail = newest[1]
+        if entry_id is not None:
+            is_of_another = entry_id != tail.entry_id
+        elif opened is not None:
+            is_of_another = (opened.log_id, opened.number) != (tail.log_id, tail.incarnation)
+        else:
+            is_of_another = tail.kind != "open" or (tail.decided is not None and tail.decided >= batch_id)
+        if is_of_another or (entry_id is None and noted(store, tail)):
             return error
-        meant = on_store(store, protocol.counted(start, error, batch_id, start.entry_id))
+        start = tail.entry_id if opened is None else opened.start
+        meant = on_store(store, protocol.counted(tail, error, batch_id, start))
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         logger.warning("a failure could not be counted: %s", unread)
         return error
