@@ -184,7 +184,7 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
     "a folder named after it would have": (
         "partition_by=day", days("a" * 300), CORRECT, "partition_by=day", days("a" * 100)
     ),
-    "readers take an empty text, 'null' and '__HIVE_DEFAULT_PARTITION__'": (
+    "in a folder's name for null": (
         "partition_by=day", days(""), CORRECT, "partition_by=day", days("none")
     ),
     "the schema of the records allows no null there": (
