@@ -122,7 +122,7 @@ def test_a_commit_does_not_wait_for_the_notice_of_another_that_hangs(monkeypatch
     first.start()
     assert log.is_posted.wait(30)
     second.start()
-    second.join(0.2)
+    second.join(10)
     waits = second.is_alive()
     answered.set()
     first.join(30)
