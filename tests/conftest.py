@@ -105,10 +105,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection() -> Generator[None, object, object]:
     """Leave the thousands of tests and the modules that they import out of every garbage collection."""
     gc.disable()
-    collected = yield
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    try:
+        collected = yield
+        gc.collect()
+        gc.freeze()
+    finally:
+        gc.enable()
     return collected
 
 

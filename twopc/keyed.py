@@ -84,6 +84,12 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 ROWS_AT_ONCE = 2**18
 """How many rows of a file are read at a time, and at least how many are compared with keys at a time."""
 
+READERS = 8
+"""Files in which a sink looks for keys at a time."""
+
+BYTES_AT_ONCE = 2**25
+"""How many bytes of rows each reader may gather, if its share of the keys' own size is less."""
+
 _ROW = "__twopc_row"
 
 
@@ -108,19 +114,22 @@ def find_rows(keys: pa.Table, parts: Iterable[Part[FileT]]) -> Iterator[tuple[Fi
     """Yield the positions of the rows that have one of some keys, which are without null, with the file of the rows.
 
     A search hashes all of its keys. So parts are gathered until they have as many rows as there are keys for them:
-    then the time for a row does not depend on how many keys there are, and what is gathered takes no more memory than
-    the keys.
+    then the time for a row hardly depends on how many keys there are. They are searched before that if they have many
+    bytes: what all ``READERS`` have gathered takes about as much memory as the keys, or ``BYTES_AT_ONCE`` each. Arrow
+    can't bring 2 GiB of ``string`` together.
     """
     import pyarrow.compute as pc
 
-    gathered, rows, wanted = list[Part[FileT]](), 0, None
+    most = max(BYTES_AT_ONCE, keys.nbytes // READERS)
+    gathered, rows, size, wanted = list[Part[FileT]](), 0, 0, None
     for part in parts:
         gathered.append(part)
         rows += len(part.columns[0])
-        wanted = part.may_have if wanted is None else pc.or_(wanted, part.may_have)
-        if rows >= max(ROWS_AT_ONCE, wanted.true_count):
+        size += sum(column.nbytes for column in part.columns)
+        wanted = part.may_have if wanted is None else pc.or_kleene(wanted, part.may_have)
+        if rows >= max(ROWS_AT_ONCE, wanted.true_count) or size >= most:
             yield from _found(keys.filter(wanted), gathered)
-            gathered, rows, wanted = [], 0, None
+            gathered, rows, size, wanted = [], 0, 0, None
     if gathered:
         yield from _found(keys.filter(wanted), gathered)
 

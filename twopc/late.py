@@ -13,9 +13,10 @@ TOLD_AT = (0.5, 1.0)
 
 
 @contextlib.contextmanager
-def telling_of_lateness(within_s: float | None, tell: Callable[[float], object]) -> Iterator[None]:
+def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading.Event], object]) -> Iterator[None]:
     """While the block runs, call ``tell`` on a thread of its own when half of ``within_s`` is over, and when all of it
-    is, with the seconds since the block began. ``tell`` has returned when the block is left."""
+    is, with the seconds since the block began and an event that is set when it ends. ``tell`` has returned when the
+    block is left, unless an interrupt ends the wait for it."""
     if within_s is None:
         yield
         return
@@ -26,7 +27,7 @@ def telling_of_lateness(within_s: float | None, tell: Callable[[float], object])
             if ended.wait(began_s + part * within_s - time.monotonic()):
                 return
             age_s = time.monotonic() - began_s
-            tell(age_s)
+            tell(age_s, ended)
             if age_s >= within_s:  # this thread may wake late
                 return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -164,10 +165,10 @@ class Performer:
         # A data source's tasks have written before, and what is computed again is decided.
         is_watched = effect.began_s is None and effect.wanted is None and self.commits_at_once > 1
         within_s = min(limits, default=None) if is_watched else None
-        with telling_of_lateness(within_s, lambda age_s: self._late(effect.round.batch_id, limits, age_s)):
+        with telling_of_lateness(within_s, functools.partial(self._late, effect.round.batch_id, limits)):
             return list(effect.phase_one(*given))
 
-    def _late(self, batch_id: int, limits: Mapping[float, str], age_s: float) -> None:
+    def _late(self, batch_id: int, limits: Mapping[float, str], age_s: float, ended: threading.Event) -> None:
         """Upholds: no batch that can't be decided is written for long without an operator being told."""
         within_s = min(limits)
         is_over = age_s >= within_s
@@ -179,7 +180,7 @@ class Performer:
         )
         logger.log(logging.ERROR if is_over else logging.WARNING, "%s for %.0f s: %s", what, age_s, reason)
         if is_over and (tail := self.tail) is not None:
-            self.notices.post(tail, CallRetried(what, 1, 0.0, reason, age_s, self.owner))
+            self.notices.post(tail, CallRetried(what, 1, 0.0, reason, age_s, self.owner), ended)
 
     def _write_again(self, effect: effects.WriteAgain) -> Committable:
         lost = effect.lost

@@ -79,6 +79,7 @@ def test_every_page_of_the_menu_that_is_read_has_its_limit() -> None:
 
 
 def test_a_page_on_using_twopc_begins_with_something_to_run() -> None:
+    assert len(USE) > 3
     for page in USE:
         before, fence, _ = re.split(r"(\n *```)", (ROOT / page).read_text(encoding="utf-8"), maxsplit=1)
         assert fence, page

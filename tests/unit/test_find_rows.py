@@ -70,3 +70,28 @@ def test_keys_are_hashed_once_for_as_many_rows_as_there_are_keys_that_they_may_h
         may_have = pa.array([number < wanted for number in range(8)])
         assert [*find_rows(keys, parts(table, [2, 2, 2], may_have))] == []
         assert hashed == expected
+
+
+def test_rows_of_many_bytes_are_searched_before_there_are_as_many_as_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrow would refuse to bring the rows of a ``string`` together above 2 GiB."""
+    searched = list[int]()
+    search = keyed._positions_of
+
+    def counted(keys: pa.Table, columns: list[pa.ChunkedArray]) -> pa.Array:
+        searched.append(len(columns[0]))
+        return search(keys, columns)
+
+    monkeypatch.setattr(keyed, "_positions_of", counted)
+    keys = pa.table({"text": ["a" * 92] * 8})  # 96 bytes each
+    table, any_key = pa.table({"text": ["b" * 92] * ROWS}), pa.repeat(pa.scalar(True), 8)
+    for bytes_at_once, expected in ((2**25, [12]), (1, [1] * 12), (400, [5, 5, 2])):
+        searched.clear()
+        monkeypatch.setattr(keyed, "BYTES_AT_ONCE", bytes_at_once)
+        assert [*find_rows(keys, parts(table, [1] * ROWS, any_key))] == []
+        assert searched == expected
+
+
+def test_a_part_whose_bounds_tell_nothing_does_not_hide_the_keys_of_another() -> None:
+    keys, columns = pa.table({"text": ["a"]}), [pa.array(["a"])]
+    given = [Part(file, 0, columns, pa.array([may_have], pa.bool_())) for file, may_have in (("a", True), ("b", None))]
+    assert [file for file, _ in find_rows(keys, given)] == ["a", "b"]

@@ -261,7 +261,7 @@ COMMITTABLES = st.lists(
 )
 
 
-@settings(deadline=None)
+@settings(max_examples=2 * settings().max_examples, deadline=None)
 @given(COMMITTABLES)
 def test_whatever_transactions_have_is_read_as_it_was_written(committables: list[Committable]) -> None:
     """Also where values are equal for Python and not in JSON, such as 1, 1.0 and true."""

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.support.memory_log import MemoryLog
 from twopc import Coordinator, Participant, Round, Vote
+from twopc.events import CallRetried
 from twopc.log import notices
 from twopc.log.commit_log import read_tail
-from twopc.log.notices import Notice
+from twopc.log.notices import Notice, Notices
+from twopc.performer import Performer
 from twopc.testing import MemorySink, MemoryTarget
 
 
@@ -100,6 +103,48 @@ def test_a_notice_that_is_on_its_way_when_a_batch_ends_is_not_left_behind(monkey
     [watcher] = watchers
     join(watcher, 30)
     assert b"being written" not in log.posted()
+
+
+def test_a_commit_does_not_wait_for_the_notice_of_another_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, answered = Log(), threading.Event()
+    with Coordinator({"orders": (sink := Hurried(None))}, log, owner="query", rest_interval_s=None) as coordinator:
+        coordinator.run(0, lambda of: [vote(sink, of)])
+    found, posts = read_tail(log), Notices(log)
+    assert found
+    event = CallRetried("a commit", 9, 5.0, "away", waited_s=61)
+
+    def hang(_: bytes) -> None:
+        log.is_posted.set()
+        answered.wait(30)
+
+    monkeypatch.setattr(log, "post", hang)
+    first, second = (threading.Thread(target=posts.post, args=(found[1], event)) for _ in range(2))
+    first.start()
+    assert log.is_posted.wait(30)
+    second.start()
+    second.join(10)
+    waits = second.is_alive()
+    answered.set()
+    first.join(30)
+    second.join(30)
+    assert not waits
+
+
+def test_what_has_ended_before_its_notice_is_begun_gets_none() -> None:
+    log, ended, told = Log(), threading.Event(), list[bytes]()
+
+    def late(performer: Performer, *arguments: Any) -> None:
+        arguments[-1].set()  # as where the batch ends just then, and the wait for this thread is interrupted
+        intact(performer, *arguments)
+        told.append(log.posted())
+        ended.set()
+
+    intact = Performer._late
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Performer, "_late", late)
+        with Coordinator({"orders": (sink := Hurried(1e-9))}, log, owner="query", rest_interval_s=None) as coordinator:
+            coordinator.run(0, lambda of: [vote(sink, of)] if ended.wait(30) else [])
+    assert told == [b""]
 
 
 @pytest.mark.parametrize("within_s", [None, 600.0])

@@ -80,7 +80,8 @@ def test_an_answer_that_was_cut_off_anywhere_is_none() -> None:
             with pytest.raises(OSError, match=r"no answer|bytes of") as cut:
                 fs._call("RENAME", "put", "/a", destination="/b")
             assert cut.value.errno == errno.ECONNRESET
-        thread.join()
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def test_a_url_names_its_name_node() -> None:

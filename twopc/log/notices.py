@@ -44,13 +44,19 @@ class Notices:
         self._posted_at: Entry | None = None
         self._lock = threading.Lock()
 
-    def post(self, tail: Entry, event: CallRetried) -> None:
-        """Record beside the log which call has no answer. ``tail`` is the log's newest entry."""
+    def post(self, tail: Entry, event: CallRetried, ended: threading.Event | None = None) -> None:
+        """Record beside the log which call has no answer, unless it has ``ended``. ``tail`` is the log's newest entry.
+        Does not wait for a notice that is on its way: commits would wait for the store with it."""
         at = datetime.now(timezone.utc).isoformat(timespec="seconds")
         notice = asdict(Notice(tail.entry_id, event.what, event.reason, event.waited_s, at))
-        with self._lock:
-            self._posted_at = tail
-            self._write(tail, notice)
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if ended is None or not ended.is_set():
+                self._posted_at = tail
+                self._write(tail, notice)
+        finally:
+            self._lock.release()
 
     def note(self, tail: Entry, repetition: Repetition) -> None:
         """Leave the failure that ends this coordinator to the next start."""

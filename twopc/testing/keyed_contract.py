@@ -182,7 +182,7 @@ class KeyedSinkContract(ABC):
             except Refused:
                 continue
             taken += [key] if key not in taken else []
-        self._require({each: each for each in taken})
+            self._require({each: each for each in taken})
         for number, key in enumerate(taken):
             self._apply(100 + number, deletes=[key])
             self._require({each: each for each in taken[number + 1 :]})

@@ -25,16 +25,13 @@ from pyroaring import BitMap64
 
 from twopc.columns import require_key_columns
 from twopc.errors import ConfigurationError, Retriable
-from twopc.keyed import ROWS_AT_ONCE, Part, find_rows
+from twopc.keyed import READERS, ROWS_AT_ONCE, Part, find_rows
 from twopc_delta import vectors
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
 from twopc_delta.table import TableView
 
 _FIELDS = ("path", "partitionValues", "size", "modificationTime", "stats", "tags", "clusteringProvider")
-
-READERS = 8
-"""How many files of the table are searched at a time, at a store."""
 
 _KEY_TYPES = (
     *(types.is_signed_integer, types.is_string, types.is_decimal, types.is_date32),

@@ -22,6 +22,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
+from twopc.keyed import READERS
 from twopc.stores.disk import make_folder, sync_folder
 
 LOCAL = "file"
@@ -37,10 +38,6 @@ _CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
 
 AT_ONCE = 16
 """Requests to an object store at a time. Each mostly waits."""
-
-
-READERS = 8
-"""Files whose content is read and compared at a time."""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")

@@ -95,11 +95,13 @@ class _Left:
     since_s: float
 
 
-_left: dict[str, _Left] = {}
-"""By the locks' ``agentInfo``. A catalog is connected to anew after an error, so the process keeps them."""
+_left: dict[tuple[tuple[str, int], str], _Left] = {}
+"""By the metastore's address and the lock's ``agentInfo``. A catalog is connected to anew after an error, so the
+process keeps them."""
 
-_ended: dict[int, float] = {}
-"""Locks of processes that have ended, by the metastore's ids, and when this process saw it, by the monotonic clock."""
+_ended: dict[str, float] = {}
+"""When this process saw that the holder of a lock has ended, by the monotonic clock and the lock's ``agentInfo``. Other
+metastores may give the same ids."""
 
 
 def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tuple[float, float]) -> KeptHiveCatalog:
@@ -129,6 +131,7 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
 class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
     """Hive Metastore 2 or 3, whose errors mean what ``outcomes`` says."""
 
+    _client: _Connections
     _agent = ""
 
     def load_table(self, identifier: str | Identifier) -> Table:
@@ -171,7 +174,8 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
     def _drop_left(self, *table: str) -> None:
         """Drop the locks of the table that this process has left, once their changes can't come any more."""
-        left = {agent: each for agent, each in _left.items() if each.table == table}
+        here = self._client.address
+        left = {agent: each for (where, agent), each in [*_left.items()] if (where, each.table) == (here, table)}
         if not left:
             return
         with self._client as client:
@@ -190,7 +194,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
                 for lock_id in ids:
                     client.unlock(UnlockRequest(lockid=lock_id))
                 if ids or of_us.is_known or left_s <= 0:
-                    _left.pop(agent, None)
+                    _left.pop((here, agent), None)
 
     def _create_lock_request(self, database_name: str, table_name: str) -> LockRequest:
         component = LockComponent(
@@ -221,12 +225,12 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
                 f"{held}. If that process is dead, drop the lock: remove the row of HIVE_LOCKS in the metastore's"
                 f" database whose HL_LOCK_EXT_ID is {first.lockid}"
             )
-        left_s = LATE_S - (time.monotonic() - _ended.setdefault(first.lockid, time.monotonic()))
+        left_s = LATE_S - (time.monotonic() - _ended.setdefault(first.agentInfo, time.monotonic()))
         if left_s > 0:
             raise CommitFailedException(f"{held}. That process has ended. This one drops the lock in {left_s:.0f} s")
         logger.warning("%s. That process has ended: its lock is dropped.", held)
         open_client.unlock(UnlockRequest(lockid=first.lockid))
-        del _ended[first.lockid]
+        _ended.pop(first.agentInfo, None)
         return super()._wait_for_lock(database_name, table_name, lockid, open_client)
 
     def _convert_hive_into_iceberg(self, table: Any) -> Table:
@@ -309,11 +313,11 @@ class _Connections(_HiveClient):
     """Connects to the metastore, for requests that end. Each use has a connection of its own."""
 
     def __init__(self, address: tuple[str, int], ugi: list[str] | None, timeout_s: tuple[float, float]) -> None:
-        self._address, self._ugi, self._timeout_s = address, ugi, timeout_s
+        self.address, self._ugi, self._timeout_s = address, ugi, timeout_s
 
     def __enter__(self) -> Client:
         connect_s, answer_s = self._timeout_s
-        self._socket = _Socket(*self._address)
+        self._socket = _Socket(*self.address)
         self._socket.setTimeout(connect_s * 1000)
         self._socket.open()
         self._socket.setTimeout(answer_s * 1000)
@@ -325,7 +329,7 @@ class _Connections(_HiveClient):
     def __exit__(self, *_: object) -> None:
         self._socket.close()
         if self._calls.left is not None:
-            _left[self._calls.agent] = replace(self._calls.left, since_s=time.monotonic())
+            _left[self.address, self._calls.agent] = replace(self._calls.left, since_s=time.monotonic())
 
 
 def _short(parameters: dict[str, str], known: dict[str, str]) -> dict[str, str]:
@@ -349,12 +353,14 @@ def _changed(known: Any, wanted: Any) -> Any:
 
 def _process() -> str:
     """Return the machine, the id and the start of this process, which no other has; "" where Linux does not show them.
-    The machine is its boot and its namespace of process ids."""
+    The machine is its boot, its network hardware, which a clone of its memory may have another of, and its namespace of
+    process ids."""
     try:
         if (_PROC / "self").readlink().name != str(os.getpid()):
             return ""
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot}/{(_PROC / 'self/ns/pid').stat().st_ino} {os.getpid()} {_started(os.getpid())}"
+        machine = f"{boot}/{uuid.getnode():x}/{(_PROC / 'self/ns/pid').stat().st_ino}"
+        return f"{machine} {os.getpid()} {_started(os.getpid())}"
     except OSError:
         return ""
 

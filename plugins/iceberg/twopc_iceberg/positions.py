@@ -24,9 +24,9 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import DoubleType, NestedField
 from pyroaring import BitMap64
 
-from twopc.keyed import ROWS_AT_ONCE, Part, find_rows
+from twopc.keyed import READERS, ROWS_AT_ONCE, Part, find_rows
 from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
-from twopc_iceberg.files import READERS, in_threads
+from twopc_iceberg.files import in_threads
 from twopc_iceberg.manifests import entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.partitions import transformed

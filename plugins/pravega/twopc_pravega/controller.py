@@ -149,14 +149,15 @@ class Controller:
         return self._methods[method](request, timeout=ANSWER_TIMEOUT_S, metadata=self._metadata)
 
     def _call_each(self, method: str, requests: Iterable[Any]) -> list[Any]:
-        """Send the requests, many at once. Return the answers in their order."""
+        """Send the requests, many at once. Return the answers in their order; None for a transaction whose stream the
+        controller does not know, as after its deletion."""
         answers, left = [], iter(requests)
         while some := [*itertools.islice(left, _AT_ONCE)]:
             calls = [
                 self._methods[method].future(request, timeout=ANSWER_TIMEOUT_S, metadata=self._metadata)
                 for request in some
             ]
-            answers += [call.result() for call in calls]
+            answers += [_found(call) for call in calls]
         return answers
 
     # Transactions. ----------------------------------------------------------------------------------------------
@@ -181,13 +182,14 @@ class Controller:
 
     def ping_each(self, txns: Iterable[Txn], lease_ms: int) -> list[Ping]:
         answers = self._call_each("pingTransaction", [_request(txn, lease_ms) for txn in txns])
-        return [Ping(answer.status) for answer in answers]
+        return [Ping.UNKNOWN if answer is None else Ping(answer.status) for answer in answers]
 
     def state(self, txn: Txn) -> State:
         return self.state_each([txn])[0]
 
     def state_each(self, txns: Iterable[Txn]) -> list[State]:
-        return [State(answer.state) for answer in self._call_each("checkTransactionState", map(_request, txns))]
+        answers = self._call_each("checkTransactionState", map(_request, txns))
+        return [State.UNKNOWN if answer is None else State(answer.state) for answer in answers]
 
     # Streams. ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +213,15 @@ class Controller:
         """Return host and port of the segment store that has a segment now."""
         answer = self._call("getURI", MESSAGES["SegmentId"](streamInfo=_info(stream), segmentId=segment))
         return answer.endpoint, answer.port
+
+
+def _found(call: Any) -> Any:
+    try:
+        return call.result()
+    except grpc.RpcError:
+        if call.code() is not grpc.StatusCode.NOT_FOUND:
+            raise
+        return None
 
 
 def _info(stream: Stream, access: int = 0) -> Any:

@@ -22,6 +22,7 @@ TEMPORARY = {
     grpc.StatusCode.DEADLINE_EXCEEDED: "no answer in time",
     grpc.StatusCode.RESOURCE_EXHAUSTED: "the controller is full",
     grpc.StatusCode.ABORTED: "two requests at a time",
+    grpc.StatusCode.ALREADY_EXISTS: "another request created it",
     grpc.StatusCode.CANCELLED: "the connection ended",
     grpc.StatusCode.FAILED_PRECONDITION: "the controller's store was changed meanwhile",
     grpc.StatusCode.INTERNAL: "the controller's store is away",
@@ -44,6 +45,11 @@ def request_failed(error: PravegaError, what: str) -> TwoPhaseCommitError:
         )
     if _code(error) is grpc.StatusCode.UNIMPLEMENTED:
         return OperatorRequired(f"{what}: no Pravega controller answers: {told(error)}. Check 'controller'.")
+    if is_missing(error):
+        return OperatorRequired(
+            f"{what}: Pravega has no such stream: {told(error)}. Was it or its scope deleted, or does 'controller' name"
+            " another cluster? Correct that and start again: recovery continues where it stopped."
+        )
     if is_temporary(error):
         return Retriable(f"{what}: Pravega gave no answer: {told(error)}")
     return OperatorRequired(

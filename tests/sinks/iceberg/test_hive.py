@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ import pytest
 pytest.importorskip("thrift", reason="the extra 'hive' of twopc-iceberg is not installed")
 
 from hive_metastore.ThriftHiveMetastore import Client
-from hive_metastore.ttypes import LockState, ShowLocksRequest, UnlockRequest
+from hive_metastore.ttypes import CheckLockRequest, LockResponse, LockState, ShowLocksRequest, UnlockRequest
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
@@ -364,6 +366,68 @@ def test_a_process_is_known_to_have_ended_only_on_its_own_machine(monkeypatch: p
     monkeypatch.setattr(hive, "_PROC", Path("/nowhere"))
     assert hive._process() == ""
     assert not hive._has_ended(here, f"twopc {id_} {machine} {gone.pid} {started}")
+
+
+class Told:
+    """A metastore that knows some locks of ``db.t``, and which of them were dropped."""
+
+    def __init__(self, *locks: tuple[int, str]) -> None:
+        self.locks = [
+            SimpleNamespace(lockid=id_, agentInfo=agent, user="u", hostname=socket.gethostname(), lastheartbeat=1)
+            for id_, agent in locks
+        ]
+        self.dropped = list[int]()
+
+    def show_locks(self, _: ShowLocksRequest) -> Any:
+        return SimpleNamespace(locks=self.locks)
+
+    def check_lock(self, _: CheckLockRequest) -> LockResponse:
+        return LockResponse(2, LockState.ACQUIRED if self.dropped else LockState.WAITING)
+
+    def unlock(self, request: UnlockRequest) -> None:
+        self.dropped.append(request.lockid)
+
+
+def catalog_at(place: Place, port: int) -> hive.KeptHiveCatalog:
+    properties = {"uri": f"thrift://127.0.0.1:{port}", "lock-check-retries": "1", "lock-check-min-wait-time": "0"}
+    return hive.connected(replace(place, properties=properties).unbound()._options, dict(properties), (1, 1))
+
+
+def test_the_wait_for_an_ended_holder_begins_anew_in_another_metastore_that_gives_the_same_id(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hive, "_ended", {})
+    machine, pid, started = hive._process().split()
+    one, other = (Told((1, f"twopc {n * 32} {machine} {pid} {int(started) - 1}"), (2, "mine")) for n in "01")
+    for metastore in (one, other):
+        with pytest.raises(CommitFailedException, match=r"has ended\. This one drops the lock in 900 s"):
+            catalog_at(place, 1)._wait_for_lock("db", "t", 2, metastore)
+        hive._ended.update({agent: seen_s - hive.LATE_S for agent, seen_s in hive._ended.items()})
+    catalog_at(place, 1)._wait_for_lock("db", "t", 2, one)
+    assert (one.dropped, other.dropped) == ([1], [])
+
+
+def test_a_lock_that_was_left_in_one_metastore_is_not_looked_for_in_another(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = (("127.0.0.1", port) for port in (1, 2))
+    ours = hive._Left(("db", "t"), True, None, 0.0)
+    monkeypatch.setattr(hive, "_left", {(there, "a"): ours})
+    catalog_at(place, 1)._drop_left("db", "t")  # makes no request
+    with pytest.raises(TTransportException):
+        catalog_at(place, 2)._drop_left("db", "t")
+    monkeypatch.setattr(hive._Socket, "open", lambda _: None)
+    with hive._Connections(here, None, (1, 1)) as client:
+        client.agent, client.left = "b", ours
+    assert [*hive._left] == [(there, "a"), (here, "b")]
+
+
+def test_a_clone_of_a_machine_with_other_network_hardware_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine, pid, started = hive._process().split()
+    agent = f"twopc {32 * '0'} {machine} {pid} {int(started) - 1}"
+    assert hive._has_ended(socket.gethostname(), agent)
+    monkeypatch.setattr(uuid, "getnode", lambda: 0)
+    assert not hive._has_ended(socket.gethostname(), agent)
 
 
 def test_a_user_id_without_a_name_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,14 +8,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from confluent_kafka import KafkaError
 
 from twopc import Committable
-from twopc.errors import OperatorRequired
+from twopc.errors import OperatorRequired, Refused, RoundAborted, TwoPhaseCommitError
 from twopc_kafka import ending
 from twopc_kafka.answers import MEANINGS, EndTxnAnswer, Outcome, TransactionState, hangs, meaning, outcome, to_end
+from twopc_kafka.writers.librdkafka import Writer, _Reports
 
 if TYPE_CHECKING:
     from twopc_kafka.client.control import Control
+    from twopc_kafka.options import KafkaOptions
 
 PRODUCER, EPOCH = 7, 40
 STATES = (
@@ -132,3 +135,33 @@ def test_only_what_was_surely_rolled_back_hangs() -> None:
         expected = rolled_back or initialised_since or another_committed_since or two_epochs_since
         found = hangs(TransactionState(state, PRODUCER, EPOCH + since), EPOCH, version)
         assert found is expected, (state, since, version)
+
+
+# librdkafka. ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_fatal", [False, True])
+@pytest.mark.parametrize(
+    ("code", "may_pass", "kind"),
+    [
+        *((code, False, OperatorRequired) for code in (29, 53)),
+        *((code, False, RoundAborted) for code in (45, 47, 49, 90, KafkaError._FENCED, KafkaError._FATAL)),
+        (4242, False, Refused),
+        (4242, True, RoundAborted),  # librdkafka knows what this sink does not
+    ],
+)
+def test_what_a_broker_refuses_for_good_stops_the_query_although_it_ends_the_producer(
+    code: int, may_pass: bool, kind: type[TwoPhaseCommitError], is_fatal: bool
+) -> None:
+    writer = object.__new__(Writer)
+    writer._transactional, writer._transactional_id = True, "id"
+    writer._options = cast("KafkaOptions", SimpleNamespace(bootstrap_servers="broker:9092"))
+    writer._has_ended, writer._reports = False, _Reports()
+    error = KafkaError(code, "x", is_fatal, may_pass)
+    if is_fatal:
+        writer._reports.broken = error
+    else:
+        writer._reports.failures.append((error, "orders", 0))
+    with pytest.raises(TwoPhaseCommitError) as raised:
+        writer._raise_failures()
+    assert type(raised.value) is kind

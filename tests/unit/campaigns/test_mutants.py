@@ -77,6 +77,10 @@ def test_a_defect_in_the_kafka_sink_is_caught(mutant: Mutant, of_kafka: Verdicts
     assert of_kafka[mutant.name]["caught_by"]
 
 
+def test_every_subject_has_mutants_and_every_mutant_a_subject() -> None:
+    assert {mutant.subject for mutant in MUTANTS} == {*SUBJECTS}
+
+
 @pytest.mark.parametrize("subject", SUBJECTS)
 def test_a_mutant_fits_the_code_as_it_is(subject: str, tmp_path: Path) -> None:
     for number, mutant in enumerate(each for each in MUTANTS if each.subject == subject):

@@ -358,14 +358,14 @@ class Writer:
         )
         return _lasting(error, what) or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
 
-    def _broken(self, error: confluent_kafka.KafkaError) -> RoundAborted:
+    def _broken(self, error: confluent_kafka.KafkaError) -> TwoPhaseCommitError:
         """Return the error for a producer that is unusable."""
         what = f"transaction {self._transactional_id}" if self._transactional else "the producer"
-        why = "another producer took over its transactional id" if error.code() in _FENCED else "librdkafka gave up"
-        return RoundAborted(
-            f"{what} can't go on at {self._options.bootstrap_servers}: {why}: {error.str()} ({error.name()})."
-            f" {_advice(error)}"
-        )
+        is_fenced = error.code() in _FENCED
+        why = "another producer took over its transactional id" if is_fenced else "librdkafka gave up"
+        what = f"{what} can't go on at {self._options.bootstrap_servers}: {why}"
+        lasting = None if is_fenced else _lasting(error, what)
+        return lasting or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
 
     def _refused(self, error: confluent_kafka.KafkaError) -> Exception:
         if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
@@ -449,10 +449,10 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
 
 
 def _lasting(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError | None:
-    """Return the error for a broker's answer that recurs until somebody acts. None for one that may pass, and for what
-    librdkafka itself reports, whose codes are negative."""
+    """Return the error for a broker's answer that recurs until somebody acts. None for one that may pass, also if only
+    librdkafka knows it, and for what librdkafka itself reports, whose codes are negative."""
     known = meaning(error.code())
-    if error.code() < 0 or known.answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN):
+    if error.code() < 0 or error.retriable() or known.answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN):
         return None
     return failure(known, what)
 
