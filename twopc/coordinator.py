@@ -13,7 +13,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from twopc import protocol
 from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
@@ -96,7 +96,6 @@ class Coordinator:
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
         # What a repeated failure counts by. Coordinators in several processes have one if they serve one start.
         self._start = uuid.uuid4().hex[:12]
-        self._is_fenced = False  # by what ended the last call
         self._has_passed = False  # what comes before a batch and may fail at each start
         self._one_at_a_time = OwnedLock()  # callers of public methods, of which a second is refused or waits
         self._batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
@@ -366,13 +365,21 @@ class Coordinator:
         """Return what an error means when the log has been looked at (``protocol.explained``)."""
         if not isinstance(error, Exception):
             return error
-        if self._performer.is_open and (self.phase is not Phase.CLOSED or self._is_fenced):
+        if self._performer.is_open and self.phase is not Phase.CLOSED:
             steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._start)
-        elif (tail := self._tail_before_opening(error)) is not None:
+        elif (tail := self._tail_before_opening(error)) is not None and not self._is_of_another(tail):
             steps = protocol.counted(tail, error, batch_id, self._start)
         else:
             return error
         return perform(steps, self._performer.do)
+
+    def _is_of_another(self, tail: Entry) -> bool:
+        """Whether a coordinator that is newer than this one's last incarnation has written ``tail``: its failures are
+        its own."""
+        if not self._performer.is_open:
+            return False
+        own = self._performer.life.tail
+        return (tail.log_id, tail.incarnation) != (own.log_id, own.incarnation)
 
     def _tail_before_opening(self, error: Exception) -> Entry | None:
         """Return the newest entry of the log after an error that came before an incarnation was opened; None if it is
@@ -393,7 +400,7 @@ class Coordinator:
 
         Raises:
             RepeatedFailure: instead of an error that came again and again.
-            Fenced: instead of any error: a newer coordinator has opened the log.
+            Fenced: instead of any error, which is its cause: a newer coordinator has opened the log meanwhile.
             InDoubt: instead of any error, which is its cause: it is not known whether the log has the last entry.
         """
         try:
@@ -402,23 +409,18 @@ class Coordinator:
         except Exception as error:
             if self._is_within:
                 raise
-            failed = error  # Python clears its name
+            failed: Exception = error
             if isinstance(error, RoundAborted):  # which would say that nothing of a batch is visible
                 failed = NotComputedAgain(f"no batch was begun: {error.message}")
                 failed.__cause__ = error
-
-            def fail() -> NoReturn:
-                # The coordinator closes, so this is the last time that it can record the end of its last batch.
-                if self.phase is Phase.IDLE:
-                    try:
-                        perform(protocol.rest(self._performer.life), self._performer.do)
-                    except InDoubt as in_doubt:
-                        raise in_doubt from failed
-                    except Exception as unrecorded:  # noqa: BLE001  # the first error is raised
-                        logger.warning("the end of the last batch could not be recorded: %s", unrecorded)
-                raise failed
-
-            self._alone("an error outside of batches", fail)
+            try:
+                self.rest()  # before the count, which is beside the newest entry
+            except (Fenced, InDoubt) as known:
+                raise known from failed
+            except Exception as unrecorded:  # noqa: BLE001  # the first error is raised
+                logger.warning("the end of the last batch could not be recorded: %s", unrecorded)
+            meant = self._alone("an error outside of batches", lambda: self._meant(failed, is_asked_again=True))
+            raise meant from (error if meant is not error else error.__cause__)
 
     def __enter__(self) -> Self:
         return self
@@ -479,7 +481,6 @@ class Coordinator:
 
     def _fail(self, error: BaseException, batch_id: int | None = None) -> None:
         """Close after an error, so that the next call recovers first."""
-        self._is_fenced = isinstance(error, Fenced)
         if isinstance(error, TwoPhaseCommitError):
             error.fill_in(batch_id=batch_id, phase=self.phase)
         if self.phase is Phase.CLOSED:

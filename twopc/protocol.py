@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NoReturn
 
 from twopc import effects
@@ -342,7 +343,9 @@ def close(life: Life, start: str | None) -> Steps[None]:
     yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False))
     if not life.pending:
         yield from steps.verify(life.log)
-        yield from steps.append(life.log, closed(life.tail, start))
+        noted = yield effects.Noted(life.tail)
+        tail = life.tail if noted is None else replace(life.tail, repetition=noted)
+        yield from steps.append(life.log, closed(tail, start))
     yield effects.Enter(Phase.CLOSED)
 
 

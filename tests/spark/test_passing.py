@@ -130,6 +130,9 @@ def in_task(python: str) -> str:
         ([DEFECT, ABORTED], CAUSE, RoundAborted),
         ([OUTAGE, DEFECT, ABORTED], CAUSE, RoundAborted),
         (["EOFError"], CAUSE, None),
+        ([DEFECT, f"twopc.errors.Retriable: away. {Retriable('').link}"], CONTEXT, Retriable),
+        ([OUTAGE, "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>"], CONTEXT, Retriable),
+        ([OUTAGE, "requests.exceptions.ConnectionError: HTTPConnectionPool(host='a')"], CONTEXT, Retriable),
     ],
 )
 def test_of_a_chain_in_python_what_was_raised_decides_unless_it_came_amid_a_cleanup(

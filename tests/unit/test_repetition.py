@@ -449,8 +449,36 @@ def failing_between_batches(coordinator: Coordinator, error: Exception = DEFECT)
 def test_a_failure_between_batches_leaves_no_committed_batch_unresolved(query: Query) -> None:
     with pytest.raises(ValueError, match="no plan"), query.ran(0, 1) as coordinator:
         failing_between_batches(coordinator)
+    assert (query.tail.kind, query.tail.unresolved) == ("close", ())
+    assert query.tail.repetition
+    assert query.tail.repetition.starts == 1
+
+
+def test_a_failure_between_batches_leaves_the_coordinator_open_though_the_log_was_away(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = query.ran(0)
+    with monkeypatch.context() as away:
+        away.setattr(query.store, "slots", raises(ConnectionError("away")))
+        with pytest.raises(ValueError, match="no plan"):
+            failing_between_batches(coordinator)
+    assert query.tail.unresolved
+    coordinator.rest()
     assert (query.tail.kind, query.tail.unresolved) == ("complete", ())
-    assert query.store.notice
+
+
+def test_a_failure_between_batches_counts_although_each_start_ends_cleanly(query: Query) -> None:
+    def stopped_cleanly(coordinator: Coordinator) -> None:
+        with coordinator:
+            coordinator.recover()
+            failing_between_batches(coordinator)
+
+    ends = []
+    for _ in range(3):
+        with pytest.raises(Exception, match="no plan") as ended:
+            stopped_cleanly(query.coordinator())
+        ends.append(ended.type)
+    assert ends == [ValueError, ValueError, RepeatedFailure]
 
 
 def test_a_failure_between_batches_whose_record_stays_in_doubt_says_so(
@@ -493,6 +521,30 @@ def test_a_driver_that_was_fenced_counts_nothing_afterwards(query: Query) -> Non
     for _ in range(4):
         with pytest.raises(Fenced):
             failing_between_batches(older)
+    assert not query.store.notice
+
+
+def test_a_driver_that_was_fenced_tells_what_it_fails_at_later(query: Query) -> None:
+    older = query.ran(0)
+    query.ran(1).close()
+    with pytest.raises(Fenced):
+        run(older, 1)
+    for _ in range(4):
+        with pytest.raises(ValueError, match="no plan"):
+            failing_between_batches(older)
+    assert not query.store.notice
+
+
+def test_a_notice_that_could_not_be_withdrawn_is_withdrawn_by_the_next_call(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notices = query.ran(0)._performer.notices
+    notices.post(query.tail, CallRetried("commit of x", 20, 1.0, "no leader", 75.0))
+    with monkeypatch.context() as away:
+        away.setattr(query.store, "posted", raises(OSError("away")))
+        notices.withdraw()
+    assert query.store.notice
+    notices.withdraw()
     assert not query.store.notice
 
 

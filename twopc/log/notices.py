@@ -67,23 +67,23 @@ class Notices:
     def withdraw(self) -> None:
         """Record that no call waits any more."""
         with self._lock:
-            if (tail := self._posted_at) is not None:
+            if (tail := self._posted_at) is not None and self._write(tail, {}):
                 self._posted_at = None
-                self._write(tail, {})
 
-    def _write(self, tail: Entry, notice: dict[str, Any], repetition: Repetition | None = None) -> None:
+    def _write(self, tail: Entry, notice: dict[str, Any], repetition: Repetition | None = None) -> bool:
         """Replace the file, unless it is a newer driver's. What the last start has noted stays in it while a call
-        waits, and afterwards: where the file can't be read, only a newer note replaces it."""
+        waits, and afterwards: where the file can't be read, only a newer note replaces it. Return False if the store
+        did not do it."""
         try:
             found = _found(self._store)
         except Exception as error:  # noqa: BLE001  # then the log shows whose it may be
             logger.debug("the notice beside the commit log at %s could not be read: %s", self._store.url, error)
             found = None
             if repetition is None:
-                return
+                return False
         try:
             if _may_be_of_another(found, tail) and self._is_overtaken(tail):
-                return
+                return True
             if (kept := repetition or _repetition(found or {}, tail)) is not None:
                 notice["repetition"] = asdict(kept)
             if notice:
@@ -91,6 +91,8 @@ class Notices:
             self._store.post(json.dumps(notice).encode() if notice else b"")
         except Exception as error:  # noqa: BLE001  # the process's own log has the wait, too
             logger.warning("could not write a notice beside the commit log at %s: %s", self._store.url, error)
+            return False
+        return True
 
     def _is_overtaken(self, tail: Entry) -> bool:
         """Whether the log in this place is another driver's by now. It may also have been restored from a backup, and

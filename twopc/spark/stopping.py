@@ -169,8 +169,9 @@ _OUTAGES = re.compile(
     r"java\.net\.(?:Connect|NoRouteToHost|Socket|SocketTimeout|UnknownHost)Exception\b|"
     r"org\.apache\.kafka\.common\.errors\.(?:Disconnect|Network|NotLeaderOrFollower|Timeout|CoordinatorNotAvailable)"
     r"Exception\b|"
-    r"^[ |+]*(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError|BrokenPipeError"
-    r"|TimeoutError|socket\.gaierror|http\.client\.RemoteDisconnected): ",
+    r"java\.nio\.channels\.ClosedChannelException\b|"
+    r"^[ |+]*(?:\w+\.)*(?:ConnectionError|ConnectionAbortedError|ConnectionRefusedError|ConnectionResetError"
+    r"|BrokenPipeError|TimeoutError|gaierror|RemoteDisconnected): ",
     re.MULTILINE,
 )
 """A system did not answer."""
@@ -184,6 +185,7 @@ _LOST = re.compile(
 """A process of Spark was lost, or the session was stopped, or a wait of Spark has ended. That may come to the same end
 each time."""
 
+_ASKED_AGAIN = f"{DESCRIBED_BY}{Retriable.__name__}"
 _ABORTED = f"{DESCRIBED_BY}{RoundAborted.__name__}"  # in the text of a task that has failed with an aborted round
 
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*((?s:.*?))(?=\n\tat |\nTraceback \(|\Z)")
@@ -191,7 +193,9 @@ _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n)*((?s:
 
 _HANDLING = "During handling of the above exception"  # follows an error in a traceback that the next was not raised for
 
-_ERRNO = re.compile(r"^[ |+]*\w*Error: \[Errno (\d+)\]", re.MULTILINE)  # the lines of a group begin so
+_ERRNO = re.compile(
+    r"^[ |+]*[\w.]*Error: (?:<urlopen error )?\[Errno (\d+)\]", re.MULTILINE
+)  # the lines of a group begin so
 
 
 @contextlib.contextmanager
@@ -225,7 +229,7 @@ def passing(text: str) -> type[Retriable | RoundAborted] | None:
     # Beside an error of Python's, Java has its own, such as that the worker took no more input.
     in_java = text.rpartition("\nCaused by: ")[2].partition("\n\tat ")[0]
     decisive = next((each for each in reversed(in_python) if _ABORTED not in each), "") if in_python else in_java
-    is_cleanup = any(_HANDLING in each and not _has_outage(each) for each in in_python)
+    is_cleanup = any(_HANDLING in each and not _has_outage(each) for each in in_python) and _ASKED_AGAIN not in decisive
     if _has_outage(decisive) and not is_cleanup:
         return Retriable
     return RoundAborted if is_aborted or _has_outage(text) else None
