@@ -23,7 +23,7 @@ from twopc.errors import (
     SchemaMismatch,
     TwoPhaseCommitError,
 )
-from twopc.failures import REFUSED_BY_LIBPQ
+from twopc.failures import is_refused_by_libpq
 from twopc_sql.options import SqlOptions
 
 
@@ -102,7 +102,7 @@ def is_temporary(error: DBAPIError) -> bool:
             sqlstate = getattr(original, "sqlstate", None)
             if sqlstate is None:  # no connection
                 is_lost = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
-                return is_lost and not REFUSED_BY_LIBPQ.search(str(original))
+                return is_lost and not is_refused_by_libpq(str(original))
             return bool({sqlstate, sqlstate[:2]} & {*_TEMPORARY_IN_POSTGRES})
         case "pymysql":
             cause = getattr(original, "original_exception", None)
@@ -139,7 +139,6 @@ _ADVICE: Mapping[str | int, str] = {
 _WORDS_FOR_ADVICE = (
     (re.compile("unable to open database file|^IO Error: |readonly database|read-only mode"), _FILE),
     (re.compile("certificate|private key|SSL"), _ENCRYPTION),
-    (REFUSED_BY_LIBPQ, _LOGIN),
 )
 """The same, by the words of errors without a code."""
 
@@ -151,7 +150,8 @@ def advice(error: DBAPIError) -> str:
         if code in _ADVICE:
             return _ADVICE[code]
     by_words = (what for pattern, what in _WORDS_FOR_ADVICE if not isinstance(answer, int) and pattern.search(words))
-    return next(by_words, "Correct what it names, such as a change of the table.")
+    other = _LOGIN if is_refused_by_libpq(words) else "Correct what it names, such as a change of the table."
+    return next(by_words, other)
 
 
 def is_refusal(error: DBAPIError) -> bool:

@@ -50,7 +50,6 @@ def test_a_file_in_a_folder_that_is_missing_is_no_outage(place: Place) -> None:
     [
         ("password authentication failed", lambda url: url.set(password="wrong")),  # noqa: S106  # of nobody
         ('database "nowhere" does not exist', lambda url: url.set(database="nowhere")),
-        ("is not currently accepting connections", lambda url: url.set(database="template0")),
         ("unrecognized configuration parameter", with_option("odd=1")),
         ("invalid value for parameter", with_option("work_mem=odd")),
         ('role "nobody" does not exist', with_option("role=nobody")),
