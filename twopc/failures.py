@@ -7,6 +7,7 @@ import errno
 import hashlib
 import re
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,6 +44,16 @@ def is_refused_by_libpq(words: str) -> bool:
     if _OF_A_HOST not in words:
         return _REFUSED_BY_LIBPQ.search(words) is not None
     return all(map(_REFUSED_BY_LIBPQ.search, words.split(_OF_A_HOST)[1:]))
+
+
+CUT_OFF = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
+"""The errors of TLS that an outage has, too."""
+
+
+def is_bad_certificate(error: OSError) -> bool:
+    """Return whether an error from loading a certificate or key lasts. A mount that is away, or too many open files,
+    does not."""
+    return isinstance(error, ssl.SSLError) or error.errno in {errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EPERM}
 
 
 _OF_A_STACK = ("at ", "File ", "... ")

@@ -92,6 +92,8 @@ IS_NAMED = 1440
 
 NO_TABLE = 1146
 
+NO_CONNECTION = 2003
+
 NO_LOGIN = NO_TLS, _, NO_METHOD = 2026, 2059, 2061
 """PyMySQL: the connection can't be encrypted, or the user's method of authentication is not there."""
 
