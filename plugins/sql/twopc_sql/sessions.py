@@ -84,7 +84,8 @@ _TEMPORARY_IN_SQLITE = ("database is locked", "database table is locked", "disk 
 _TEMPORARY_IN_DUCKDB = ("TransactionException", "ConnectionException", "InterruptException")
 _WORDS_OF_DUCKDB = (
     *("Could not set lock", "Could not write", "Could not fsync", "No space left", "Disk quota", "Input/output error"),
-    *("Stale file handle", "Too many open files", "Cannot allocate memory"),
+    *("Stale file handle", "Too many open files", "Cannot allocate memory", "Connection timed out", "Host is down"),
+    *("Transport endpoint is not connected", "Resource temporarily unavailable"),
 )
 """What may succeed later, such as a lock, a restart or a full disk: SQLSTATEs and their classes, error numbers, how a
 message begins, DuckDB's classes, and what an IOException of it says."""

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import errno
+import os
 import ssl
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import duckdb
 import pyarrow as pa
 import pymysql
 import pytest
@@ -120,3 +122,10 @@ def test_a_tls_connection_that_is_cut_off_is_an_outage(cut: type[ssl.SSLError]) 
     original.original_exception = cut("cut")
     error = sa.exc.OperationalError("SELECT 1", {}, original)
     assert sessions.is_temporary(error) == (cut is not ssl.SSLError)
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EAGAIN, errno.EROFS])
+def test_a_mount_that_is_away_is_an_outage_for_duckdb(number: int) -> None:
+    original = duckdb.IOException(f'IO Error: Could not read from file "/mnt/sales": {os.strerror(number)}')
+    error = sa.exc.OperationalError("SELECT 1", {}, original)
+    assert sessions.is_temporary(error) == (number != errno.EROFS)
