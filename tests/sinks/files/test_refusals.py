@@ -20,7 +20,7 @@ from tests.support.typed_records import unchecked_text
 from twopc import Participant, Round
 from twopc.errors import RecordRefused
 from twopc.refusals import Check, Rule, checker, first_true
-from twopc_files.delimited import Csv
+from twopc_files.delimited import Csv, _taken_for_null
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.orc import Orc
@@ -204,6 +204,14 @@ def test_a_null_in_a_column_without_nulls_is_refused_by_parquet_before_its_file_
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
     error = refusal(Parquet(), pa.record_batch([pa.array([1, None])], schema=schema))
     assert (error.record, error.column) == (1, "id")
+
+
+@pytest.mark.parametrize("type_", [pa.float32(), pa.float64(), pa.decimal128(38, 18)])
+@pytest.mark.parametrize(("null_value", "is_looked_for"), [("\\N", False), ("n/a", False), ("NaN", True), ("-1", True)])
+def test_nulls_of_csv_are_looked_for_among_numbers_only_if_their_text_is_one(
+    null_value: str, is_looked_for: bool, type_: pa.DataType
+) -> None:
+    assert _taken_for_null(null_value).concerns(pa.field("c", type_)) == is_looked_for
 
 
 @pytest.mark.parametrize("kind", [JsonLines(), Csv()], ids=str)
