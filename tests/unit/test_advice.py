@@ -162,9 +162,6 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
         "format=csv null_value=0", {"v": pa.array([0])},
         "Set another '(.*?)'", "format=csv {}=n/a", {"v": pa.array([0])},
     ),
-    "it is -0.0": (
-        "format=orc", {"v": pa.array([-0.0])}, "Add 0.0 to the column", "format=orc", {"v": pa.array([-0.0 + 0.0])}
-    ),
     "a text is not valid UTF-8": (
         "format=parquet", {"v": pa.array([b"\xff"]).view(pa.string())},
         "Or write the column as binary", "format=parquet", {"v": pa.array([b"\xff"])},
@@ -184,7 +181,7 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
     "a folder named after it would have": (
         "partition_by=day", days("a" * 300), CORRECT, "partition_by=day", days("a" * 100)
     ),
-    "readers take an empty text, 'null' and '__HIVE_DEFAULT_PARTITION__'": (
+    "readers take an empty text, 'null' and … in a folder's name": (
         "partition_by=day", days(""), CORRECT, "partition_by=day", days("none")
     ),
     "the schema of the records allows no null there": (
@@ -198,7 +195,7 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_record_that_is_refused_is_corrected_or_the_setting_changed(words: str, tmp_path: Path) -> None:
     given, refused, advice, corrected, columns = REFUSED[words]
-    with pytest.raises(RecordRefused, match=re.escape(words)) as raised:
+    with pytest.raises(RecordRefused, match=re.escape(words).replace("…", ".*")) as raised:
         write(options_of(tmp_path, given), refused)
     found = told(raised.value, advice)
     write(options_of(tmp_path, corrected.format(found[found.lastindex or 0].lower())), columns)
