@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
     "a folder named after it would have": (
         "partition_by=day", days("a" * 300), CORRECT, "partition_by=day", days("a" * 100)
     ),
-    "readers take an empty text, 'null' and … in a folder's name": (
+    "in a folder's name for null": (
         "partition_by=day", days(""), CORRECT, "partition_by=day", days("none")
     ),
     "the schema of the records allows no null there": (
@@ -195,7 +195,7 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
 @pytest.mark.parametrize("words", REFUSED)
 def test_a_record_that_is_refused_is_corrected_or_the_setting_changed(words: str, tmp_path: Path) -> None:
     given, refused, advice, corrected, columns = REFUSED[words]
-    with pytest.raises(RecordRefused, match=re.escape(words).replace("…", ".*")) as raised:
+    with pytest.raises(RecordRefused, match=re.escape(words)) as raised:
         write(options_of(tmp_path, given), refused)
     found = told(raised.value, advice)
     write(options_of(tmp_path, corrected.format(found[found.lastindex or 0].lower())), columns)
