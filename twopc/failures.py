@@ -7,6 +7,7 @@ import errno
 import hashlib
 import re
 import socket
+import ssl
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -28,20 +29,40 @@ _CHANGING = re.compile(r"\([^\s()]+ executor [^\s()]+\)|[0-9a-f]{8}(-[0-9a-f]{4}
 """In lower case: where Spark ran a task, unique ids, words with digits, such as names of files, and blanks. They may
 differ from one failure to the next. Each is looked for once per word: an error may quote a long text without blanks."""
 
-REFUSED_BY_LIBPQ = re.compile(
+_REFUSED_BY_LIBPQ = re.compile(
     r"(?<!LDAP )(?<!PAM )(?<!RADIUS )(?<!OAuth bearer )authentication failed|no password supplied"
-    r"|pg_hba\.conf (entry|rejects)|is not permitted to log in|(role|database) .* does not exist"
-    r"|no such (database|user)|is not currently accepting connections|permission denied (for database|to set )"
+    r"|pg_hba\.conf entry|is not permitted to log in|(role|database) .* does not exist"
+    r"|no such (database|user)|permission denied (for database|to set )"
     r"|unrecognized configuration parameter|unsupported startup parameter|invalid value for parameter"
     r"|definition of service .* not found|invalid (\w+ value: |integer value |port number)"
     r"|certificate file .* does not exist|could not (load|read) (root |private key|certificate)|private key file "
     r"|certificate verify failed|(SSL|encryption) was required|does not match host name"
-    r"|authentication method requirement|channel binding (is )?required|invalid response to SSL negotiation"
-    r"|expected authentication request"
+    r"|authentication method requirement|channel binding (is )?required|expected authentication request"
 )
 """libpq and poolers report no SQLSTATE for a connection that the server or libpq itself refuses for good, only words.
 Where the server asks another system, it has the same words for a wrong password and for a system that is out
-(auth_failed in auth.c), so these are none of a refusal."""
+(auth_failed in auth.c), so these words are not treated as refusals."""
+
+_OF_A_HOST = "connection to server "
+
+
+def is_refused_by_libpq(words: str) -> bool:
+    """Return whether the message of a connection that could not be made has a refusal that lasts. Of several hosts, as
+    many messages as were tried, each must have one."""
+    if _OF_A_HOST not in words:
+        return _REFUSED_BY_LIBPQ.search(words) is not None
+    return all(map(_REFUSED_BY_LIBPQ.search, words.split(_OF_A_HOST)[1:]))
+
+
+CUT_OFF = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
+"""The errors of TLS that an outage has, too."""
+
+
+def is_bad_certificate(error: OSError) -> bool:
+    """Return whether an error from loading a certificate or key lasts. A mount that is away, or too many open files,
+    does not."""
+    return isinstance(error, ssl.SSLError) or error.errno in {errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EPERM}
+
 
 _OF_A_STACK = ("at ", "File ", "... ")
 

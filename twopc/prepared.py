@@ -80,7 +80,7 @@ def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
 
     try:
         for text in texts:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(json.JSONDecodeError):
                 json.loads(text, object_pairs_hook=unique, parse_float=kept, parse_int=kept)
     except (KeyError, ArithmeticError, RecursionError):  # the last: a server may follow further than Python
         return False

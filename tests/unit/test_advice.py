@@ -162,9 +162,6 @@ REFUSED: dict[str, tuple[str, Columns | pa.RecordBatch, str, str, Columns]] = {
         "format=csv null_value=0", {"v": pa.array([0])},
         "Set another '(.*?)'", "format=csv {}=n/a", {"v": pa.array([0])},
     ),
-    "it is -0.0": (
-        "format=orc", {"v": pa.array([-0.0])}, "Add 0.0 to the column", "format=orc", {"v": pa.array([-0.0 + 0.0])}
-    ),
     "a text is not valid UTF-8": (
         "format=parquet", {"v": pa.array([b"\xff"]).view(pa.string())},
         "Or write the column as binary", "format=parquet", {"v": pa.array([b"\xff"])},

@@ -59,6 +59,8 @@ def _taken_for_null(null_value: str) -> Rule:
 
     def concerns(field: pa.Field) -> bool:
         type_ = written_as(field.type)
+        if types.is_floating(field.type) or types.is_decimal(field.type):
+            return _is_number(null_value)
         try:
             return bool(types.is_string(type_) or pa.scalar(null_value).cast(type_).is_valid)
         except pa.ArrowInvalid:
@@ -75,6 +77,15 @@ def _taken_for_null(null_value: str) -> Rule:
         "it is written as the option 'null_value', so readers would take it for null. Set another 'null_value', or"
         " filter such records.",
     )
+
+
+def _is_number(text: str) -> bool:
+    """Whether a text may be that of a number, NaN or an infinity."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 class _Encoder:

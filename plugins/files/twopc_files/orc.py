@@ -176,11 +176,6 @@ def _first_outside_nanoseconds(column: pa.Array) -> int | None:
     return first_true(outside(column.cast(pa.int64()), -most, most))
 
 
-def _first_negative_zero(column: pa.Array) -> int | None:
-    bits = pa.int64() if types.is_float64(column.type) else pa.int32()
-    return first_true(pc.equal(column.view(bits), -(2 ** (bits.bit_width - 1))))
-
-
 _RULES = (
     replace(NOT_UTF8, reason=f"{NOT_UTF8.reason} Or write the column as binary."),
     KEY_TWICE,
@@ -199,10 +194,5 @@ _RULES = (
         lambda field: bool(types.is_date(field.type)),
         _first_before_gregorian,
         f"it has a day before {GREGORIAN}, which {_IN_ORC}",
-    ),
-    Rule(
-        lambda field: bool(types.is_floating(field.type)),
-        _first_negative_zero,
-        "it is -0.0, and beside it in an ORC file Spark finds no zero by `= 0`. Add 0.0 to the column, or use Parquet.",
     ),
 )

@@ -64,7 +64,7 @@ REPEAT: Mapping[int, str] = {
     3101: "MySQL: group replication has rolled the transaction back, such as for one of another member",
     3169: "MySQL: the session was killed",
     3197: "MySQL: the transaction can't be ended now, such as during FLUSH TABLES WITH READ LOCK",
-    3572: "MySQL: a lock was not to be had at once",
+    3572: "MySQL: a lock was not available (NOWAIT)",
     4031: "MySQL: the session was idle for too long, and has ended",
     9001: "ProxySQL: no server has answered",
 }
@@ -91,6 +91,8 @@ IS_NAMED = 1440
 """XAER_DUPID: a transaction has this name."""
 
 NO_TABLE = 1146
+
+NO_CONNECTION = 2003
 
 NO_LOGIN = NO_TLS, _, NO_METHOD = 2026, 2059, 2061
 """PyMySQL: the connection can't be encrypted, or the user's method of authentication is not there."""

@@ -142,26 +142,42 @@ def _all(fine: pa.BooleanArray) -> bool:
     return pc.all(fine).as_py() is not False
 
 
-_MOST_EXACT = 2**53
-"""Up to here, a double has each integer."""
-
-_MOST_POWER = 22
-"""The largest power of ten that a double has."""
+_LONGEST_NUMBER = 400
+"""No shorter text is needed for a double, and Python converts no text of many digits."""
 
 
 def _is_kept(spelled: str) -> bool:
     """Whether a JSON column of MySQL keeps a number. Without a point and an exponent, it is an integer of 64 bits.
-    Others become doubles: their digits, as an integer, times or divided by a power of ten (RapidJSON without
-    ``kParseFullPrecisionFlag``). If both are exact, so is the result but for one rounding. With more digits, the last
-    bit may be another one."""
+    Others become doubles, whose shortest text readers get."""
+    if len(spelled) > _LONGEST_NUMBER:
+        return False
     exact = Decimal(spelled)
     if exact.is_zero() and exact.is_signed():
         return False
     if spelled.lstrip("-").isdigit():
         return -(2**63) <= exact < 2**64
-    _, digits, power = exact.as_tuple()
-    is_rounded_once = int("".join(map(str, digits))) <= _MOST_EXACT and abs(int(power)) <= _MOST_POWER
-    return is_rounded_once and exact == Decimal(repr(float(exact)))
+    return _parsed(spelled.lstrip("-")) == abs(float(spelled)) and exact == Decimal(repr(float(spelled)))
+
+
+def _parsed(spelled: str) -> float | None:
+    """Return the double that MySQL makes of a number without a sign; None for one that is not known here. MySQL has
+    RapidJSON's ``ParseNumber`` without ``kParseFullPrecisionFlag``, which rounds up to three times. The digits are an
+    integer up to 2^53, and with further ones a double, until there are 18. Then it applies a power of ten. In the
+    shortest text of a double, the further digits are zeros, so a fused multiply-add makes no difference."""
+    mantissa, _, exponent = spelled.lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    significand, counted, power = int(whole), len(whole) - 1, int(exponent or 0)
+    for digit in map(int, fraction):
+        if significand < 2**53:
+            significand = 10 * significand + digit
+        elif counted < 17:
+            significand = int(10.0 * significand + digit)
+        else:
+            break
+        counted, power = counted + (significand > 0), power - 1
+    if significand >= 2**63 or abs(power) > 308:
+        return None
+    return significand * float(f"1e{power}") if power >= 0 else significand / float(f"1e{-power}")
 
 
 def _quoted(quote: str, text: pa.Array) -> pa.Array:

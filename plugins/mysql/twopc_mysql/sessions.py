@@ -10,8 +10,9 @@ from typing import Any, TypeAlias
 
 import pymysql
 
+from twopc.failures import CUT_OFF, is_bad_certificate
 from twopc.idle_connections import IdleConnections
-from twopc_mysql.outcomes import NO_METHOD, NO_TLS
+from twopc_mysql.outcomes import NO_CONNECTION, NO_METHOD, NO_TLS
 
 Connection: TypeAlias = Any
 """A ``pymysql.connections.Connection``, which has no types."""
@@ -51,10 +52,6 @@ _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE
 """It takes no gap locks when records are added, for which transactions of one batch would wait."""
 
 
-_CUT_OFF = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
-"""The errors of TLS that an outage has, too."""
-
-
 def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeout_s: float) -> Connection:
     """Return a new connection, in which each statement is its own transaction.
 
@@ -67,11 +64,12 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
         connection = pymysql.connect(**{**defaults, **arguments, **wait_s, "autocommit": True})
     except pymysql.OperationalError as error:
         cause = getattr(error, "original_exception", None)
-        if isinstance(cause, ssl.SSLError) and not isinstance(cause, _CUT_OFF):
+        if isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT_OFF):
             raise pymysql.OperationalError(NO_TLS, error.args[-1]) from error
         raise
-    except OSError as error:  # a certificate is not there, or is none
-        raise pymysql.OperationalError(NO_TLS, f"can't use a certificate or key of 'url': {error}") from error
+    except OSError as error:  # from loading a certificate
+        number = NO_TLS if is_bad_certificate(error) else NO_CONNECTION
+        raise pymysql.OperationalError(number, f"can't use a certificate or key of 'url': {error}") from error
     except RuntimeError as error:  # a package is not installed
         raise pymysql.OperationalError(NO_METHOD, f"{error}") from error
     try:

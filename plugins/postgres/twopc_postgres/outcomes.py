@@ -21,7 +21,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
-from twopc.failures import REFUSED_BY_LIBPQ
+from twopc.failures import is_refused_by_libpq
 
 TEMPORARY: Mapping[str, str] = {
     "08": "the connection failed",
@@ -99,7 +99,7 @@ def is_temporary(error: psycopg.Error) -> bool:
 def is_login(error: psycopg.Error) -> bool:
     """Return whether the server has refused the login, such as for a wrong password."""
     needs_password = error.pgconn is not None and error.pgconn.needs_password
-    return needs_password or REFUSED_BY_LIBPQ.search(str(error)) is not None
+    return needs_password or is_refused_by_libpq(str(error))
 
 
 def request_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
@@ -107,12 +107,15 @@ def request_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
     if is_temporary(error) or error.sqlstate == BUSY:
         advice = _ADVICE_FOR_A_BUSY_ONE if error.sqlstate == BUSY else ""
         return Retriable(f"{what}: PostgreSQL gave no answer: {first_line(error)}{advice}")
-    advice = _found(CONFIGURATION, error.sqlstate or ("28" if is_login(error) else None)) or "Correct what it names."
+    of_login = _LOGIN if error.sqlstate is None and is_login(error) else None
+    advice = of_login or _found(CONFIGURATION, error.sqlstate) or "Correct what it names."
     return OperatorRequired(
         f"{what}: PostgreSQL refuses: {first_line(error)}. {advice} Then start again. Recovery continues where it"
         " stopped."
     )
 
+
+_LOGIN = "Correct 'conninfo': user, password, database, parameters and certificates."
 
 _ADVICE_FOR_A_BUSY_ONE = (
     ". Another session is still ending the transaction. If that session waits for a synchronous standby"
@@ -151,7 +154,7 @@ def write_failed(error: psycopg.Error, what: str, columns: Collection[str] | Non
     if advice := _found(CONFIGURATION, error.sqlstate):
         return ConfigurationError(f"{failed} {advice}")
     if error.sqlstate is None and is_login(error):
-        return ConfigurationError(f"{failed} {CONFIGURATION['28']}")
+        return ConfigurationError(f"{failed} {_LOGIN}")
     return Refused(f"{failed} The sink does not know this error ({error.sqlstate}), so the batch is not run again.")
 
 

@@ -64,8 +64,8 @@ def _are_same(written: Any, found: Any) -> bool:
             is_alike = type(found) is type(written) and len(found) == len(written)
             return is_alike and all(map(_are_same, written, found))
         case dict():
-            is_alike = isinstance(found, dict) and [*found] == [*written]
-            return is_alike and all(map(_are_same, written.values(), found.values()))
+            is_alike = isinstance(found, dict) and found.keys() == written.keys()
+            return is_alike and all(_are_same(value, found[name]) for name, value in written.items())
         case datetime() if written.tzinfo and isinstance(found, datetime) and found.tzinfo:
             # Times of one zone are equal, and times of two are not, in the hour that the zone repeats.
             return written.astimezone(timezone.utc) == found.astimezone(timezone.utc)

@@ -23,7 +23,7 @@ from twopc.errors import (
     SchemaMismatch,
     TwoPhaseCommitError,
 )
-from twopc.failures import REFUSED_BY_LIBPQ
+from twopc.failures import CUT_OFF, is_bad_certificate, is_refused_by_libpq
 from twopc_sql.options import SqlOptions
 
 
@@ -44,8 +44,13 @@ def engine(options: SqlOptions) -> sa.Engine:
     def connect(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  # noqa: ARG001  # SQLAlchemy gives all
         try:
             return of.connect(*given, **named)
-        except OSError as error:  # PyMySQL has a certificate that is not there, or is none
-            raise of.loaded_dbapi.OperationalError(_NO_TLS, f"can't use a certificate or key: {error}") from error
+        except OSError as error:  # from loading a certificate
+            number = _NO_TLS if is_bad_certificate(error) else _NO_CONNECTION
+            raise of.loaded_dbapi.OperationalError(number, f"can't use a certificate or key: {error}") from error
+        except RuntimeError as error:
+            if of.driver != "pymysql":
+                raise
+            raise of.loaded_dbapi.OperationalError(_NO_METHOD, f"{error}") from error  # a package is not installed
 
     @sa.event.listens_for(made, "connect")
     def set_up(connection: Any, record: object) -> None:  # noqa: ARG001  # SQLAlchemy gives both
@@ -63,8 +68,8 @@ def engine(options: SqlOptions) -> sa.Engine:
     return made
 
 
-_NO_TLS = 2026
-"""PyMySQL: the connection can't be encrypted."""
+_NO_CONNECTION, _NO_TLS, _NO_METHOD = 2003, 2026, 2061
+"""PyMySQL: there is no connection, it can't be encrypted, or the user's method of authentication is not there."""
 
 _TEMPORARY_IN_POSTGRES = (
     *("08", "40", "53000", "53100", "53200", "53300", "57", "25006", "25P02", "25P03", "25P04", "55P03"),
@@ -79,7 +84,8 @@ _TEMPORARY_IN_SQLITE = ("database is locked", "database table is locked", "disk 
 _TEMPORARY_IN_DUCKDB = ("TransactionException", "ConnectionException", "InterruptException")
 _WORDS_OF_DUCKDB = (
     *("Could not set lock", "Could not write", "Could not fsync", "No space left", "Disk quota", "Input/output error"),
-    *("Stale file handle", "Too many open files", "Cannot allocate memory"),
+    *("Stale file handle", "Too many open files", "Cannot allocate memory", "Connection timed out", "Host is down"),
+    *("Transport endpoint is not connected", "Resource temporarily unavailable"),
 )
 """What may succeed later, such as a lock, a restart or a full disk: SQLSTATEs and their classes, error numbers, how a
 message begins, DuckDB's classes, and what an IOException of it says."""
@@ -102,11 +108,11 @@ def is_temporary(error: DBAPIError) -> bool:
             sqlstate = getattr(original, "sqlstate", None)
             if sqlstate is None:  # no connection
                 is_lost = isinstance(error, sa.exc.OperationalError | sa.exc.InterfaceError)
-                return is_lost and not REFUSED_BY_LIBPQ.search(str(original))
+                return is_lost and not is_refused_by_libpq(str(original))
             return bool({sqlstate, sqlstate[:2]} & {*_TEMPORARY_IN_POSTGRES})
         case "pymysql":
             cause = getattr(original, "original_exception", None)
-            is_refused = isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError)
+            is_refused = isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT_OFF)
             return first in _TEMPORARY_IN_MYSQL and not is_refused
         case "sqlite3":
             return str(first).startswith(_TEMPORARY_IN_SQLITE)
@@ -133,13 +139,13 @@ _ADVICE: Mapping[str | int, str] = {
     **dict.fromkeys((1067, 1978), _DEFAULT),
     1364: "Add the column to the records, or give it a default.",
     _NO_TLS: _ENCRYPTION,
+    _NO_METHOD: "Give the user a method of authentication that PyMySQL has here, or install the package that it names.",
 }
 """SQLSTATE, or its class, or error number → what to do about what the database refuses."""
 
 _WORDS_FOR_ADVICE = (
     (re.compile("unable to open database file|^IO Error: |readonly database|read-only mode"), _FILE),
     (re.compile("certificate|private key|SSL"), _ENCRYPTION),
-    (REFUSED_BY_LIBPQ, _LOGIN),
 )
 """The same, by the words of errors without a code."""
 
@@ -151,7 +157,8 @@ def advice(error: DBAPIError) -> str:
         if code in _ADVICE:
             return _ADVICE[code]
     by_words = (what for pattern, what in _WORDS_FOR_ADVICE if not isinstance(answer, int) and pattern.search(words))
-    return next(by_words, "Correct what it names, such as a change of the table.")
+    other = _LOGIN if is_refused_by_libpq(words) else "Correct what it names, such as a change of the table."
+    return next(by_words, other)
 
 
 def is_refusal(error: DBAPIError) -> bool:

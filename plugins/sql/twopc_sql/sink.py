@@ -338,7 +338,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         if missing := [name for name in names if name not in found or found[name].state != PREPARED]:
             raise self._lost(missing, mark, what)
         records = sum(c.records or 0 for c in committables)
-        moved = self._tables.move(connection, [*found.values()], is_trial)
+        moved, left = self._tables.move(connection, [*found.values()], is_trial)
+        if left:
+            again = f"{what}, and {left} rows that it deletes are there again: another session has written them, or a"
+            again += " trigger keeps them. Nothing of the batch is visible."
+            raise RoundAborted(f"{again} It can be run again.") if is_trial else Retriable(again)
         if moved < records and is_trial and self._tables.staged(connection, [*found.values()]) == records:
             raise Refused(
                 f"{what}, and the table leaves out {records - moved} of its {records} records, by a trigger or a rule."

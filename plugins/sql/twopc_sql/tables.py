@@ -238,30 +238,32 @@ class Tables:
         ours: sa.ColumnElement[bool],
     ) -> Sequence[sa.Row[Any]]:
         """Return values that a staging table has, with each digit of their numbers."""
-        result = connection.execute(sa.select(*columns).select_from(table).where(ours).order_by(table.c[_ORDINAL]))
+        select = sa.select(*columns).select_from(table).where(ours).order_by(table.c[_ORDINAL])
+        result = connection.execute(select)
         whole = [self._options.dialect.whole.get(code) for _, code, *_ in result.cursor.description]
         found = result.all()
         if not any(whole):
             return found
         casts = [sa.cast(column, type_) if type_ else column for column, type_ in zip(columns, whole, strict=True)]
-        return self._found(connection, table, casts, ours)
+        return connection.execute(select.with_only_columns(*casts)).all()  # some servers show as few digits again
 
-    def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> int:
+    def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> tuple[int, int]:
         """Delete what transactions delete, and copy their records from the staging tables into the table. Of records
         with one key, the last that a transaction has written wins.
 
         Returns:
-            How many records and deletes the staging tables had, without those that a trigger has left out. Once
+            How many records and deletes the staging tables had, without records that a trigger has left out. Once
             decided, upserts all count: a trigger may leave out what another writer has made equal since the trial.
+            And how many of the deleted keys the table has.
 
         Raises:
             OperatorRequired: the table's columns have other types now, which could change a value.
         """
-        moved = sum(self._delete(connection, *each) for each in _by(rows, "deletes"))
-        moved += sum(self._insert(connection, *each, is_trial) for each in _by(rows, "staged"))
+        deleted = [self._delete(connection, *each) for each in _by(rows, "deletes")]
+        inserted = [self._insert(connection, *each, is_trial) for each in _by(rows, "staged")]
         if self._options.dialect.at_once:
             connection.exec_driver_sql(self._options.dialect.at_once)
-        return moved
+        return sum(inserted) + sum(keys for keys, _ in deleted), sum(left for _, left in deleted)
 
     def staged(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
         """Return how many records and deletes the staging tables have of transactions."""
@@ -290,10 +292,10 @@ class Tables:
                 moved -= (connection.scalar(sa.select(sa.func.count()).select_from(keys)) or 0) - written
         return moved
 
-    def _delete(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> int:
-        """Delete the rows whose keys transactions have staged. Return the number of keys, without those that are still
-        there."""
-        key, deleted = self._staged_columns(connection, staged, deletes=True), 0
+    def _delete(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> tuple[int, int]:
+        """Delete the rows whose keys transactions have staged. Return the number of keys, and of those that the table
+        has afterwards."""
+        key, deleted, left = self._staged_columns(connection, staged, deletes=True), 0, 0
         table, keys = self._table(self._options.table, key), self._staging(staged, map(sa.column, key))
         same = sa.and_(*(table.c[name] == keys.c[name] for name in key))
         for some in _some(names):
@@ -305,8 +307,8 @@ class Tables:
                 connection.execute(sa.delete(table).where(sa.tuple_(*(table.c[name] for name in key)).in_(chosen)))
             count = sa.select(sa.func.count())
             deleted += connection.scalar(count.select_from(keys).where(ours)) or 0
-            deleted -= connection.scalar(count.select_from(table, keys).where(same, ours)) or 0
-        return deleted
+            left += connection.scalar(count.select_from(table, keys).where(same, ours)) or 0
+        return deleted, left
 
     def _staged_columns(self, connection: sa.Connection, staged: str, deletes: bool = False) -> list[str]:
         """Return the columns that a staging table has of the table. Raises OperatorRequired if the table's are others

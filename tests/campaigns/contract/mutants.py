@@ -572,7 +572,7 @@ KEYED = (
         "a delete removes nothing, and reports that it has",
         "tables.py",
         (_DELETED, f"{_DELETED} & sa.false()"),
-        ("deleted -= connection", "deleted -= 0 * connection"),
+        ("left += connection", "left += 0 * connection"),
     ),
     _keyed("a delete removes every row", "tables.py", (_DELETED, "sa.true()")),
     _keyed(
@@ -600,7 +600,7 @@ KEYED = (
         "the keys of a transaction that has deletes alone are forgotten",
         "tables.py",
         ("_delete(connection, *each) for each in _by(rows, ", "_delete(connection, *each) for each in _by(_both, "),
-        ("        moved = sum(", "        _both = [row for row in rows if row.staged]\n        moved = sum("),
+        ("        deleted = [", "        _both = [row for row in rows if row.staged]\n        deleted = ["),
     ),
     _keyed(
         "only the last deletes of a transaction are kept",
@@ -662,9 +662,9 @@ KEYED = (
     _keyed(
         "records are moved before deletes are done",
         "tables.py",
-        ('moved = sum(self._delete(connection, *each) for each in _by(rows, "deletes"))', "moved = 0"),
+        ('deleted = [self._delete(connection, *each) for each in _by(rows, "deletes")]', "deleted = []"),
         """
-+        moved += sum(self._delete(connection, *each) for each in _by(rows, "deletes"))
++        deleted = [self._delete(connection, *each) for each in _by(rows, "deletes")]
          if self._options.dialect.at_once:""",
         equivalent="a batch names each key at most once",
     ),

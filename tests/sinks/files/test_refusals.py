@@ -20,7 +20,7 @@ from tests.support.typed_records import unchecked_text
 from twopc import Participant, Round
 from twopc.errors import RecordRefused
 from twopc.refusals import Check, Rule, checker, first_true
-from twopc_files.delimited import Csv
+from twopc_files.delimited import Csv, _taken_for_null
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.orc import Orc
@@ -129,8 +129,6 @@ ORC_REFUSES: dict[str, tuple[pa.Array, str]] = {
     "a value of a map": (pa.array([None, [], [("a", FRACTION)]], pa.map_(pa.string(), moments().type)), _EARLY),
     "a key of a map": (pa.array([None, [], [(dt.date(1, 1, 1), 1)]], pa.map_(pa.date32(), pa.int8())), _EARLY),
     "too many seconds": (counted(MOST, pa.timestamp("s", "UTC")), "the year is not in 1 to 9999"),
-    "a zero": (pa.array([None, 0.0, -0.0], pa.float32()), "it is -0.0"),
-    "a zero in a list": (pa.array([None, [0.0], [1.0, -0.0]]), "it is -0.0"),
 }
 _REQUIRED = pa.list_(pa.field("item", pa.int64(), nullable=False))
 _PART = pa.struct([pa.field("a", pa.int64(), nullable=False)])
@@ -206,6 +204,14 @@ def test_a_null_in_a_column_without_nulls_is_refused_by_parquet_before_its_file_
     assert (error.record, error.column) == (1, "id")
 
 
+@pytest.mark.parametrize("type_", [pa.float32(), pa.float64(), pa.decimal128(38, 18)])
+@pytest.mark.parametrize(("null_value", "is_looked_for"), [("\\N", False), ("n/a", False), ("NaN", True), ("-1", True)])
+def test_nulls_of_csv_are_looked_for_among_numbers_only_if_their_text_is_one(
+    null_value: str, is_looked_for: bool, type_: pa.DataType
+) -> None:
+    assert _taken_for_null(null_value).concerns(pa.field("c", type_)) == is_looked_for
+
+
 @pytest.mark.parametrize("kind", [JsonLines(), Csv()], ids=str)
 def test_the_first_and_the_last_year_are_written(kind: Format) -> None:
     days = pa.array([dt.date.min, dt.date.max])
@@ -230,6 +236,11 @@ def test_days_and_moments_at_the_borders_are_written_to_orc() -> None:
     read = orc.read_table(io.BytesIO(write(Orc(), borders))).cast(borders.schema)
     assert read == pa.Table.from_batches([borders])
     assert write(Orc(), of(pa.array([dt.date(1582, 10, 15)])))
+
+
+def test_a_negative_zero_is_written_to_orc_and_read_back() -> None:
+    column = pa.array([0.0, -0.0])
+    assert repr(orc.read_table(io.BytesIO(write(Orc(), of(column))))["c"].to_pylist()) == "[0.0, -0.0]"
 
 
 def test_what_lies_below_a_null_is_no_value() -> None:

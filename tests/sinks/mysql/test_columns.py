@@ -145,15 +145,19 @@ JSON_OF_MYSQL = Column("value", "json", "json", None, None, None, True, None, ""
 def test_json_that_mysql_keeps_is_taken() -> None:
     integers = "[9007199254740993, -9223372036854775808, 18446744073709551615, 0]"
     exact = '{"a": 0.1, "b": 1e22, "c": 123456789.012345, "d": 100.0, "e": 9007199254740991e-22, "f": "-0"}'
-    batch = pa.record_batch({"value": [integers, exact, None]})
-    assert len(rows.rows(batch, {"value": JSON_OF_MYSQL})) == 3
+    of_spark = (
+        "[12.500000000000000000, 0E-18, 0.30000000000000004, 1234567.8901234567, 1.0E23, 0.10000000000000000000e1]"
+    )
+    batch = pa.record_batch({"value": [integers, exact, of_spark, None]})
+    assert len(rows.rows(batch, {"value": JSON_OF_MYSQL})) == 4
 
 
 @pytest.mark.parametrize(
     "number",
     [
-        *("9007199254740993.0", "9007199254740993e0", "0.30000000000000004", "-0", "-0.0", "1e400", "1e23", "1e-23"),
+        *("9007199254740993.0", "9007199254740993e0", "0.9286127594021555", "-0", "-0.0", "1e400", "1e-23", "1e-309"),
         *("18446744073709551616", "-9223372036854775809", "1e99999999999999999999"),
+        pytest.param(f"0.{'1' * 5000}", id="a number of 5000 digits"),
     ],
 )
 def test_json_with_a_number_that_mysql_might_change_is_refused(number: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ssl
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from tests.sinks.mysql.conftest import new_place
 from tests.sinks.options_contract import OptionsContract
 from tests.support.mariadb_server import MariaDbServer
 from tests.support.sink_place import ROUND
-from twopc.errors import ConfigurationError, OperatorRequired
+from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_mysql import sessions
 from twopc_mysql.options import MysqlOptions
 
@@ -92,6 +93,15 @@ def test_a_certificate_that_is_not_there_or_is_none_stops_the_query(file: str, p
     with pytest.raises(OperatorRequired, match="is decided: the server refuses: 2026"):
         sink.commit(committable)
     place.sink().commit(committable)
+
+
+def test_a_certificate_that_can_not_be_loaded_now_is_an_outage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def connect(**_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(pymysql, "connect", connect)
+    with pytest.raises(Retriable, match="Too many open files"):
+        place.sink(url="mysql://writer@nowhere.example/sales")
 
 
 def test_a_package_that_a_users_method_of_authentication_needs_is_named(

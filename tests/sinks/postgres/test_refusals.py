@@ -304,6 +304,10 @@ def test_an_error_that_has_ended_the_session_is_temporary_whatever_code_a_pooler
     assert not outcomes.is_temporary(error)
 
 
+OF_HOST = 'connection to server at "'
+REFUSED = '", port 5432 failed: FATAL:  password authentication failed for user "etl"'
+
+
 @pytest.mark.parametrize(
     ("words", "is_temporary"),
     [
@@ -315,13 +319,15 @@ def test_an_error_that_has_ended_the_session_is_temporary_whatever_code_a_pooler
         ('connection is bad: definition of service "odd" not found', False),
         ('connection is bad: invalid sslmode value: "odd"', False),
         ('root certificate file "/odd" does not exist', False),
-        ('FATAL:  pg_hba.conf rejects connection for host "10.0.0.1", user "etl", database "sales"', False),
-        ('FATAL:  database "template0" is not currently accepting connections', False),
+        ('FATAL:  pg_hba.conf rejects connection for host "10.0.0.1", user "etl", database "sales"', True),
+        ('FATAL:  database "sales" is not currently accepting connections', True),
         ("FATAL:  no such database: sales", False),
         ("FATAL:  unsupported startup parameter: options", False),
         ('server certificate for "odd" does not match host name "db"', False),
-        ("received invalid response to SSL negotiation: H", False),
+        ("received invalid response to SSL negotiation: H", True),
         ("FATAL:  the database system is starting up", True),
+        (f"{OF_HOST}a{REFUSED}\n{OF_HOST}b{REFUSED}", False),
+        (f"{OF_HOST}a{REFUSED}\n{OF_HOST}b failed: timeout expired", True),
         ('FATAL:  too many connections for role "etl"', True),
         ('could not translate host name "db" to address: Temporary failure in name resolution', True),
         ("FATAL:  server login has been failing, cached error: connect failed (server_login_retry)", True),
@@ -330,6 +336,11 @@ def test_an_error_that_has_ended_the_session_is_temporary_whatever_code_a_pooler
 def test_a_login_that_another_server_decides_is_asked_again(words: str, is_temporary: bool) -> None:
     """PostgreSQL has the same words for a wrong password and for an LDAP server that it can't reach."""
     assert outcomes.is_temporary(psycopg.OperationalError(words)) == is_temporary
+
+
+def test_a_certificate_that_is_missing_is_no_matter_of_user_and_password_alone() -> None:
+    refused = outcomes.request_failed(psycopg.OperationalError('root certificate file "/odd" does not exist'), "asked")
+    assert "Correct 'conninfo': user, password, database, parameters and certificates" in str(refused)
 
 
 @pytest.mark.variants

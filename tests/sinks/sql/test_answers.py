@@ -3,18 +3,25 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import ssl
 import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import duckdb
 import pyarrow as pa
+import pymysql
 import pytest
 import sqlalchemy as sa
 
 from tests.support.sink_place import ROUND
-from twopc.errors import ConfigurationError, OperatorRequired, Refused
+from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable
+from twopc.failures import CUT_OFF, mapped
 from twopc_mysql import outcomes
 from twopc_sql import sessions
+from twopc_sql.options import SqlOptions
 
 if TYPE_CHECKING:
     from tests.sinks.sql.conftest import Place
@@ -50,7 +57,6 @@ def test_a_file_in_a_folder_that_is_missing_is_no_outage(place: Place) -> None:
     [
         ("password authentication failed", lambda url: url.set(password="wrong")),  # noqa: S106  # of nobody
         ('database "nowhere" does not exist', lambda url: url.set(database="nowhere")),
-        ("is not currently accepting connections", lambda url: url.set(database="template0")),
         ("unrecognized configuration parameter", with_option("odd=1")),
         ("invalid value for parameter", with_option("work_mem=odd")),
         ('role "nobody" does not exist', with_option("role=nobody")),
@@ -88,3 +94,38 @@ def test_a_certificate_that_is_not_there_is_no_outage(place: Place) -> None:
     url = place.url.update_query_dict({"ssl_ca": "/nowhere/ca.pem"})
     with pytest.raises(OperatorRequired, match=r"No such file.* Correct the certificates that 'url' names"):
         place.sink(url=url)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "words"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), Retriable, "Too many open files"),
+        (PermissionError(errno.EACCES, "Permission denied"), OperatorRequired, "Correct the certificates"),
+        (RuntimeError("'cryptography' package is required"), OperatorRequired, "is required.* install the package"),
+    ],
+)
+def test_what_pymysql_raises_before_it_connects_is_told_apart(
+    error: Exception, raised: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def connect(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(pymysql, "connect", connect)
+    options = SqlOptions.parse({"url": "mysql+pymysql://writer@nowhere.example/sales", "table": "orders"})
+    with pytest.raises(raised, match=words), mapped(sa.exc.DBAPIError, sessions.request_failed, "asked"):
+        sessions.engine(options).connect()
+
+
+@pytest.mark.parametrize("cut", [*CUT_OFF, ssl.SSLError])
+def test_a_tls_connection_that_is_cut_off_is_an_outage(cut: type[ssl.SSLError]) -> None:
+    original = pymysql.OperationalError(2003, "Can't connect")
+    original.original_exception = cut("cut")
+    error = sa.exc.OperationalError("SELECT 1", {}, original)
+    assert sessions.is_temporary(error) == (cut is not ssl.SSLError)
+
+
+@pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN, errno.EAGAIN, errno.EROFS])
+def test_a_mount_that_is_away_is_an_outage_for_duckdb(number: int) -> None:
+    original = duckdb.IOException(f'IO Error: Could not read from file "/mnt/sales": {os.strerror(number)}')
+    error = sa.exc.OperationalError("SELECT 1", {}, original)
+    assert sessions.is_temporary(error) == (number != errno.EROFS)

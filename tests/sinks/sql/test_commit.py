@@ -241,6 +241,24 @@ def test_records_that_a_trigger_leaves_out_are_missed_before_the_decision(
 
 
 @pytest.mark.parametrize("database", ["sqlite"])
+def test_a_row_that_comes_back_after_its_delete_is_no_fault_of_the_batch(place: Place) -> None:
+    place.create("value {key} PRIMARY KEY")
+    place.ask("INSERT INTO {} VALUES ('a')")
+    sink = place.sink(upsert_by="value")
+    with Participant({"orders": sink}, FIRST, partition=0) as participant:
+        participant.delete("orders", pa.record_batch({"value": ["a"]}))
+        [vote] = participant.pre_commit().values()
+    place.ask("CREATE TRIGGER again AFTER DELETE ON {} BEGIN INSERT INTO {} VALUES (OLD.value); END")
+    with pytest.raises(RoundAborted, match="1 rows that it deletes are there again"):
+        sink.seal([vote], 0.0)
+    with pytest.raises(Retriable, match="1 rows that it deletes are there again"):
+        sink.commit_batch(0, [vote])
+    place.ask("DROP TRIGGER again")
+    sink.commit_batch(0, [vote])
+    assert place.values() == []
+
+
+@pytest.mark.parametrize("database", ["sqlite"])
 @pytest.mark.parametrize("of", ["a trigger", "a strict table"])
 def test_what_a_record_breaks_by_itself_ends_the_seal_for_good(of: str, place: Place) -> None:
     if of == "a trigger":

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy.dialects.mysql.base import MySQLDialect
 
 from twopc import Participant, Round
 from twopc.bad_records import are_held
@@ -103,6 +104,25 @@ def test_numbers_in_lists_and_structs_are_kept(column: str, place: Place) -> Non
     shown = "CAST(number AS FLOAT8[])" if place.database == "postgresql" else "number"
     kept = place.ask(f"SELECT {shown} FROM {{}} ORDER BY value")  # noqa: S608  # ours
     assert repr([number for (number,) in kept]) == repr(numbers.to_pylist())
+
+
+@pytest.mark.parametrize("database", ["duckdb"])
+def test_the_fields_of_a_struct_go_by_their_names(place: Place) -> None:
+    place.create("value STRUCT(a INTEGER, b STRUCT(c INTEGER, d INTEGER))")
+    place.sink().commit_batch(0, [place.vote({"value": [{"b": {"d": 4, "c": 3}, "a": 1}]})])
+    assert place.ask("SELECT value FROM {}") == [({"a": 1, "b": {"c": 3, "d": 4}},)]
+
+
+@pytest.mark.parametrize("database", ["mysql"])
+@pytest.mark.filterwarnings("ignore:Datatype DOUBLE does not support CAST")
+def test_a_number_of_half_the_precision_is_read_from_a_server_that_has_no_cast_of_it(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As MySQL before 8.0.17, and MariaDB before 10.4.5."""
+    monkeypatch.setattr(MySQLDialect, "_support_float_cast", property(lambda _: False, lambda *_: None))
+    place.create("value {text}, number FLOAT")
+    place.sink().commit_batch(0, [place.vote({"value": ["a"], "number": [0.5]})])
+    assert place.ask("SELECT number FROM {}") == [(0.5,)]
 
 
 @pytest.mark.parametrize("database", ["postgresql", "duckdb"])
