@@ -60,7 +60,7 @@ class ClassicEngine:
 
     def is_stopped(self) -> bool:
         """Whether this process has stopped the session."""
-        return self._context._jsc is None  # noqa: SLF001  # as ``stop`` leaves it
+        return java.is_stopped(self._context)
 
     def look(self, batch: DataFrame) -> BatchInput:
         """Return what the query reads, once per start of the query. Raises ConfigurationError: the query can't be

@@ -25,3 +25,8 @@ def of_session(session: SparkSession) -> Any:
 def of_frame(frame: DataFrame) -> Any:
     """Return Spark's frame."""
     return frame._jdf  # noqa: SLF001
+
+
+def is_stopped(context: SparkContext) -> bool:
+    """Return whether this process has stopped it."""
+    return context._jsc is None  # noqa: SLF001
