@@ -305,13 +305,15 @@ class Coordinator:
         Raises:
             TwoPhaseCommitError: like ``run``. The next start recovers.
         """
+        self._close()
 
+    def _close(self, patience_s: float | None = None) -> None:
         def closed() -> None:
             try:
                 if self.phase is Phase.IDLE:
                     has_passed = self._has_passed or self._performer.life.has_run
                     start = self._start if has_passed else None
-                    perform(protocol.close(self._performer.life, start), self._performer.do)
+                    perform(protocol.close(self._performer.life, start, patience_s), self._performer.do)
             finally:
                 for sink in self._sinks.values():
                     sink.close()
@@ -374,9 +376,9 @@ class Coordinator:
         return perform(steps, self._performer.do)
 
     def _is_of_another(self, tail: Entry) -> bool:
-        """Whether a coordinator that is newer than this one's last incarnation has written ``tail``: its failures are
-        its own."""
-        if not self._performer.is_open:
+        """Whether a newer coordinator than this one's last incarnation goes on from ``tail``: its failures are its
+        own."""
+        if not self._performer.is_open or tail.kind == "close":
             return False
         own = self._performer.life.tail
         return (tail.log_id, tail.incarnation) != (own.log_id, own.incarnation)
@@ -420,13 +422,23 @@ class Coordinator:
             except Exception as unrecorded:  # noqa: BLE001  # the first error is raised
                 logger.warning("the end of the last batch could not be recorded: %s", unrecorded)
             meant = self._alone("an error outside of batches", lambda: self._meant(failed, is_asked_again=True))
-            raise meant from (error if meant is not error else error.__cause__)
+            if meant is error:
+                raise
+            raise meant from error
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, Exception):
+            return self.close()
+        try:
+            self._close(patience_s=0.0)  # the error of the block is not to wait for a target system
+        except (Fenced, InDoubt):
+            raise
+        except Exception as error:  # noqa: BLE001  # the first error is raised
+            logger.warning("the coordinator could not stop cleanly after an error: %s", error)
+        return None
 
     # For operators. -------------------------------------------------------------------------------------------------
 

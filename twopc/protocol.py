@@ -338,14 +338,15 @@ def rest(life: Life) -> Steps[bool]:
     return True
 
 
-def close(life: Life, start: str | None) -> Steps[None]:
+def close(life: Life, start: str | None, patience_s: float | None = None) -> Steps[None]:
     """Stop cleanly. A lost attempt may have begun after the last batch's sweep. ``start``: see ``closed``."""
-    yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False))
+    yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False), patience_s)
     if not life.pending:
         yield from steps.verify(life.log)
         noted = yield effects.Noted(life.tail)
         tail = life.tail if noted is None else replace(life.tail, repetition=noted)
-        yield from steps.append(life.log, closed(tail, start))
+        # A note here means that this coordinator has failed after its last entry: it is still to be counted.
+        yield from steps.append(life.log, closed(tail, start if noted is None else None))
     yield effects.Enter(Phase.CLOSED)
 
 

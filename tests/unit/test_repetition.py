@@ -446,6 +446,14 @@ def failing_between_batches(coordinator: Coordinator, error: Exception = DEFECT)
         raise error
 
 
+def stopped_cleanly(coordinator: Coordinator, error: Exception = DEFECT) -> None:
+    with coordinator:
+        coordinator.recover()
+        with coordinator.failures_counted():
+            pass
+        failing_between_batches(coordinator, error)
+
+
 def test_a_failure_between_batches_leaves_no_committed_batch_unresolved(query: Query) -> None:
     with pytest.raises(ValueError, match="no plan"), query.ran(0, 1) as coordinator:
         failing_between_batches(coordinator)
@@ -468,17 +476,58 @@ def test_a_failure_between_batches_leaves_the_coordinator_open_though_the_log_wa
 
 
 def test_a_failure_between_batches_counts_although_each_start_ends_cleanly(query: Query) -> None:
-    def stopped_cleanly(coordinator: Coordinator) -> None:
-        with coordinator:
-            coordinator.recover()
-            failing_between_batches(coordinator)
-
     ends = []
     for _ in range(3):
         with pytest.raises(Exception, match="no plan") as ended:
             stopped_cleanly(query.coordinator())
         ends.append(ended.type)
     assert ends == [ValueError, ValueError, RepeatedFailure]
+
+
+def test_what_passes_between_batches_counts_although_each_start_ends_cleanly(
+    query: Query, minutes: Iterator[int]
+) -> None:
+    ends = []
+    for _ in itertools.islice(minutes, MINUTES_AT_MOST):
+        with pytest.raises(TwoPhaseCommitError) as ended:
+            stopped_cleanly(query.coordinator(), RoundAborted("an executor was lost"))
+        ends.append(ended.type)
+    assert [each is RepeatedFailure for each in ends] == [False] * (MINUTES_AT_MOST - 1) + [True]
+
+
+def test_the_error_of_a_block_does_not_wait_for_a_target_that_is_away(query: Query) -> None:
+    coordinator = query.ran(0)
+    sink(coordinator, "a").during["recover"] = raises(Retriable("the target is away"))
+    with pytest.raises(ValueError, match="no plan"), coordinator:
+        raise DEFECT
+
+
+def test_a_failure_after_another_coordinator_has_stopped_cleanly_counts(query: Query) -> None:
+    coordinator = query.ran(0)
+    with query.coordinator() as resolving:
+        resolving.recover()
+    with pytest.raises(Fenced):
+        run(coordinator, 1)
+    ends = []
+    for start in range(3):
+        coordinator._start = str(start)
+        with pytest.raises(Exception, match="no plan") as ended:
+            failing_between_batches(coordinator)
+        ends.append(ended.type)
+    assert ends == [ValueError, ValueError, RepeatedFailure]
+
+
+def test_a_failure_between_batches_keeps_what_it_was_raised_for(query: Query) -> None:
+    def plan() -> None:
+        try:
+            raise OperatorRequired("the table is gone")
+        except OperatorRequired:
+            raise ValueError("no plan")  # noqa: B904
+
+    with pytest.raises(ValueError, match="no plan") as failed, query.ran(0).failures_counted():
+        plan()
+    assert isinstance(failed.value.__context__, OperatorRequired)
+    assert not failed.value.__suppress_context__
 
 
 def test_a_failure_between_batches_whose_record_stays_in_doubt_says_so(
@@ -526,7 +575,7 @@ def test_a_driver_that_was_fenced_counts_nothing_afterwards(query: Query) -> Non
 
 def test_a_driver_that_was_fenced_tells_what_it_fails_at_later(query: Query) -> None:
     older = query.ran(0)
-    query.ran(1).close()
+    query.coordinator().recover()
     with pytest.raises(Fenced):
         run(older, 1)
     for _ in range(4):
