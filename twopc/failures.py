@@ -8,6 +8,7 @@ import hashlib
 import re
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -51,7 +52,10 @@ def is_refused_by_libpq(words: str) -> bool:
     many messages as were tried, each must have one."""
     if _OF_A_HOST not in words:
         return _REFUSED_BY_LIBPQ.search(words) is not None
-    return all(map(_REFUSED_BY_LIBPQ.search, words.split(_OF_A_HOST)[1:]))
+    tried = words.split(_OF_A_HOST)[1:]
+    refused = [_REFUSED_BY_LIBPQ.search(each) is not None for each in tried]
+    # libpq tries a host with and without TLS, and a rule may reject one of these.
+    return any(refused) and all(no or "pg_hba.conf rejects" in each for no, each in zip(refused, tried, strict=True))
 
 
 CUT_OFF = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
@@ -99,6 +103,18 @@ def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
         " restored from an older copy, or lost entries. The batch was rolled back. Restore the newest log, and start"
         " again."
     )
+
+
+STALE_S = 60.0
+"""How long a database may show less than was committed to it: a member of a cluster that is behind can't always be told
+from one that has lost a commit. Shorter than the coordinator's patience before a decision."""
+
+
+def behind(since_s: float, shows: str, advice: str) -> LogMismatch | Retriable:
+    """Return the error for a database that has lacked a batch since ``since_s``, by ``time.monotonic``."""
+    if time.monotonic() - since_s < STALE_S:
+        return Retriable(f"{shows}: it is behind, or has lost a commit")
+    return lost_batches(shows, advice)
 
 
 def lost_batches(shows: str, advice: str) -> LogMismatch:

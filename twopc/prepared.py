@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,7 +29,7 @@ from twopc.errors import (
     SchemaMismatch,
     TransactionLost,
 )
-from twopc.failures import lost_batches, mapped
+from twopc.failures import behind, mapped
 from twopc.keyed import KeyedSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -166,6 +167,8 @@ def _whole(transaction: PreparedTransaction[Any, Any]) -> Iterator[None]:
 
 class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     """A sink of a database: one transaction per task attempt, prepared by its task and ended by the coordinator."""
+
+    _behind_since_s: float | None = None
 
     takes_repeated_keys = True
 
@@ -376,9 +379,11 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         self._require_current(connection, f"{self._options} shows batch {found} of this query, and not batch {last}")
         if (found := self._table.newest(connection, scope)) is None or found >= last:
             return
+        self._behind_since_s = self._behind_since_s or time.monotonic()
         markers = f"{getattr(self._options, self._place)}.{MARKERS}"
         change = f"INSERT INTO {markers} VALUES ('{scope}{last}', '{scope}', {last})"  # noqa: S608  # for an operator
-        raise lost_batches(
+        raise behind(
+            self._behind_since_s,
             f"{self._options} had batch {last} of this query, and {markers} shows batch {found}",
             f"Restore what is lost; or write the missing records by other means, run {change}, and start again.",
         )

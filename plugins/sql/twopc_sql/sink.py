@@ -12,6 +12,7 @@ It needs nothing of a database but transactions:
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.failures import lost_batches, mapped, older_log
+from twopc.failures import behind, mapped, older_log
 from twopc.keyed import KeyedSink, check_key
 from twopc.retry import until_answered
 from twopc.sink import WholeBatchSink
@@ -90,6 +91,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
     Raises:
         ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
+
+    _behind_since_s: float | None = None
 
     takes_repeated_keys = True
 
@@ -209,9 +212,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             return
         if (mark := self._mark(lock=True)) is None or mark >= last:  # a replica, which may be behind, refuses the lock
             return
+        self._behind_since_s = self._behind_since_s or time.monotonic()
         marks, scope = self._tables.marks, self.transactional_ids.scope
         change = f"UPDATE {marks} SET batch_id = {last} WHERE scope = '{scope}'"  # noqa: S608  # for an operator
-        raise lost_batches(
+        raise behind(
+            self._behind_since_s,
             f"{self._options} had batch {last} of this query, and {marks} shows batch {mark}",
             f"Restore what is lost; or write the missing records by other means, run {change}, and start again.",
         )

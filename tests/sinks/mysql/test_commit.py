@@ -52,7 +52,7 @@ class TestPrepared(PreparedContract):
 def test_markers_are_removed_while_other_transactions_are_prepared(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(sessions, "LOCK_TIMEOUT_S", 5.0)
     sink = place.sink()
     for partition in range(20):
         sink.commit(place.pre_commit(["a"], Round(1, 0), partition))
