@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 TOLD_AT = (0.5, 1.0)
 """At which parts of the time."""
 
+_LOOK_AGAIN_S = 0.5  # a Ctrl-C that comes just before a wait begins is seen when it ends
+
 
 @contextlib.contextmanager
 def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading.Event], object]) -> Iterator[None]:
@@ -37,4 +39,5 @@ def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading
         yield
     finally:
         ended.set()
-        thread.join()
+        while thread.is_alive():
+            thread.join(_LOOK_AGAIN_S)
