@@ -374,10 +374,14 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         alone. The newest batch keeps its markers.
         """
         scope, last = self.transactional_ids.scope, self.last_committed_batch_id
-        if last is None or (found := self._table.newest(connection, scope)) is None or found >= last:
-            return
-        self._require_current(connection, f"{self._options} shows batch {found} of this query, and not batch {last}")
-        if (found := self._table.newest(connection, scope)) is None or found >= last:
+        found = None if last is None else self._table.newest(connection, scope)
+        if last is not None and found is not None and found < last:
+            self._require_current(
+                connection, f"{self._options} shows batch {found} of this query, and not batch {last}"
+            )
+            found = self._table.newest(connection, scope)
+        if last is None or found is None or found >= last:
+            self._behind_since_s = None
             return
         self._behind_since_s = self._behind_since_s or time.monotonic()
         markers = f"{getattr(self._options, self._place)}.{MARKERS}"

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -213,6 +214,22 @@ class PreparedContract:
         monkeypatch.setattr(MarkedTable, "newest", lambda *_: answers.pop(0))
         sink.open()
         assert answers == []
+
+    def test_each_time_that_a_server_is_behind_is_measured_by_itself(
+        self, place: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sink, shown, now_s = place.bound(), 0, 1000.0
+        sink.last_batch_id = 1
+        monkeypatch.setattr(MarkedTable, "newest", lambda *_: shown)
+        for module in ("twopc.prepared", "twopc.failures"):
+            monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now_s))
+        with pytest.raises(Retriable, match="it is behind"):
+            sink.open()
+        shown = 1
+        sink.open()
+        shown, now_s = 0, 5000.0
+        with pytest.raises(Retriable, match="it is behind"):
+            sink.open()
 
     @pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
     def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(

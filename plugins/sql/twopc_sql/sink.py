@@ -208,9 +208,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         Without a mark, it may be another database than that of the log's batches: the log knows the sink's name alone.
         """
         last = self.last_committed_batch_id
-        if last is None or (mark := self._mark()) is None or mark >= last:
-            return
-        if (mark := self._mark(lock=True)) is None or mark >= last:  # a replica, which may be behind, refuses the lock
+        mark = None if last is None else self._mark()
+        if last is not None and mark is not None and mark < last:
+            mark = self._mark(lock=True)  # a replica, which may be behind, refuses the lock
+        if last is None or mark is None or mark >= last:
+            self._behind_since_s = None
             return
         self._behind_since_s = self._behind_since_s or time.monotonic()
         marks, scope = self._tables.marks, self.transactional_ids.scope

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -422,3 +423,20 @@ def test_a_crash_while_a_staging_table_is_made_leaves_none_without_its_key(
     if place.database != "duckdb":  # SQLAlchemy can't read its catalog
         found = sa.inspect(place.sink()._engine)
         assert found.get_pk_constraint(staged)["constrained_columns"] or found.get_indexes(staged)
+
+
+def test_each_time_that_a_database_is_behind_is_measured_by_itself(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, shown, now_s = place.sink(), 0, 1000.0
+    sink.last_batch_id = 1
+    monkeypatch.setattr(sink, "_mark", lambda **_: shown)
+    for module in ("twopc_sql.sink", "twopc.failures"):
+        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now_s))
+    with pytest.raises(Retriable, match="it is behind"):
+        sink.open()
+    shown = 1
+    sink.open()
+    shown, now_s = 0, 5000.0
+    with pytest.raises(Retriable, match="it is behind"):
+        sink.open()
