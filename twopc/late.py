@@ -8,10 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+from twopc.resting import LOOK_AGAIN_S
+
 TOLD_AT = (0.5, 1.0)
 """At which parts of the time."""
-
-_LOOK_AGAIN_S = 0.5  # a Ctrl-C that comes just before a wait begins is seen when it ends
 
 
 @contextlib.contextmanager
@@ -40,4 +40,4 @@ def telling_of_lateness(within_s: float | None, tell: Callable[[float, threading
     finally:
         ended.set()
         while thread.is_alive():
-            thread.join(_LOOK_AGAIN_S)
+            thread.join(LOOK_AGAIN_S)

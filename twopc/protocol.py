@@ -343,10 +343,10 @@ def close(life: Life, start: str | None, patience_s: float | None = None) -> Ste
     yield effects.Repeat("sweep at the end", lambda: sweep(life, recovered=False), patience_s)
     if not life.pending:
         yield from steps.verify(life.log)
-        noted = yield effects.Noted(life.tail)
-        tail = life.tail if noted is None else replace(life.tail, repetition=noted)
         # A note here means that this coordinator has failed after its last entry: it is still to be counted.
-        yield from steps.append(life.log, closed(tail, start if noted is None else None))
+        noted = yield effects.Noted(life.tail)
+        entry = closed(life.tail, start) if noted is None else closed(replace(life.tail, repetition=noted))
+        yield from steps.append(life.log, entry)
     yield effects.Enter(Phase.CLOSED)
 
 
@@ -370,7 +370,7 @@ def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int 
         yield _look(life, patience_s)
         meant = yield from counted(life.tail, error, batch_id, start)
         if meant is not error:
-            yield _look(life, patience_s if is_in_doubt else None)
+            yield _look(life, 0.0 if is_in_doubt else None)
     except Fenced as fenced:
         return error if is_in_doubt else fenced
     except Exception as unread:  # noqa: BLE001  # the first error is raised

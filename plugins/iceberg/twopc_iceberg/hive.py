@@ -359,9 +359,8 @@ def _process() -> str:
         if (_PROC / "self").readlink().name != str(os.getpid()):
             return ""
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-        mac = (
-            node if not (node := uuid.getnode()) >> 40 & 1 else 0
-        )  # Python draws one with this bit where there is none
+        node = uuid.getnode()
+        mac = 0 if node >> 40 & 1 else node  # without network hardware, Python draws a number that has this bit
         machine = f"{boot}/{mac:x}/{(_PROC / 'self/ns/pid').stat().st_ino}"
         return f"{machine} {os.getpid()} {_started(os.getpid())}"
     except OSError:
