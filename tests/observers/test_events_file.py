@@ -557,7 +557,7 @@ def test_a_file_that_is_deleted_or_emptied_while_it_is_followed_is_followed_on(p
 
 def test_a_reader_may_begin_before_there_is_a_file(path: Path) -> None:
     reader = EventReader(path)
-    assert (numbers(reader), reader.position) == ([], None)
+    assert numbers(reader) == []
     write(path, batch(0))
     assert numbers(reader) == [0]
 
@@ -579,49 +579,6 @@ def test_a_second_file_that_can_not_be_read_leaks_no_descriptor(path: Path) -> N
     assert len([*Path("/dev/fd").iterdir()]) == before + 1
     path.with_name("events.jsonl.1").rmdir()
     assert numbers(reader) == [0]
-
-
-def test_what_was_read_before_is_read_again_in_bounded_memory(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_rotating_file, "LONGEST_LINE", 2000)
-    write(path, batch(0))
-    path.write_bytes(path.read_bytes() + b"x" * 10_000 + b"\n")
-    write(path, batch(1))
-    reader = EventReader(path)
-    assert numbers(reader) == [0, 1]
-    assert max(len(line) for file in reader._files for line in file.lines_before()) <= 2000
-    assert [each.event for each in reader.read_before()] == [batch(0), batch(1)]
-
-
-@pytest.mark.parametrize("rotations", [0, 1, 2])
-def test_another_reader_goes_on_from_a_position(path: Path, rotations: int) -> None:
-    write(path, *map(batch, range(3)))
-    first = EventReader(path)
-    numbers(first)
-    for number in range(rotations):
-        write(path, batch(3 + number), max_bytes=1)
-    write(path, batch(9))
-    second = EventReader(path, first.position)
-    assert numbers(second) == [*range(3, 3 + rotations), 9]
-    before = [each.event for each in second.read_before() if isinstance(each.event, BatchFinished)]
-    assert [each.batch_id for each in before][-1] == 9
-
-
-def test_what_was_moved_aside_before_a_position_is_not_read_again(path: Path) -> None:
-    write(path, batch(0))
-    write(path, batch(1), at=AT + timedelta(seconds=1), max_bytes=1)
-    first = EventReader(path)
-    assert numbers(first) == [0, 1]
-    write(path, batch(2))
-    assert numbers(EventReader(path, first.position)) == [2]
-
-
-def test_a_position_in_a_file_that_is_gone_is_the_beginning(path: Path) -> None:
-    write(path, batch(0), batch(1))
-    first = EventReader(path)
-    numbers(first)
-    path.unlink()
-    write(path, *map(batch, range(5, 9)), at=AT + timedelta(seconds=1))
-    assert numbers(EventReader(path, first.position)) == [5, 6, 7, 8]
 
 
 def test_a_clock_that_was_set_back_changes_no_order(path: Path) -> None:

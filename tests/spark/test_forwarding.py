@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,61 +91,15 @@ def test_what_is_in_the_file_when_the_forwarding_is_closed_is_reported(path: Pat
     assert kept.batches == [*range(500)]
 
 
-def test_a_driver_that_is_started_again_goes_on_with_what_came_meanwhile(path: Path, kept: Kept) -> None:
-    for number in range(4):
-        at = AT + timedelta(seconds=number)
-        write(path, COMMITTED, batch(number), at=at, max_bytes=1500)  # it is moved aside in between
-        with forward_events(path):
-            pass
-    assert kept.batches == [*range(4)]
-    assert kept.events.count(COMMITTED) >= 4  # again at each start
-
-
-DRIVER = """
-import os, sys, threading
-import twopc
-from twopc.events import BatchFinished
-from twopc.spark import forward_events, forwarding
-
-forwarding.POLL_INTERVAL_S = 0.01
-
-class Observer:
-    @twopc.hookimpl
-    def twopc_event(self, event):
-        if isinstance(event, BatchFinished):
-            print(event.batch_id, flush=True)
-
-twopc.register_observer(Observer())
-forward_events(sys.argv[1])
-sys.stdin.read()
-os._exit(1)
-"""
-
-
-@pytest.mark.crash
-def test_after_a_crash_only_what_has_been_committed_is_reported_again(path: Path, kept: Kept) -> None:
-    write(path, COMMITTED, batch(0), max_bytes=1000)
-    write(path, COMMITTED, batch(1), at=AT + timedelta(seconds=1), max_bytes=1000)
-    assert path.with_name("events.jsonl.1").exists()
-    driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert driver.stdout is not None
-    assert [driver.stdout.readline() for _ in range(2)] == [b"0\n", b"1\n"]
-    position = path.with_name("events.jsonl.position")
-    until(lambda: position.read_text() != "" and json.loads(position.read_text())["offset"] == path.stat().st_size)
-    driver.communicate()
-    write(path, batch(2))
-    with forward_events(path):
-        pass
-    assert kept.events == [COMMITTED, COMMITTED, batch(2)]
-
-
-def test_what_has_been_committed_is_reported_again_after_a_clean_end_too(path: Path, kept: Kept) -> None:
-    """A receiver of lineage may have been away when the driver ended."""
+def test_of_what_came_before_only_what_has_been_committed_is_reported(path: Path, kept: Kept) -> None:
+    """An earlier driver may have ended while a receiver of lineage was away."""
     write(path, COMMITTED, batch(0))
-    for _ in range(3):
+    write(path, batch(1), at=AT + timedelta(seconds=1), max_bytes=1)
+    assert path.with_name("events.jsonl.1").exists()
+    for _ in range(2):
         with forward_events(path):
-            pass
-    assert kept.events == [COMMITTED, batch(0), COMMITTED, COMMITTED]
+            write(path, batch(2))
+    assert kept.events == [COMMITTED, batch(2)] * 2
 
 
 def test_no_more_batches_are_reported_again_than_may_wait_for_a_receiver(
@@ -162,9 +109,7 @@ def test_no_more_batches_are_reported_again_than_may_wait_for_a_receiver(
     write(path, *[COMMITTED] * 10)
     with forward_events(path):
         pass
-    with forward_events(path):
-        pass
-    assert kept.events == [COMMITTED] * 13
+    assert kept.events == [COMMITTED] * 3
 
 
 def test_no_counter_counts_a_batch_twice_across_rotations_and_queries(path: Path) -> None:
@@ -188,85 +133,6 @@ def test_a_failed_run_is_counted_by_the_class_of_its_error(path: Path) -> None:
     assert registry.get_sample_value("twopc_failed_batches_total", {"owner": "orders", "error": "DiskGone"}) == 1
 
 
-HOLDER = """
-import fcntl, sys
-held = open(sys.argv[1], "w")
-fcntl.lockf(held, fcntl.LOCK_EX)
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-@contextlib.contextmanager
-def held_by_another_process(path: Path) -> Iterator[None]:
-    """The position of the file at ``path``, as long as a driver that forwards it lives."""
-    arguments = [sys.executable, "-c", HOLDER, str(path.with_name("events.jsonl.position"))]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-        yield
-        holder.communicate()
-
-
-def test_a_driver_waits_for_the_one_before_it_and_reports_nothing_twice(
-    path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
-) -> None:
-    write(path, batch(0))
-    with held_by_another_process(path):
-        forwarder = forward_events(path)
-        until(lambda: "another process forwards the events" in caplog.text)
-        assert kept.batches == []
-    until(lambda: kept.batches == [0])
-    forwarder.close()
-
-
-FORKED = """
-import os, sys, time
-import twopc
-from twopc.spark import forward_events, forwarding
-
-twopc.register_observer(object())
-forward_events(sys.argv[1])
-deadline = time.monotonic() + 30
-while not os.path.exists(sys.argv[1] + ".position") or os.path.getsize(sys.argv[1] + ".position") == 0:
-    assert time.monotonic() < deadline
-    time.sleep(0.01)
-if os.fork() == 0:
-    sys.stdin.read()
-os._exit(0)
-"""
-
-
-@pytest.mark.long
-def test_a_forked_child_of_a_driver_keeps_no_other_one_waiting(path: Path, kept: Kept) -> None:
-    write(path, batch(0))
-    with subprocess.Popen([sys.executable, "-c", FORKED, str(path)], stdin=subprocess.PIPE) as driver:
-        assert driver.wait(WAIT_S) == 0
-        write(path, batch(1))
-        with forward_events(path):
-            until(lambda: kept.batches == [1])
-        assert driver.stdin is not None  # its end ends the child
-
-
-@pytest.mark.parametrize("fails", ["lockf", "pread"])
-def test_a_position_that_can_not_be_locked_or_read_keeps_no_event(
-    path: Path, kept: Kept, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    write(path, batch(0))
-    if fails == "lockf":
-        monkeypatch.setattr(fcntl, "lockf", fail)
-        with forward_events(path):
-            until(lambda: kept.batches == [0])
-        assert "can't be locked" in caplog.text
-    else:
-        monkeypatch.setattr(os, "pread", fail)
-        with forwarding._SavedPosition(path) as saved:
-            assert saved.read() is None
-
-
 def test_a_process_without_threads_can_forward_the_events_later(
     path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,22 +147,6 @@ def test_a_process_without_threads_can_forward_the_events_later(
         pass
 
 
-def test_a_forwarding_that_still_waits_can_be_closed_and_leaves_the_events_to_the_next(
-    path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
-) -> None:
-    with held_by_another_process(path):
-        forwarder = forward_events(path)
-        until(lambda: "another process forwards the events" in caplog.text)
-        write(path, batch(0))
-        forwarder.close()
-        assert "twopc-events" not in {thread.name for thread in threading.enumerate()}
-        assert kept.batches == []
-    assert "were not reported" not in caplog.text
-    with forward_events(path):
-        pass
-    assert kept.batches == [0]
-
-
 def test_the_same_file_is_forwarded_once_in_a_process(path: Path, kept: Kept) -> None:
     with forward_events(path):
         with pytest.raises(ConfigurationError, match="in this process already"):
@@ -304,8 +154,8 @@ def test_the_same_file_is_forwarded_once_in_a_process(path: Path, kept: Kept) ->
         write(path, batch(0))
     assert kept.batches == [0]
     with forward_events(path):
-        pass
-    assert kept.batches == [0]
+        write(path, batch(1))
+    assert kept.batches == [0, 1]
 
 
 def test_events_are_not_written_to_the_file_that_they_come_from(
@@ -336,16 +186,6 @@ def test_a_file_that_can_not_be_read_is_logged_once_and_read_when_it_can(
         path.unlink()
         path.mkdir()
         until(lambda: caplog.text.count("not a regular file") == 2)
-
-
-def test_without_a_place_for_the_position_events_are_reported_all_the_same(
-    path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
-) -> None:
-    path.with_name("events.jsonl.position").mkdir()
-    write(path, batch(0))
-    with forward_events(path):
-        until(lambda: kept.batches == [0])
-    assert "a restarted driver reports all events again" in caplog.text
 
 
 @pytest.mark.parametrize(

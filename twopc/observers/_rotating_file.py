@@ -87,7 +87,7 @@ class OpenFile:
 
     def lines(self) -> Iterator[bytes]:
         """Yield the lines that are complete and were not read before. A file that has shrunk is read anew."""
-        if self.size < self.offset:
+        if os.fstat(self._descriptor).st_size < self.offset:
             self.offset, self._skips = 0, False
         rest = b""
         while chunk := os.pread(self._descriptor, _CHUNK, self.offset + len(rest)):
@@ -100,21 +100,6 @@ class OpenFile:
             if len(rest) > LONGEST_LINE:
                 self.offset += len(rest)
                 rest, self._skips = b"", True
-
-    @property
-    def size(self) -> int:
-        return os.fstat(self._descriptor).st_size
-
-    def lines_before(self) -> Iterator[bytes]:
-        """Yield the lines before ``offset`` again."""
-        with os.fdopen(os.dup(self._descriptor), "rb") as file:
-            file.seek(0)
-            while file.tell() < self.offset and (line := file.readline(LONGEST_LINE)):
-                yield line
-
-    def beginning(self, size: int) -> bytes:
-        """Return its first bytes."""
-        return os.pread(self._descriptor, size, 0)
 
     def close(self) -> None:
         """Close the file. A file that nobody holds any more is closed too."""

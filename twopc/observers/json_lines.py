@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import atexit
 import errno
-import hashlib
 import logging
 import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -28,7 +26,7 @@ from twopc.observers._event_lines import EVENTS_PER_LINE, Recorded, decode, enco
 from twopc.observers._outbox import Outbox
 from twopc.observers._rotating_file import OpenFile, append, older
 
-__all__ = ["EventReader", "JsonLinesObserver", "Position", "Recorded"]
+__all__ = ["EventReader", "JsonLinesObserver", "Recorded"]
 
 MAX_BYTES = 16 << 20
 """About six thousand batches, at 2.5 kB each. One older file is kept, so there are twice as many at most."""
@@ -40,8 +38,6 @@ CAPACITY = 10_000
 """The most lines that wait while the disk does not respond: those of about a thousand batches, in a few MB."""
 
 CLOSE_TIMEOUT_S = 10.0
-
-_BEGINNING_BYTES = 512  # The bytes by which a file is recognized: its first line has a time in milliseconds.
 
 forwarded_here: set[Path] = set()
 """The files whose events this process gives to its observers. None of these may write them there again."""
@@ -133,14 +129,6 @@ class JsonLinesObserver:
         self._is_failing = True
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place in a file: ``offset`` bytes into the one whose first bytes have this digest."""
-
-    beginning: str
-    offset: int
-
-
 class EventReader:
     """Reads the events of a file while it is written, from the oldest on, also when it was moved aside.
 
@@ -148,27 +136,11 @@ class EventReader:
 
     Args:
         path: the file. It need not be there yet.
-        position: where another reader of the file has stopped, to go on from there. If no file has that place any more,
-            what there is is read from the beginning.
     """
 
-    def __init__(self, path: str | Path, position: Position | None = None) -> None:
+    def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._files: list[OpenFile] = []
-        self._begins_at = position
-
-    @property
-    def position(self) -> Position | None:
-        """The place of this reader; None if it has read nothing yet."""
-        begun = [file for file in self._files if file.offset]
-        return _position(begun[-1], begun[-1].offset) if begun else None
-
-    def read_before(self) -> Iterator[Recorded]:
-        """Yield again the events that this reader has skipped or read, as far as the files still have them."""
-        self._find()
-        for file in self._files:
-            for line in file.lines_before():
-                yield from decode(line)
 
     def read(self) -> Iterator[Recorded]:
         """Yield the events that were written since the last call, oldest first.
@@ -176,22 +148,18 @@ class EventReader:
         Raises:
             OSError: the file can't be read.
         """
-        for line in self.lines():
-            yield from decode(line)
+        gone = self._find()
+        for file in tuple(self._files):
+            for line in file.lines():
+                yield from decode(line)
+        for file in gone:  # nothing is written to it any more but what another process has already begun
+            self._files.remove(file)
+            file.close()
 
     def close(self) -> None:
         """Close the files."""
         while self._files:
             self._files.pop().close()
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines that ``read`` would, as they are in the file."""
-        gone = self._find()
-        for file in tuple(self._files):
-            yield from file.lines()
-        for file in gone:  # nothing is written to it any more but what another process has already begun
-            self._files.remove(file)
-            file.close()
 
     def _find(self) -> list[OpenFile]:
         """Open the files that were not read before. Return those that were and have no name any more."""
@@ -200,9 +168,6 @@ class EventReader:
         named = [file for file in (aside, current) if file is not None]
         gone = [file for file in self._files if file not in named]
         self._files = [*gone, *dict.fromkeys(named)]
-        if self._begins_at and self._files:
-            self._skip_to(self._begins_at)
-            self._begins_at = None
         return gone
 
     def _open(self, path: Path) -> OpenFile | None:
@@ -217,17 +182,3 @@ class EventReader:
                 return known
         self._files.append(file)
         return file
-
-    def _skip_to(self, position: Position) -> None:
-        """Skip what is before ``position``, if one of the files has it."""
-        for number, file in enumerate(self._files):
-            if file.size >= position.offset and _position(file, position.offset) == position:
-                file.offset = position.offset
-                for before in self._files[:number]:
-                    before.offset = before.size
-                return
-
-
-def _position(file: OpenFile, offset: int) -> Position:
-    beginning = file.beginning(min(offset, _BEGINNING_BYTES))
-    return Position(hashlib.sha256(beginning).hexdigest(), offset)
