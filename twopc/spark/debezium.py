@@ -120,12 +120,9 @@ def debezium(
         ConfigurationError: an argument is wrong.
     """
     table = _schema(schema)
-    _require(df, key, table, order, flattened, tombstones, decimals, missing)
-    if truncated and order == "offset":
+    if isinstance(key, str) or not key or not {*key} <= {*table.names}:
         raise ConfigurationError(
-            "'truncated' of debezium skips what is older than a truncate, and order='offset' compares no records of two"
-            " partitions: leave out of the frame what came before the truncate, and the truncate",
-            option="truncated",
+            "'key' of debezium must be a list of columns of 'schema', such as ['id']", option="key"
         )
     decoder = Decoder(
         [_column(field.name, field.dataType) for field in table],
@@ -139,6 +136,7 @@ def debezium(
         unavailable_value,
         frozenset(Place(*each) for each in truncated),
     )
+    _require_fitting(df, decoder)
     found = StructType([StructField(field.name, field.dataType) for field in table])
     found.add(OP, StringType(), False).add(ORDER, _ORDER_TYPE, False)
     found.add(MISSING, ArrayType(StringType(), False), False).add(TOPIC, StringType(), False).add(_MOVED, StringType())
@@ -146,12 +144,6 @@ def debezium(
     is_moved = _IS_MOVED if "headers" in df.columns else "false"
     changes = df.selectExpr(*_SOURCE, f"{is_moved} AS {quoted(_MOVED)}").mapInArrow(portable(run), found)
     if df.isStreaming:
-        if truncated:
-            raise ConfigurationError(
-                "'truncated' of debezium skips what a batch has before a truncate: call debezium in the function for"
-                " foreachBatch",
-                option="truncated",
-            )
         return changes.drop(_MOVED)
     if truncated:
         over = f"PARTITION BY {TOPIC}"
@@ -172,31 +164,30 @@ def _schema(schema: StructType | str) -> StructType:
     return parsed
 
 
-def _require(
-    df: DataFrame,
-    key: Sequence[str],
-    table: StructType,
-    order: str,
-    flattened: bool,
-    tombstones: str,
-    decimals: str,
-    missing: str,
-) -> None:
-    """Raise ConfigurationError for a wrong argument of ``debezium``."""
-    if isinstance(key, str) or not key or not {*key} <= {*table.names}:
-        raise ConfigurationError(
-            "'key' of debezium must be a list of columns of 'schema', such as ['id']", option="key"
-        )
-    words = {"order": (order, "position", "offset"), "tombstones": (tombstones, "ignore", "delete")}
-    words |= {"decimals": (decimals, "precise", "string"), "missing": (missing, "refuse", "null")}
-    for name, (given, *allowed) in words.items():
-        if given not in allowed:
+def _require_fitting(df: DataFrame, given: Decoder) -> None:
+    """Raise ConfigurationError for arguments of ``debezium`` that are wrong, or don't fit together."""
+    words = {"order": ("position", "offset"), "tombstones": ("ignore", "delete")}
+    words |= {"decimals": ("precise", "string"), "missing": ("refuse", "null")}
+    for name, allowed in words.items():
+        if getattr(given, name) not in allowed:
             raise ConfigurationError(f"{name!r} of debezium must be one of {', '.join(allowed)}", option=name)
-    if order != "offset" and (flattened or tombstones == "delete"):
+    if given.order != "offset" and (given.flattened or given.tombstones == "delete"):
         raise ConfigurationError(
             "flattened records and tombstones have no position of the source's log: give debezium order='offset', with"
             " all changes of a key in one partition",
             option="order",
+        )
+    if given.truncated and given.order == "offset":
+        raise ConfigurationError(
+            "'truncated' of debezium skips what is older than a truncate, and order='offset' compares no records of two"
+            " partitions: leave out of the frame what came before the truncate, and the truncate",
+            option="truncated",
+        )
+    if given.truncated and df.isStreaming:
+        raise ConfigurationError(
+            "'truncated' of debezium skips what a batch has before a truncate: call debezium in the function for"
+            " foreachBatch",
+            option="truncated",
         )
     if lacking := [name for name in _SOURCE if name not in df.columns]:
         raise ConfigurationError(f"debezium needs the columns of Spark's Kafka source, and {lacking} are missing")

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from twopc.errors import RecordRefused
@@ -42,40 +42,23 @@ _ISO_DATE = re.compile(r"(\d{4}-\d\d-\d\d)Z?")
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the rows.
-
-    Attributes:
-        name: its name, as in the source's table.
-        kind: ``boolean``, ``integer``, ``float``, ``text``, ``bytes``, ``decimal``, ``date``, ``timestamp``,
-            ``timestamp_ntz`` or ``array``.
-        bits: the bits of an integer or a floating-point number.
-        digits: precision and scale of a decimal.
-        elements: what an array consists of.
-    """
+    """A column of the source's table."""
 
     name: str
-    kind: str
-    bits: int = 64
-    digits: tuple[int, int] = (0, 0)
-    elements: Column | None = None
+    kind: str  # one of ``_DECODERS``
+    bits: int = 64  # of an integer or a floating-point number
+    digits: tuple[int, int] = (0, 0)  # precision and scale of a decimal
+    elements: Column | None = None  # what an array consists of
 
 
 class Row(NamedTuple):
-    """What a record does.
+    """A change that a record stands for."""
 
-    Attributes:
-        values: the values of the columns. Those of a delete are null beside the key.
-        op: ``c``, ``u``, ``r`` (of a snapshot), ``d``, or ``t`` for a truncate.
-        order: increases with the changes of a key.
-        unavailable: the columns of which the record has no value.
-        moved: the source's transaction, if the record is a half of a change of a primary key.
-    """
-
-    values: Sequence[Any]
-    op: str
-    order: tuple[int, ...]
-    unavailable: Sequence[str]
-    moved: str | None = None
+    values: Sequence[Any]  # by column; of a delete, null beside the key
+    op: str  # ``c``, ``u``, ``r`` (of a snapshot), ``d``, or ``t`` for a truncate
+    order: tuple[int, ...]  # increases with the changes of a key
+    unavailable: Sequence[str]  # the columns of which the record has no value
+    moved: str | None = None  # the source's transaction, if the record is a half of a change of a primary key
 
 
 class Place(NamedTuple):
@@ -105,18 +88,10 @@ class Decoder:
     truncated: frozenset[Place] = field(default_factory=frozenset)
 
     def rows(self, key: bytes | None, value: bytes | None, place: Place, *, is_moved: bool = False) -> Iterator[Row]:
-        """Yield what a record does to the table: nothing, a change, or a delete and a change of two keys.
-
-        Args:
-            key: the record's key.
-            value: its value.
-            place: where it is.
-            is_moved: whether its headers say that it is a half of a change of a primary key, which is sent as a delete
-                of the old key and an insert of the new one.
-
-        Raises:
-            RecordRefused: the record can't be decoded exactly, or has no place in the order of changes.
-        """
+        """Yield what a record does to the table: nothing, a change, or a delete and a change of two keys. ``is_moved``:
+        whether its headers mark it as a half of a change of a primary key, which is sent as a delete of the old key and
+        an insert of the new one. Raises RecordRefused: it can't be decoded exactly, or has no place in the order of
+        changes."""
         if value is None:
             yield from self._of_tombstone(key, place)
             return
@@ -396,17 +371,10 @@ class Undecodable(Exception):
 
 
 def decoded(value: Any, column: Column, described: Mapping[str, Any] | None, decimals: str = "precise") -> Any:
-    """Return a value as Arrow takes it for the column: days since 1970 for a date, microseconds for a timestamp.
-
-    Args:
-        value: the value in JSON.
-        column: the column.
-        described: what the record's schema has for it; None if the record has no schema.
-        decimals: ``string`` if the connector sends decimals as text, for records without a schema.
-
-    Raises:
-        Undecodable: the value does not fit the column exactly, or only the schema could tell what it means.
-    """
+    """Return a value of JSON as Arrow takes it for the column: days since 1970 for a date, microseconds for a
+    timestamp. ``described`` is what the record's schema has for it; None if the record has no schema, when ``decimals``
+    is ``string`` if the connector sends decimals as text. Raises Undecodable: the value does not fit the column
+    exactly, or only the schema could tell what it means."""
     return _DECODERS[column.kind](value, column, described, decimals)
 
 
@@ -497,44 +465,35 @@ _DECIMAL, _VARIABLE = "org.apache.kafka.connect.data.Decimal", "io.debezium.data
 
 def _decimal(value: Any, column: Column, described: Mapping[str, Any] | None, decimals: str) -> Decimal:
     name, type_ = (described or {}).get("name"), (described or {}).get("type")
-    number: Decimal | None = None
     if name == _DECIMAL and isinstance(value, str):
-        number = _scaled(value, int(described["parameters"]["scale"]))  # type: ignore[index]  # it has a name
+        number = _scaled(value, described["parameters"]["scale"])  # type: ignore[index]  # it has a name
     elif name == _VARIABLE and isinstance(value, dict):
-        number = _scaled(value["value"], int(value["scale"]))
-    elif isinstance(value, int) and not isinstance(value, bool) and name is None:
+        number = _scaled(value["value"], value["scale"])
+    elif type(value) is int and name is None:
         number = Decimal(value)
-    elif isinstance(value, _Number):
-        pass  # of floating point
-    elif isinstance(value, str) and (type_ == "string" if described is not None else decimals == "string"):
+    elif type(value) is str and (type_ == "string" if described is not None else decimals == "string"):
         number = _spelled(value)
-    elif described is None and isinstance(value, str):
+    elif type(value) is str and described is None:
         raise Undecodable(
             f"without its schema, nothing tells the scale of a decimal: set {_SCHEMAS} in the connector; or"
             " decimal.handling.mode=string there, and give debezium(..., decimals='string')"
         )
-    if number is None:
+    else:
         raise _wrong("DECIMAL", value, described)
     precision, scale = column.digits
-    digits = number.as_tuple()
-    exponent = int(digits.exponent)
-    if number and (-exponent > scale and not _ends_in_zeros(digits.digits, -exponent - scale)):
-        raise Undecodable(f"the number has more than {scale} digits after the point: declare a larger scale")
-    if number and number.adjusted() >= precision - scale:
-        raise Undecodable(f"the number does not fit into DECIMAL({precision},{scale}): declare a larger precision")
-    sign, coefficient, _ = digits
-    whole = int("".join(map(str, coefficient)))
-    shifted = whole * 10 ** (scale + exponent) if scale + exponent >= 0 else whole // 10 ** (-scale - exponent)
-    return Decimal((sign, tuple(map(int, str(shifted))), -scale))
+    try:
+        exactly = Context(prec=precision, traps=[Inexact, InvalidOperation])
+        return number.quantize(Decimal((0, (1,), -scale)), context=exactly)
+    except Inexact:
+        raise Undecodable(f"the number has more than {scale} digits after the point: declare a larger scale") from None
+    except InvalidOperation:
+        text = f"the number does not fit into DECIMAL({precision},{scale}): declare a larger precision"
+        raise Undecodable(text) from None
 
 
-def _ends_in_zeros(digits: Sequence[int], count: int) -> bool:
-    return not any(digits[-count:])
-
-
-def _scaled(text: str, scale: int) -> Decimal:
+def _scaled(text: str, scale: str | int) -> Decimal:
     unscaled = int.from_bytes(_unbased(text), "big", signed=True)
-    return Decimal((int(unscaled < 0), tuple(map(int, str(abs(unscaled)))), -scale))
+    return Decimal(f"{unscaled}E{-int(scale)}")
 
 
 def _spelled(text: str) -> Decimal:
@@ -598,14 +557,10 @@ def _of_iso(text: str) -> int:
     found = _ISO.fullmatch(text)
     if found is None:
         raise Undecodable("it is no timestamp of the years 1 to 9999 in ISO 8601")
-    zone = found["zone"] or "Z"
-    offset = timedelta()
-    if zone != "Z":
-        hours, minutes = zone[1:].replace(":", "")[:2], zone[1:].replace(":", "")[2:]
-        offset = timedelta(hours=int(hours), minutes=int(minutes)) * (-1 if zone[0] == "-" else 1)
+    zone = (found["zone"] or "Z").replace("Z", "+0000")
     try:
-        instant = datetime.fromisoformat(found["seconds"].replace(" ", "T")).replace(tzinfo=timezone.utc) - offset
-    except (ValueError, OverflowError):
+        instant = datetime.fromisoformat(f"{found['seconds']}{zone[:3]}:{zone[-2:]}")
+    except ValueError:
         raise Undecodable("it is no timestamp of the years 1 to 9999") from None
     seconds = (instant - _EPOCH) // timedelta(seconds=1)
     return _micros(seconds * 10**9 + int((found["fraction"] or "0").ljust(9, "0")))
