@@ -1,9 +1,8 @@
 """Events as lines of JSON, and back. No I/O.
 
 A line has the time of its event in a key that is named for the event, such as ``finished_at``, and the event's fields.
-Events of a kind that may come for many transactions of a batch share lines. Handles of transactions are left out: no
-observer needs them, they may be long, and with some a transaction can be ended. Anybody may have written to a file: a
-line is read only if every value is of its type.
+Events that may come for many transactions of a batch share lines. Handles of transactions are left out: with some, a
+transaction can be ended. Anybody may have written to a file: a line is read only if every value is of its type.
 """
 
 from __future__ import annotations

@@ -1,9 +1,5 @@
-"""The metrics of twopc, under their names in Prometheus and OpenTelemetry. No I/O.
-
-Prometheus' names are made as https://prometheus.io/docs/practices/naming asks: base units, the unit last, then
-``total``. OpenTelemetry's have no unit in them, which the instrument has beside its name. Its semantic conventions have
-no names for this: those of messaging were in development in version 1.45.0, and count messages, not transactions.
-"""
+"""The metrics of twopc, under their names in Prometheus (https://prometheus.io/docs/practices/naming) and in
+OpenTelemetry, whose semantic conventions have none for this in version 1.45.0. No I/O."""
 
 from __future__ import annotations
 

@@ -24,15 +24,13 @@ logger = logging.getLogger(__name__)
 class Outbox(Generic[ItemT]):
     """Sends items in the order in which they were put in, by ``send``, which takes a bounded time.
 
-    The oldest of those that wait are dropped for one that there is no room for. An item that can't be sent is dropped:
-    clients repeat what may pass. Failures are logged once until an item is sent. A process that was forked from this
-    one begins with an empty outbox. ``capacity`` is how many items wait at most; or the sum of their sizes, in the unit
-    of ``put``. ``dropped`` counts the items that were not sent and never will be.
+    At most ``capacity`` wait, by the sum of their sizes: the oldest are dropped. An item that can't be sent is dropped,
+    as clients repeat what may pass. Failures are logged, beginning with ``failed``, once until an item is sent. A
+    forked process begins with an empty outbox. ``dropped`` counts the items that were not sent and never will be.
     """
 
-    def __init__(self, send: Callable[[ItemT], None], capacity: int) -> None:
-        self._send = send
-        self._capacity = capacity
+    def __init__(self, send: Callable[[ItemT], None], capacity: int, failed: str = "an event can't be sent") -> None:
+        self._send, self._capacity, self._failed = send, capacity, failed
         self._begin()
 
     def _begin(self) -> None:
@@ -107,14 +105,15 @@ class Outbox(Generic[ItemT]):
             with self._changed:
                 self._is_sending = False
                 if failure is not None:
-                    self._drop(failure)
+                    self.dropped += 1
+                    self.fail(f"{type(failure).__name__}: {failure}")
                 else:
                     self._is_failing = False
                 self._changed.notify_all()
 
-    def _drop(self, failure: Exception) -> None:
-        self.dropped += 1
+    def fail(self, reason: str) -> None:
+        """Log a failure, unless the last one was not followed by an item that was sent."""
         if not self._is_failing:
-            text = _SECRET.sub("", f"{type(failure).__name__}: {failure}")
-            logger.warning("an event can't be sent, which is not logged again until one is: %s", text)
             self._is_failing = True
+            text = "%s, which is not logged again until one is: %s"
+            logger.warning(text, self._failed, _SECRET.sub("", reason))

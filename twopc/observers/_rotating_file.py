@@ -27,11 +27,8 @@ def older(path: Path) -> Path:
 
 
 def append(path: Path, line: bytes, max_bytes: int) -> None:
-    """Append a line by one write, which is done when this returns. A file of ``max_bytes`` is first moved aside.
-
-    The caller waits for no other process: no lock is waited for, and a pipe without a reader is not opened. Raises
-    OSError: the line was not written, or only its beginning, after which readers go on with the next line.
-    """
+    """Append a line by one write, which is done when this returns. A file of ``max_bytes`` is first moved aside. Waits
+    for no other process. Raises OSError: the line was not written, or only its beginning, which readers skip."""
     if len(line) > LONGEST_LINE:
         raise OSError(errno.EFBIG, f"an event of {len(line)} bytes is too long for a line")
     descriptor = _open_to_append(path)

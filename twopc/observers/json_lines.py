@@ -64,8 +64,7 @@ class JsonLinesObserver:
         self._lock = threading.Lock()  # phase two reports from several threads
         self._groups: dict[tuple[object, ...], list[tuple[Event, datetime]]] = {}
         self._retried_s = -RETRIES_APART_S  # when the last line of such calls was written, by time.monotonic
-        self._is_failing = False
-        self._outbox = Outbox[bytes](self._append, CAPACITY)
+        self._outbox = Outbox[bytes](self._append, CAPACITY, f"events can't be written to {self._path}")
         atexit.register(self.close)
 
     @hookimpl
@@ -92,7 +91,7 @@ class JsonLinesObserver:
         with self._lock:
             self._end_groups()
         if left := self._outbox.flush(timeout_s):
-            self._log_failure(f"{left} of them wait")
+            self._outbox.fail(f"{left} of them wait")
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
         """Write the events that wait, for at most ``timeout_s`` seconds. Called when the process ends, too. Later
@@ -111,22 +110,14 @@ class JsonLinesObserver:
             self._outbox.put(encode([event for event, _ in events], at))
 
     def _append(self, line: bytes) -> None:
+        if self._path.resolve() in forwarded_here:
+            raise OSError(errno.EINVAL, "this process forwards the file's events. Give the observer another file")
         try:
-            if self._path.resolve() in forwarded_here:
-                raise OSError(errno.EINVAL, "this process forwards the file's events. Give the observer another file")
             append(self._path, line, self._max_bytes)
-            self._is_failing = False
         except OSError as error:
-            if error.errno == errno.EFBIG:
-                logger.warning("an event is not written to %s: %s", self._path, error.strerror)
-            else:
-                self._log_failure(error.strerror or str(error))
-
-    def _log_failure(self, reason: str) -> None:
-        if not self._is_failing:
-            text = "events can't be written to %s, which is not logged again until they can: %s"
-            logger.warning(text, self._path, reason)
-        self._is_failing = True
+            if error.errno != errno.EFBIG:
+                raise
+            logger.warning("an event is not written to %s: %s", self._path, error.strerror)
 
 
 class EventReader:
@@ -171,7 +162,7 @@ class EventReader:
         return gone
 
     def _open(self, path: Path) -> OpenFile | None:
-        """Return the file that has this name now, if any. It is among the reader's own from then on."""
+        """Return the file that has this name now, if any, and keep it among the reader's own."""
         try:
             file = OpenFile(path)
         except FileNotFoundError:

@@ -69,8 +69,7 @@ CAPACITY = 32 * 2**20
 """The most bytes that wait while the client repeats a request. Offsets of 10,000 partitions are 180 kB, a hundredth."""
 
 _BESIDE_OFFSETS = CAPACITY // 1_000
-"""An upper bound of the rest of a batch, in bytes. So at most a thousand batches wait: those of hours, at one per ten
-seconds."""
+"""An upper bound of the rest of a batch, in bytes. So at most a thousand batches wait."""
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -170,8 +169,7 @@ class OpenLineageObserver:
             self._client.emit(event)
 
     def _run_events(self, completed: _Completed) -> Iterator[RunEvent]:
-        """Return the events of a batch's run. Each run needs both, and each of them the datasets. What is counted is
-        sent once."""
+        """Return both events of a batch's run, with its datasets. What is counted is sent once."""
         batch, reads = completed.batch, json.loads(completed.reads)
         sources = by_source(reads) if isinstance(reads, dict) and is_entry(reads) else {}
         run_id, run_facets = _run_id(batch), {"processing_engine": _ENGINE, **self._parent}
