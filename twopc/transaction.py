@@ -116,7 +116,7 @@ class Committable:
         transaction_id, handle, records = value["transaction_id"], value["handle"], value["records"]
         if not isinstance(transaction_id, str) or not isinstance(handle, dict):
             raise TypeError("a committable needs a transaction_id (text) and a handle (object)")
-        replay_copy = value.get("replay_copy", value.get("staged"))  # its name in logs written before 2026-11-24
+        replay_copy = value.get("replay_copy")
         if replay_copy is not None and (not isinstance(replay_copy, str) or not _FILE_NAME.fullmatch(replay_copy)):
             raise TypeError(f"a committable's replay copy must be a file name or null, not {replay_copy!r}")
         given = value.get("fingerprint")

@@ -19,7 +19,6 @@ batch."""
 _LOG_ID = re.compile(r"[A-Za-z0-9_-]+")
 _SINK = re.compile(r"(?![0-9]+$)[A-Za-z0-9_-]+")  # not a number, so that a name has one reading from its end
 _LEASED = r"[0-9a-f]{16}\.[0-9]"  # token, batch modulo BATCH_SLOTS
-_BEFORE_LEASES = r"[0-9]+(\.[0-9]+){3}"  # incarnation and batch modulo 8 and 4, serial, replay
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 
 
@@ -90,12 +89,9 @@ class TransactionalIdPool:
         return f"{self.prefix}.{self.log_id}.{self.sink}."
 
     def allocate(self, round: Round, partition: int, serial: int | None = None) -> TransactionId:
-        """Return the id for one attempt of ``round`` at ``partition``.
-
-        ``serial`` is a number that no other attempt of the round has, whatever its partition. Otherwise retries,
-        speculative copies and lost tasks that wake up late would share a name, and the later of two would roll back
-        what the earlier has pre-committed. The default is the partition, for one attempt per partition.
-        """
+        """Return the id for one attempt of ``round`` at ``partition``. ``serial`` is a number that no other attempt of
+        the round has, whatever its partition: of two with one name, such as retries or speculative copies, the later
+        would roll back what the earlier has pre-committed. The default is the partition, for one attempt each."""
         number = partition if serial is None else serial
         return TransactionId(self.prefix, self.log_id, self.sink, round, partition, number, round.replay)
 
@@ -130,9 +126,8 @@ class TransactionalIdPool:
         return not exact.endswith(".0")
 
     def owns_leased(self, transaction_id: str) -> bool:
-        """Whether this pool leased ``transaction_id``, or named it by the scheme before leases."""
-        names = rf"({_LEASED}|{_BEFORE_LEASES})"
-        return re.fullmatch(re.escape(self.scope) + names, transaction_id) is not None
+        """Whether this pool leased ``transaction_id``."""
+        return re.fullmatch(re.escape(self.scope) + _LEASED, transaction_id) is not None
 
     def exact(self, transaction_id: str) -> str:
         """Return an exact name of a committable.

@@ -33,11 +33,6 @@ def test_a_name_used_again_is_another_transaction_when_any_part_that_both_know_d
     assert other.is_same_transaction(one) is same
 
 
-def test_a_log_that_named_replay_copies_otherwise_is_read() -> None:
-    old: dict[str, JsonValue] = {"transaction_id": "t", "handle": {}, "records": 3, "staged": "t.arrow", "bytes": 1}
-    assert Committable.from_json(old) == Committable("t", {}, 3, "t.arrow", 1)
-
-
 def test_another_name_is_another_transaction_whatever_the_handle() -> None:
     assert not Committable("t", {"epoch": 3}).is_same_transaction(Committable("u", {"epoch": 3}))
 
