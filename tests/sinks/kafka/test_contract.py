@@ -168,6 +168,9 @@ class TestKafkaProgressSink(SinkContract):
     def long_texts(self) -> list[str]:
         return []
 
+    def types_taken(self) -> None:
+        """No value is free."""
+
     def sample(self) -> pa.RecordBatch:
         return self._offsets([(0, 0), (1, 2**31), (PARTITIONS - 1, 2**63 - 1)])
 
