@@ -177,8 +177,7 @@ def tried(schema: pa.Schema, per_column: int, unique: str) -> list[Row]:
         unique: the column of which no two rows of an example have an equal value.
     """
     rows = rows_with_edges(schema, unique)
-    if per_column:
-        _draw(drawn_rows(schema, unique), -(-per_column // _rows(schema)), rows.extend)
+    _draw(drawn_rows(schema, unique), -(-per_column // _rows(schema)), rows.extend)
     return rows
 
 
