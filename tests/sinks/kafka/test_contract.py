@@ -51,6 +51,10 @@ class TestKafkaSink(SinkContract):
             }
         )
 
+    def types_taken(self) -> pa.Schema:
+        """Each record of Kafka has headers and a time: where they are null, it has none and that of sending."""
+        return pa.schema({"value": pa.binary(), "key": pa.binary()})
+
     def with_bad_records(self) -> pa.RecordBatch:
         values = ["a", "b", "large", "c", "d"]
         headers = [[], [{"key": None, "value": b""}], [], [], [{"key": "h", "value": b""}]]
