@@ -82,7 +82,7 @@ test: $(TEST) ## run what gates a change; CHANGED=1: what a change touches; ARGS
 
 .PHONY: test-all
 test-all: $(CAMPAIGNS) ## run every test; PART=1/4 runs a quarter
-	TWOPC_KILLS= $(PYTEST) $(if $(PART),--part $(PART)) $(ARGS)
+	TWOPC_KILLS= TWOPC_EXAMPLES=1000 $(PYTEST) $(if $(PART),--part $(PART)) $(ARGS)
 
 .PHONY: lint
 lint: $(LINT) ## check style, formatting, types, and which way imports point

@@ -713,14 +713,23 @@ class KillContract:
         assert place.values() == sorted(VALUES)
 
 
+def schema_of(kept: Sequence[tuple[str, pa.DataType]]) -> pa.Schema:
+    """Return the columns c0, c1 and so on of these Arrow types, beside ``value``."""
+    return pa.schema([("value", pa.string()), *((f"c{number}", type_) for number, (_, type_) in enumerate(kept))])
+
+
 class AppendContract(SinkContract):
     """The contract of every sink.
 
     Attributes:
         columns: the columns of the table.
+        kept: columns as the server declares them, each with an Arrow type of which it keeps or refuses every value.
+        client: what reads the table.
     """
 
     columns: ClassVar[Mapping[str, str]]
+    kept: ClassVar[Sequence[tuple[str, pa.DataType]]]
+    client: ClassVar[str]
     upsert_by = ""
     finds_lost_batches = True
 
@@ -750,6 +759,38 @@ class AppendContract(SinkContract):
 
     def visible_records(self) -> list[dict[str, Any]]:
         return [dict(zip(self.columns, row, strict=True)) for row in self.place.ask("SELECT * FROM {}")]
+
+    def types_taken(self) -> pa.Schema:
+        drawn = ", ".join(f"c{number} {self.declared(column)} NULL" for number, (column, _) in enumerate(self.kept))
+        key = f", PRIMARY KEY ({self.upsert_by})" if self.upsert_by else ""
+        self.place.create(f"value {self.columns['value']}, {drawn}{key}")
+        return schema_of(self.kept)
+
+    def declared(self, column: str) -> str:
+        """A type of ``kept``, as this test's table declares it."""
+        return column
+
+    def asked(self, column: str, type_: pa.DataType) -> str:  # for subclasses
+        """SQL for a column, ``{}``, of a type of ``kept``."""
+        return "{}"
+
+    def shown(self, type_: pa.DataType, value: Any) -> Any:  # for subclasses
+        """A value that the client shows, as one of an Arrow type."""
+        return value
+
+    def readers(self) -> dict[str, Any]:
+        return {self.client: self._drawn_records}
+
+    def _drawn_records(self) -> list[dict[str, Any]]:
+        schema = schema_of(self.kept)
+        asked = ["value", *(self.asked(*pair).format(f"c{number}") for number, pair in enumerate(self.kept))]
+        return [
+            {
+                field.name: None if value is None else self.shown(field.type, value)
+                for field, value in zip(schema, row, strict=True)
+            }
+            for row in self.place.ask(f"SELECT {', '.join(asked)} FROM {{}}")  # noqa: S608  # our own names
+        ]
 
 
 class KeyedContract(KeyedSinkContract):

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
-from hypothesis import HealthCheck, Phase, settings
-from hypothesis import strategies as st
 
-from tests.support.typed_records import same, values_of
 from twopc import Participant, Round
 from twopc.errors import SchemaMismatch
-
-Kept = Sequence[tuple[str, pa.DataType]]
-"""Columns as the database declares them, each with an Arrow type of which it keeps every value."""
-
-# The first value that is not kept is named: making it smaller would take minutes of a server.
-drawn = settings(max_examples=8, deadline=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate])
 
 TEXTS = [
     *("", " ", "ab", "abc   ", "ab   ", "ab ", "abcde", "7", "007", "-1", "1.005", "$1.01", "x" * 70, "xy", "a\0b"),
@@ -46,41 +36,6 @@ VALUES = [
 """What is tried on a column of every type."""
 
 _rounds = itertools.count()
-
-
-def rows_of(kept: Kept, values: Callable[[pa.DataType], st.SearchStrategy[Any]] = values_of) -> st.SearchStrategy[Any]:
-    """Up to three records of the columns c0, c1 and so on."""
-    return st.lists(st.tuples(*(st.none() | values(type_) for _, type_ in kept)), min_size=1, max_size=3)
-
-
-def require_kept(
-    place: Any,
-    kept: Kept,
-    rows: list[tuple[Any, ...]],
-    read: Callable[[str, pa.DataType], str],
-    shown: Callable[[pa.DataType, Any, Any], Any],
-) -> None:
-    """Write records, and compare what the server shows of them.
-
-    Args:
-        place: a ``SinkPlace`` whose table has the columns of ``kept``, and ``n``, which counts the records.
-        kept: the columns.
-        rows: the records.
-        read: SQL for a column, ``{}``, of a type of the database and an Arrow type.
-        shown: what of an Arrow type, given and not null, the client shows as another value → that as it was given.
-    """
-    ahead = [rows[-1], *rows]  # a slice of arrays, as Spark's batches may be
-    schema = pa.schema([(f"c{number}", type_) for number, (_, type_) in enumerate(kept)])
-    columns = [pa.array(column, type_) for column, type_ in zip(zip(*ahead, strict=True), schema.types, strict=True)]
-    place.ask("DELETE FROM {}")
-    place.sink().validate(schema)
-    batch = pa.record_batch(columns, schema=schema).slice(1)
-    place.sink().commit(place.vote(batch, Round(1, next(_rounds))))
-    asked = ", ".join(read(*pair).format(f"c{number}") for number, pair in enumerate(kept))
-    for given_row, kept_row in zip(rows, place.ask(f"SELECT {asked} FROM {{}} ORDER BY n"), strict=True):  # noqa: S608
-        for (column, type_), before, after in zip(kept, given_row, kept_row, strict=True):
-            found = None if after is None else shown(type_, before, after)
-            assert same(before, found), (column, type_, before, after)
 
 
 def write_good(place: Any, values: pa.Array) -> list[Any] | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+import unittest
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.support.typed_records import typed
+from twopc import testing
 from twopc.testing import KeyedSinkContract, MemorySink, MemoryTableSink, MemoryTarget, SinkContract
 from twopc.transaction import Transaction
 
@@ -30,6 +33,33 @@ class TestMemorySink(SinkContract):
 
     def visible_records(self) -> list[dict[str, Any]]:
         return self.target.visible
+
+
+def test_the_contract_says_what_to_install_where_hypothesis_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    contract = TestMemorySink()
+    contract.target = MemoryTarget()
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    for name in ("values", "drawn"):
+        monkeypatch.delitem(sys.modules, f"twopc.testing.{name}", raising=False)
+        monkeypatch.delattr(testing, name, raising=False)
+    with pytest.raises(unittest.SkipTest, match="install hypothesis"):
+        contract.test_a_value_that_is_drawn_is_refused_or_read_back_as_it_was_written()
+
+
+def test_values_that_a_sink_changes_are_named_with_their_column_and_what_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contract = TestMemorySink()
+    contract.target = MemoryTarget()
+
+    def without_signs() -> list[dict[str, Any]]:
+        return [{**row, "fraction": row["fraction"] and abs(row["fraction"])} for row in contract.target.visible]
+
+    monkeypatch.setattr(contract, "visible_records", without_signs)
+    with pytest.raises(
+        AssertionError, match=r"^a committed reader reads (\S+) for -\1 in column 'fraction' of double$"
+    ):
+        contract.test_a_value_that_is_drawn_is_refused_or_read_back_as_it_was_written()
 
 
 class TestMemoryTableSink(TestMemorySink):

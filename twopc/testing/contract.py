@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import pickle
 import reprlib
 import sys
@@ -15,6 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from types import FrameType
@@ -48,6 +50,9 @@ AWKWARD = (
     *("", " ", "null", "NaN", "0", "%s {0}", "a,b;c\td", "back\\slash", "line\nbreak"),
     *('it\'s "quoted"', "Grüße, 世界 🐎"),
 )
+
+EXAMPLES = "TWOPC_EXAMPLES"
+"""The environment variable that replaces ``examples``."""
 
 KILLS_AMID_BAD_RECORDS = 15
 """Fewer than ``kills``, as the other steps are those of a batch without bad records."""
@@ -85,6 +90,10 @@ class SinkContract(ABC):
     """How many processes are killed at most in a test, each at another step of a batch. ``TWOPC_KILLS`` in the
     environment may lower it, and choose other steps in each run (``twopc.testing.kills.FEW``)."""
 
+    examples: int = 100
+    """How many values are drawn of each column, nulls among them, beside the edges of its type. ``TWOPC_EXAMPLES`` in
+    the environment replaces it."""
+
     large: int = 10_000
     """How many records the large write has. Lower it where the target can't have so many at once."""
 
@@ -120,6 +129,16 @@ class SinkContract(ABC):
         """What a committed reader sees of ``sample``, as its ``to_pylist`` has it. None: compare ``visible`` with the
         column ``value``."""
         return None
+
+    def types_taken(self) -> pa.Schema | None:
+        """The columns of which values are drawn, by ``hypothesis``; those of ``sample`` unless you override it. The
+        test that draws them calls it first, so it may make the target system's table anew. None: texts, as ``value``.
+        """
+        return None if self.visible_records() is None else self.sample().schema
+
+    def readers(self) -> Mapping[str, Callable[[], Sequence[Mapping[str, Any]]]]:
+        """What reads the records that are drawn, by name. Override it to have several readers compared."""
+        return {"a committed reader": lambda: self.visible_records() or []}
 
     def with_bad_records(self) -> pa.RecordBatch | None:
         """Records of which the sink refuses some, and takes the others. None, as by default, if it refuses no record by
@@ -744,6 +763,32 @@ class SinkContract(ABC):
             query.answered(sink.complete, batch_id, committables)
         assert query.answered(lambda: list(sink.recover())) == []
         self._require_visible(["a", "b"])
+
+    # Values that are drawn. ---------------------------------------------------------------------------------------
+
+    def test_a_value_that_is_drawn_is_refused_or_read_back_as_it_was_written(self) -> None:
+        """First come the edges of each type, and then what Hypothesis draws from a fixed seed."""
+        try:
+            from twopc.testing import drawn, values
+        except ModuleNotFoundError as error:
+            raise unittest.SkipTest(f"install {error.name}, which draws the values") from None
+        schema, readers = self.types_taken(), self.readers()
+        batch_of: Callable[[Sequence[Mapping[str, Any]]], pa.RecordBatch]
+        if schema is not None:
+            batch_of = partial(values.batch_of, schema)
+        elif self.long_texts():
+            schema, batch_of = pa.schema({"value": pa.string()}), self._slice_of_texts
+            readers = {"a committed reader": lambda: [{"value": value} for value in self.visible()]}
+        else:
+            raise unittest.SkipTest("a value is no text")
+        table = drawn.Drawn(self.query(), readers, schema, batch_of, unique="value")
+        per_column = int(os.environ.get(EXAMPLES, self.examples))
+        table.require_unchanged(values.tried(schema, per_column, unique="value"))
+        refused = [name for name in schema.names if not table.taken[name]]
+        assert not refused, f"the sink has refused every value of {refused}"
+
+    def _slice_of_texts(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
+        return self.record_batch(["before", *(row["value"] for row in rows), "after"]).slice(1, len(rows))
 
     # Processes that are killed. ---------------------------------------------------------------------------------
 

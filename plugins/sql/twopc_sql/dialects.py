@@ -39,6 +39,7 @@ class Dialect:
         joins_deletes: whether a DELETE can join the table with another one.
         counts_rows: whether an INSERT returns how many rows it has added or replaced. Triggers may leave some out.
         numbers_null: whether null in a primary key may become a number.
+        merges_zeros: whether it may store 0.0 for a -0.0 that has a 0.0 beside it.
         whole: the driver's code of a type with half the precision, of which it shows too few digits → the type that has
             all of them.
         longest: SQL for how many bytes a statement may have, where a longer one ends the connection.
@@ -59,6 +60,7 @@ class Dialect:
     joins_deletes: bool = True
     counts_rows: bool = False
     numbers_null: bool = False
+    merges_zeros: bool = False
     whole: Mapping[Any, sa.types.TypeEngine[Any]] = field(default_factory=dict)
     longest: str = ""
 
@@ -215,6 +217,9 @@ DIALECTS: Mapping[str, Dialect] = {
         counts_rows=True,
         numbers_null=True,
     ),
-    "duckdb": Dialect("duckdb+duckdb_engine", postgresql.insert, _on_conflict, unique_keys=_KEYS_IN_DUCKDB),
+    # Of a column of zeros its storage keeps one value, whatever their signs.
+    "duckdb": Dialect(
+        "duckdb+duckdb_engine", postgresql.insert, _on_conflict, unique_keys=_KEYS_IN_DUCKDB, merges_zeros=True
+    ),
 }
 """The URL's database → what to know of it. MariaDB is under ``mysql``."""

@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from twopc.bad_records import are_held
@@ -32,6 +33,20 @@ def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
         require(held, are_held, "it is text that is not UTF-8, or a time outside of the years 1 to 9999", name)
         values[name] = held.to_pylist()
     return values
+
+
+def has_no_minus_zero(values: pa.Array) -> bool:
+    """Whether no number is -0.0, however deeply nested."""
+    if pa.types.is_floating(values.type):
+        numbers = values.cast(pa.float64())
+        return not pc.any(pc.and_(pc.equal(numbers, 0.0), pc.less(pc.divide(1.0, numbers), 0.0))).as_py()
+    if pa.types.is_map(values.type):
+        entry = pa.struct([values.type.key_field, values.type.item_field])
+        return has_no_minus_zero(values.cast(pa.list_(entry)))
+    if pa.types.is_nested(values.type):
+        parts = values.flatten() if pa.types.is_struct(values.type) else [values.flatten()]
+        return all(map(has_no_minus_zero, parts))
+    return True
 
 
 def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[Sequence[Any]]) -> None:

@@ -23,7 +23,7 @@ from twopc.columns import ADVICE, require, require_keys
 from twopc.errors import OperatorRequired, RecordRefused
 from twopc.keyed import UniqueIndex
 from twopc_sql.options import SqlOptions
-from twopc_sql.records import require_unchanged, values_of, written_as
+from twopc_sql.records import has_no_minus_zero, require_unchanged, values_of, written_as
 
 NAME = sa.String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql")
 """The name of a transaction, or the start of all names of a sink. By default, MySQL takes A and a for equal."""
@@ -193,6 +193,11 @@ class Tables:
             primary = sa.inspect(connection).get_pk_constraint(self._options.table, self._options.schema)
             for each in {*primary["constrained_columns"]} & {*batch.schema.names}:
                 require(batch.column(each), lambda part: not part.null_count, "a primary key takes no null", each)
+        if self._options.dialect.merges_zeros:
+            for each, column in zip(batch.schema.names, batch.columns, strict=True):
+                require(
+                    column, has_no_minus_zero, "it is -0.0, which may be stored as 0.0: add 0.0 to the column", each
+                )
         written, last, key = values_of(batch), first + batch.num_rows, _key(name)
         if self._options.dialect.longest and batch.nbytes > _HEAD:
             self._require_short(connection, written, batch.nbytes)

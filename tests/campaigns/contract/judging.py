@@ -93,6 +93,8 @@ def _first_failure(contract: type[Bench | KeyedBench], targets: Path, servers: s
 def judge_all(mutants: Sequence[Mutant], servers: str) -> Iterator[Verdict]:
     """Judge each mutant in its own process, two at a time, forked from a process without sinks and brokers."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "pandas", "pyarrow.compute"])  # pyarrow's first array imports pandas
+    context.set_forkserver_preload(
+        [__name__, "pandas", "pyarrow.compute", "twopc.testing.drawn"]
+    )  # pyarrow's first array imports pandas
     with context.Pool(2, maxtasksperchild=1) as pool:
         yield from pool.imap(partial(judge, servers=servers), [mutant.name for mutant in mutants], chunksize=1)

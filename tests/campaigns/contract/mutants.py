@@ -84,6 +84,11 @@ def _cut(text: str) -> str:
     return f"json.dumps({{k: {text} if isinstance(v, str) else v for k, v in record.items()}})"
 
 
+def _changed(value: str) -> tuple[str, str]:
+    """A write that changes values, ``v`` each, at an edge that no sample has."""
+    return "batch.to_pylist())", f"{{k: {value} for k, v in record.items()}} for record in batch.to_pylist())"
+
+
 def _taken_for(method: str, answer: str) -> tuple[tuple[str, str], ...]:
     """``method`` renamed, and one of its name that takes ``Retriable`` for an answer."""
     parameter = {"recover": ""}.get(method, "committable")
@@ -510,6 +515,12 @@ MEMORY = (
 -for name in self.target.open if self.transactional_ids.owns_exact(name)]
 +for name in list(self.target.open)
 +                if self.transactional_ids.owns_exact(name) and self.target.open.pop(name) is not None]""",
+    ),
+    _memory("text ends at a NUL", _changed("v.partition(chr(0))[0] if isinstance(v, str) else v")),
+    _memory("a zero loses its sign", _changed("v + 0.0 if isinstance(v, float) else v")),
+    _memory(
+        "an accent becomes one character with its letter",
+        _changed("__import__('unicodedata').normalize('NFC', v) if isinstance(v, str) else v"),
     ),
     _memory(
         "recover misses what has no record yet",

@@ -99,7 +99,8 @@ class Files(Bench):
 
     def visible(self) -> list[str]:
         files = (self.folder / "orders").rglob("part-*")
-        return [json.loads(line)["value"] for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = (line for file in files for line in file.read_text(encoding="utf-8").split("\n")[:-1])
+        return [json.loads(line)["value"] for line in lines]
 
     def leftovers(self) -> list[str]:
         return [file.name for file in (self.folder / "orders").rglob("*.staged")]

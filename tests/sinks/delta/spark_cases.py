@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
 
+from tests.sinks.delta import test_contract
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_readers import Reader
-from tests.sinks.delta.test_types import EDGES, RECORDS, require_equal, written
 from tests.support.delta_spark import delta_session
 from tests.support.spark_session import write_all
 from twopc import Participant, Round
@@ -131,15 +128,13 @@ def follow(spark: SparkSession, place: Place, named: str) -> None:
     assert [row["value"] for row in rows(spark, place)] == ["abcd"]
 
 
-def test_spark_finds_the_edges_of_each_type_as_they_were_given(spark: SparkSession, empty: Place) -> None:
-    require_equal(*written(EDGES, empty.path), [by_spark(spark)])
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[*HealthCheck])
-@given(RECORDS)
-def test_spark_finds_each_value_as_it_was_given(spark: SparkSession, records: list[tuple[Any, ...]]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        require_equal(*written(records, str(Path(folder, "drawn"))), [by_spark(spark)])
+def test_spark_reads_each_value_that_the_contract_draws(
+    spark: SparkSession, empty: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contract, read = test_contract.TestAppend(), by_spark(spark)
+    contract.place = empty
+    monkeypatch.setattr(contract, "readers", lambda: {"Spark": contract.read_by(read)})
+    contract.test_a_value_that_is_drawn_is_refused_or_read_back_as_it_was_written()
 
 
 def by_spark(spark: SparkSession) -> Reader:

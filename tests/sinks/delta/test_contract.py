@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.delta.test_readers import READERS, Reader
+from tests.sinks.delta.test_types import COLUMNS
+from tests.support.read_rows import as_drawn
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
+from twopc.testing.values import nested
 
 if TYPE_CHECKING:
     from tests.sinks.delta.conftest import Place
     from twopc_delta import DeltaSink
+
+
+FLAT = [*COLUMNS.values()]
+DRAWN = pa.schema([("value", pa.string()), *((f"c{n}", type_) for n, type_ in enumerate([*FLAT, *nested(*FLAT)]))])
 
 
 class TestAppend(SinkContract):
@@ -36,11 +45,29 @@ class TestAppend(SinkContract):
     def visible_records(self) -> list[dict[str, Any]]:
         return self.place.rows()
 
+    def types_taken(self) -> pa.Schema:
+        self.place = type(self.place)(f"{self.place.path}-drawn")
+        self.place.create(DRAWN)
+        return DRAWN
+
+    def readers(self) -> dict[str, Any]:
+        names = ("DuckDB", "pandas", "polars")
+        return {name: self.read_by(read) for name, read in zip(names, READERS, strict=True)}
+
+    def read_by(self, read: Reader) -> Callable[[], list[dict[str, Any]]]:
+        return lambda: [as_drawn(row, DRAWN) for row in read(self.place).to_pylist()]
+
 
 @pytest.mark.long  # partitions have tests of their own
 class TestPartitioned(TestAppend):
     partition_by = ("value", "day")
     large = 100  # each record has a file of its own
+
+    def types_taken(self) -> pa.Schema:
+        return self.sample().schema
+
+    def readers(self) -> dict[str, Any]:
+        return {"deltalake": self.visible_records}
 
     def with_bad_records(self) -> pa.RecordBatch:
         return self.record_batch(["a", "", "b", "__HIVE_DEFAULT_PARTITION__", "c"])

@@ -6,6 +6,7 @@ import csv
 import json
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sinks.files.readers import READERS, Reader, kept
 from tests.support.gcs_server import BUILD_AT_MOST_S
+from tests.support.read_rows import as_drawn
 from tests.support.typed_records import TEXT, in_halves, plain, typed, unchecked_text
 from twopc.testing import SinkContract
 from twopc_files.sink import FileSink
@@ -33,6 +36,7 @@ class LocalContract(SinkContract):
 
     options: dict[str, str]
     kills = 20  # the stores have tests that kill them at each step
+    kept: pa.Schema | None = None  # columns of which values are drawn; None: texts
 
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> None:
@@ -54,9 +58,22 @@ class LocalContract(SinkContract):
     def records(self, file: Path) -> list[dict[str, Any]]:
         raise NotImplementedError
 
+    def types_taken(self) -> pa.Schema | None:
+        return self.kept
+
+    def readers(self) -> dict[str, Any]:
+        readers = READERS.get(self.options.get("format", "parquet"), {})
+        return {name: partial(self._drawn_records, read) for name, read in readers.items()}
+
+    def _drawn_records(self, read: Reader) -> list[dict[str, Any]]:
+        assert self.kept is not None
+        files = [str(file) for file in self.folder.rglob("part-*") if file.is_file()]
+        return [as_drawn(row, self.kept) for file in files for row in read(file, self.kept).to_pylist()]
+
 
 class TestParquet(LocalContract):
     options: dict[str, str] = {}  # noqa: RUF012  # never changed
+    kept = kept("parquet")
 
     def sample(self) -> pa.RecordBatch:
         return typed()
@@ -68,18 +85,20 @@ class TestParquet(LocalContract):
 
 class TestJson(LocalContract):
     options = {"format": "json"}  # noqa: RUF012  # never changed
+    kept = kept("json")
 
     def sample(self) -> pa.RecordBatch:
         return plain()
 
     def records(self, file: Path) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n")[:-1]]
 
 
 class TestJsonWithMaps(TestJson):
     """With a column that may hold what JSON can't."""
 
     kills = FEW
+    kept = None
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         maps = pa.array([[("k", 1)]] * len(values), pa.map_(pa.string(), pa.int64()))
@@ -104,6 +123,12 @@ class TestJsonWithMaps(TestJson):
 class TestCsv(LocalContract):
     kills = FEW
     options = {"format": "csv"}  # noqa: RUF012  # never changed
+    kept = kept("csv")
+
+    def types_taken(self) -> pa.Schema:
+        """With a text for null: an empty one is null to Spark."""
+        self.options = {**self.options, "null_value": "\\N"}
+        return self.kept
 
     def sample(self) -> pa.RecordBatch:
         return self.record_batch([text for text in TEXT if text])  # Spark's empty text is null
@@ -130,6 +155,7 @@ class TestText(LocalContract):
 class TestOrc(LocalContract):
     kills = FEW
     options = {"format": "orc"}  # noqa: RUF012  # never changed
+    kept = kept("orc")
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:
         return pa.record_batch({"value": pa.array(values), "day": [date(2024, 5, 1)] * len(values)})
@@ -150,6 +176,7 @@ class TestParquetInFolders(TestParquet):
     """The format takes every record, and the name of a folder does not."""
 
     kills = FEW
+    kept = None
     shows_whole_transactions = False  # one file after the other
     options = {"partition_by": "half"}  # noqa: RUF012  # never changed
 
@@ -173,6 +200,7 @@ class TestParquetInFolders(TestParquet):
 
 class TestSeveralFilesPerTransaction(TestJson):
     shows_whole_transactions = False
+    kept = None
     options = {"format": "json", "partition_by": "half"}  # noqa: RUF012  # never changed
 
     def record_batch(self, values: list[str]) -> pa.RecordBatch:

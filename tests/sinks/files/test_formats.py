@@ -55,7 +55,7 @@ def json_of(column: pa.Array, folder: Path, make_sink: MakeSink, pre_commit: Pre
         (pa.array([Decimal("12.30"), None], pa.decimal128(38, 2)), ["12.30", None]),
         (pa.array([Decimal("1e-10")], pa.decimal128(38, 10)), ["0.0000000001"]),
         (pa.array([dt.date(2024, 5, 1), None]), ["2024-05-01", None]),
-        (pa.array([dt.time(12, 0, 1)]), ["12:00:01"]),
+        (pa.array([dt.time(12, 0, 1), dt.time(14, 10, 13, 40_101)]), ["12:00:01", "14:10:13.040101"]),
         (pa.array([NOON.replace(tzinfo=None)], pa.timestamp("us")), ["2024-05-01T12:00:00.000001"]),
         (pa.array([NOON], pa.timestamp("us", "UTC")), ["2024-05-01T12:00:00.000001+00:00"]),
         (pa.array([NOON], pa.timestamp("us", "Europe/Berlin")), ["2024-05-01T14:00:00.000001+02:00"]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +25,11 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from tests.sinks.iceberg.test_round_trip import READERS
+from tests.support.read_rows import as_drawn
 from tests.support.typed_records import typed, unchecked_text
 from twopc.testing import SinkContract
+from twopc.testing.values import nested
 
 if TYPE_CHECKING:
     from tests.sinks.iceberg.conftest import Place
@@ -50,12 +55,21 @@ SPEC = PartitionSpec(
 )
 
 
+FLAT = [
+    *(pa.bool_(), pa.int32(), pa.int64(), pa.float32(), pa.float64(), pa.decimal128(9, 2), pa.decimal128(38, 10)),
+    *(pa.date32(), pa.time64("us"), pa.timestamp("us"), pa.timestamp("us", "UTC")),
+    *(pa.string(), pa.binary(), pa.binary(4)),
+]
+DRAWN = pa.schema([("value", pa.string()), *((f"c{n}", type_) for n, type_ in enumerate([*FLAT, *nested(*FLAT)]))])
+
+
 class TestAppend(SinkContract):
     finds_lost_batches = True
     spec = PartitionSpec()
 
     @pytest.fixture(autouse=True)
-    def _place(self, place: Place) -> None:
+    def _place(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
         self.place = place
         place.create(SCHEMA, self.spec)
 
@@ -78,7 +92,25 @@ class TestAppend(SinkContract):
     def visible_records(self) -> list[dict[str, Any]]:
         return self.place.records()
 
+    def types_taken(self) -> pa.Schema:
+        self.place.create(DRAWN)
+        return DRAWN
+
+    def readers(self) -> Mapping[str, Callable[[], list[dict[str, Any]]]]:
+        def read(name: str) -> list[dict[str, Any]]:
+            lacking = ["c16"] if name == "pyiceberg" else []  # it reads a null list of structs as an empty list
+            schema = pa.schema([field for field in DRAWN if field.name not in lacking])
+            return [as_drawn(row, schema) for row in READERS[name](self.place).rows()]
+
+        return {name: partial(read, name) for name in READERS}
+
 
 @pytest.mark.long  # test_round_trip.py reads back what is written to partitions
 class TestPartitioned(TestAppend):
     spec = SPEC
+
+    def types_taken(self) -> pa.Schema:
+        return self.sample().schema
+
+    def readers(self) -> Mapping[str, Callable[[], list[dict[str, Any]]]]:
+        return {"pyiceberg": self.visible_records}

@@ -51,6 +51,10 @@ class TestKafkaSink(SinkContract):
             }
         )
 
+    def types_taken(self) -> pa.Schema:
+        """Each record of Kafka has headers and a time: where they are null, it has none and that of sending."""
+        return pa.schema({"value": pa.binary(), "key": pa.binary()})
+
     def with_bad_records(self) -> pa.RecordBatch:
         values = ["a", "b", "large", "c", "d"]
         headers = [[], [{"key": None, "value": b""}], [], [], [{"key": "h", "value": b""}]]
@@ -167,6 +171,9 @@ class TestKafkaProgressSink(SinkContract):
 
     def long_texts(self) -> list[str]:
         return []
+
+    def types_taken(self) -> None:
+        """No value is free."""
 
     def sample(self) -> pa.RecordBatch:
         return self._offsets([(0, 0), (1, 2**31), (PARTITIONS - 1, 2**63 - 1)])

@@ -25,9 +25,41 @@ COLUMNS = {
     "raw": "VARBINARY(20)",
 }
 
+KEPT: list[tuple[str, pa.DataType]] = [
+    ("BOOLEAN", pa.bool_()),
+    ("TINYINT", pa.int8()),
+    ("TINYINT UNSIGNED", pa.uint8()),
+    ("SMALLINT", pa.int16()),
+    ("SMALLINT UNSIGNED", pa.uint16()),
+    ("MEDIUMINT", pa.int16()),
+    ("INT", pa.int32()),
+    ("INT UNSIGNED", pa.uint32()),
+    ("BIGINT", pa.int64()),
+    ("BIGINT UNSIGNED", pa.uint64()),
+    ("BIGINT", pa.decimal128(18, 0)),
+    ("FLOAT", pa.float32()),
+    ("DOUBLE", pa.float32()),
+    ("DOUBLE", pa.float64()),
+    ("DECIMAL(12,3)", pa.decimal128(12, 3)),
+    ("DECIMAL(38,18)", pa.decimal128(38, 18)),
+    ("LONGBLOB", pa.binary()),
+    ("VARBINARY(1000)", pa.large_binary()),
+    ("DATE", pa.date32()),
+    ("DATETIME(6)", pa.timestamp("us")),
+    ("DATETIME(3)", pa.timestamp("ms")),
+    ("DATETIME", pa.timestamp("s")),
+    ("DATETIME(6)", pa.timestamp("us", "Europe/Berlin")),
+    ("LONGTEXT", pa.string()),
+    ("MEDIUMTEXT", pa.large_string()),
+    ("TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci", pa.string()),
+]
+"""Column type and Arrow type."""
+
 
 class TestAppend(AppendContract):
     columns = COLUMNS
+    kept = KEPT
+    client = "PyMySQL"
 
     def sample(self) -> pa.RecordBatch:
         return typed().drop_columns(["tags"])  # there is no type for a list
@@ -38,6 +70,14 @@ class TestAppend(AppendContract):
             row["at"] = row["at"] and row["at"].replace(tzinfo=timezone.utc)
             row["flag"] = None if row["flag"] is None else bool(row["flag"])
         return rows
+
+    def asked(self, column: str, type_: pa.DataType) -> str:
+        return "CAST({} AS DOUBLE)" if pa.types.is_floating(type_) else "{}"
+
+    def shown(self, type_: pa.DataType, value: Any) -> Any:
+        if pa.types.is_timestamp(type_) and type_.tz:
+            return value.replace(tzinfo=timezone.utc)
+        return bool(value) if pa.types.is_boolean(type_) else value
 
 
 @pytest.mark.long

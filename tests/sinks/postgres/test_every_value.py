@@ -6,89 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
 
-from tests.support.every_value import VALUES, drawn, require_kept, rows_of, write_good
+from tests.support.every_value import VALUES, write_good
 from tests.support.kept_columns import PAGE, declared, filled, kept
 from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc_postgres.columns import EXACT_ENCODINGS
 
 if TYPE_CHECKING:
     from tests.sinks.postgres.conftest import Place
-
-KEPT: list[tuple[str, pa.DataType]] = [
-    ("boolean", pa.bool_()),
-    ("smallint", pa.int8()),
-    ("smallint", pa.uint8()),
-    ("smallint", pa.int16()),
-    ("whole", pa.int32()),
-    ("integer", pa.uint16()),
-    ("bigint", pa.int64()),
-    ("bigint", pa.uint32()),
-    ("numeric", pa.uint64()),
-    ("numeric(20)", pa.uint64()),
-    ("bigint", pa.decimal128(18, 0)),
-    ("real", pa.float32()),
-    ("double precision", pa.float32()),
-    ("double precision", pa.float64()),
-    ("numeric(12,3)", pa.decimal128(12, 3)),
-    ("price", pa.decimal128(5, 2)),
-    ("numeric", pa.decimal128(38, 18)),
-    ("bytea", pa.binary()),
-    ("bytea", pa.large_binary()),
-    ("date", pa.date32()),
-    ("timestamp", pa.timestamp("us")),
-    ("timestamp(3)", pa.timestamp("ms")),
-    ("timestamp(0)", pa.timestamp("s")),
-    ("timestamptz", pa.timestamp("us", "Europe/Berlin")),
-    ("timestamptz(3)", pa.timestamp("ms", "America/New_York")),
-    ("text", pa.string()),
-    ("words", pa.large_string()),
-    ("varchar", pa.string()),
-    ("varchar(10000)", pa.string()),
-    ('text COLLATE "C"', pa.string()),
-    ("bigint[]", pa.list_(pa.int64())),
-    ("text[]", pa.list_(pa.string())),
-    ("bytea[]", pa.list_(pa.binary())),
-    ("float8[]", pa.list_(pa.float64())),
-    ("numeric(12,3)[]", pa.list_(pa.decimal128(12, 3))),
-    ("timestamptz[]", pa.list_(pa.timestamp("us", "UTC"))),
-    ("price[]", pa.list_(pa.decimal128(5, 2))),
-]
-"""Column type and Arrow type. ``price``, ``whole`` and ``words`` are domains over domains."""
-
-DOMAINS = """
-    CREATE DOMAIN {0}.inner_price AS numeric(5,2); CREATE DOMAIN {0}.price AS {0}.inner_price;
-    CREATE DOMAIN {0}.inner_whole AS int; CREATE DOMAIN {0}.whole AS {0}.inner_whole;
-    CREATE DOMAIN {0}.inner_words AS text; CREATE DOMAIN {0}.words AS {0}.inner_words
-"""
-
-
-@pytest.fixture
-def typed_table(place: Place) -> Place:
-    place.ask(DOMAINS.format(place.schema))
-    with_schema = {name: f"{place.schema}.{name}" for name in ("price", "whole", "words", "price[]")}
-    columns = (f"c{number} {with_schema.get(column, column)}" for number, (column, _) in enumerate(KEPT))
-    place.create(f"n serial, {', '.join(columns)}")
-    return place
-
-
-def read(column: str, _: pa.DataType) -> str:
-    """The text of a float4 is short, and psycopg knows no arrays of a domain."""
-    return {"real": "{}::float8", "price[]": "{}::numeric[]"}.get(column, "{}")
-
-
-def shown(type_: pa.DataType, before: Any, after: Any) -> Any:
-    """An integer in a column of numbers, or the other way round."""
-    is_number = isinstance(after, int) and pa.types.is_decimal(type_)
-    return type(before)(after) if is_number or pa.types.is_integer(type_) else after
-
-
-@drawn
-@given(rows=rows_of(KEPT))
-def test_what_a_column_takes_is_read_back_as_it_was(rows: list[tuple[Any, ...]], typed_table: Place) -> None:
-    require_kept(typed_table, KEPT, rows, read, shown)
-
 
 MODIFIED = ["varchar(3)", "char(5)", "char(2)", "bit(3)", "varbit(3)", "time(3)", "time(0)", "timetz(0)", "interval(0)"]
 MODIFIED += ["timestamp(0)", "timestamp(3)", "timestamptz(0)", "numeric(5,-2)", "numeric(3)", "varchar(3)[]", "int[]"]

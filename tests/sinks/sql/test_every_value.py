@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from tests.support.every_value import VALUES, write_good
 from tests.support.kept_columns import ARROW, PAGE, declared, filled
-from tests.support.typed_records import same
 from twopc.errors import Refused, RoundAborted
+from twopc.testing.values import exact
 from twopc_sql.records import written_as
 
 if TYPE_CHECKING:
@@ -135,4 +135,4 @@ def test_every_type_keeps_a_value_as_it_is_or_the_value_is_refused(kind: str, pl
             continue
         kept = [row["value"] for row in place.select([written_as(pa.field("value", values.type))])]
         assert len(kept) == len(left)
-        assert all(same(*pair) or (pair[0] == pair[1] and pair[0] != 0) for pair in zip(left, kept, strict=True))
+        assert all(exact(one) == exact(other) or one == other != 0 for one, other in zip(left, kept, strict=True))

@@ -1,0 +1,50 @@
+"""The table in ``docs/internals/support-matrix.md`` of the values that the contract draws.
+
+``python -m tests.support.drawn_values`` writes it anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from tests.sinks.delta import test_contract as delta
+from tests.sinks.files import readers as files
+from tests.sinks.iceberg import test_contract as iceberg
+from tests.sinks.mysql import test_contract as mysql
+from tests.sinks.postgres import test_contract as postgres
+from tests.sinks.prepared_contract import schema_of
+from tests.sinks.sql import test_contract as sql
+from tests.support.kept_columns import filled
+from tests.support.pages import ROOT
+from twopc.testing import SinkContract
+from twopc.testing.values import edges
+
+PAGE = ROOT / "docs" / "internals" / "support-matrix.md"
+
+
+def drawn() -> Iterator[tuple[str, pa.Schema, str]]:
+    """Yield each backend, the columns of which values are drawn, and the readers."""
+    yield "PostgreSQL", schema_of(postgres.KEPT), postgres.TestAppend.client
+    yield "MariaDB", schema_of(mysql.KEPT), mysql.TestAppend.client
+    yield "SQL, on SQLite", schema_of(sql.KEPT["sqlite"]), ", ".join(sql.TestAppend().readers())
+    yield "SQL, on DuckDB", schema_of(sql.KEPT["duckdb"]), ", ".join(sql.TestAppend().readers())
+    yield "Iceberg", iceberg.DRAWN, ", ".join(iceberg.TestAppend().readers())
+    yield "Delta", delta.DRAWN, ", ".join(delta.TestAppend().readers())
+    for name, readers in files.READERS.items():
+        yield f"files, {name}", files.kept(name), ", ".join(readers)
+
+
+def table() -> str:
+    """Return the table in Markdown."""
+    lines = ["| backend | columns | edges | values drawn | read by |", "| --- | --- | --- | --- | --- |"]
+    for backend, schema, readers in drawn():
+        columns = schema.types[1:]  # without ``value``
+        count, examples = sum(len(edges(type_)) for type_ in columns), len(columns) * SinkContract.examples
+        lines.append(f"| {backend} | {len(columns)} | {count:,} | {examples:,} | {readers} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(filled("drawn", table(), PAGE.read_text(encoding="utf-8")), encoding="utf-8")
