@@ -95,6 +95,7 @@ class MarkedTable(ABC, Generic[ConnectionT]):
     backup undoes both together.
     """
 
+    markers: str  # the marker table, as it stands in a statement
     _waiting: ClassVar[str] = ""  # the end of a SELECT that waits for the transaction that has written a row
 
     @abstractmethod
@@ -384,7 +385,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             self._behind_since_s = None
             return
         self._behind_since_s = self._behind_since_s or time.monotonic()
-        markers = f"{getattr(self._options, self._place)}.{MARKERS}"
+        markers = self._table.markers
         change = f"INSERT INTO {markers} VALUES ('{scope}{last}', '{scope}', {last})"  # noqa: S608  # for an operator
         raise behind(
             self._behind_since_s,

@@ -128,6 +128,7 @@ class Table(MarkedTable[Connection]):
         self._table = sql.Identifier(self._schema, self._name)
         self._markers = sql.Identifier(self._schema, MARKERS)
 
+        self.markers = self._markers.as_string()
     # Reading. ---------------------------------------------------------------------------------------------------------
 
     def columns(self, connection: Connection) -> list[Column]:

@@ -64,7 +64,7 @@ class Tables:
         self._transactions = sa.Table("twopc_transactions", self._metadata, name, scope, *staged, state, schema=schema)
         mark = sa.Column("scope", NAME, primary_key=True), sa.Column("batch_id", sa.BigInteger, nullable=False)
         self._batches = sa.Table("twopc_batches", self._metadata, *mark, schema=schema)
-        self.marks = self._batches.fullname
+        self.marks = options.url.get_dialect()().identifier_preparer.format_table(self._batches)
 
     def make(self, engine: sa.Engine) -> None:
         """Create the tables that every query needs, if they are missing. Another process may be doing the same."""
