@@ -39,8 +39,9 @@ class Dialect:
         joins_deletes: whether a DELETE can join the table with another one.
         counts_rows: whether an INSERT returns how many rows it has added or replaced. Triggers may leave some out.
         numbers_null: whether null in a primary key may become a number.
-        whole: the driver's code of a type with half the precision, of which it shows too few digits → the type that has
-            all of them.
+        whole: the driver's code of a type with half the precision, of which it shows too few digits → what makes an
+            expression of a column that has all of them.
+        insert_many: SQLAlchemy's listener ``do_executemany``: whether it has inserted the records, and not the driver.
         longest: SQL for how many bytes a statement may have, where a longer one ends the connection.
     """
 
@@ -59,7 +60,8 @@ class Dialect:
     joins_deletes: bool = True
     counts_rows: bool = False
     numbers_null: bool = False
-    whole: Mapping[Any, sa.types.TypeEngine[Any]] = field(default_factory=dict)
+    whole: Mapping[Any, Callable[[Any], Any]] = field(default_factory=dict)
+    insert_many: Callable[[Any, str, Sequence[Mapping[str, Any]], Any], bool] = lambda *_: False
     longest: str = ""
 
 
@@ -70,6 +72,26 @@ def _on_conflict(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any
 
 def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
     return insert.on_duplicate_key_update({name: insert.inserted[name] for name in others or keys})
+
+
+def _copy_to_postgres(cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]], context: Any) -> bool:
+    """Insert records by COPY, or one by one if it refuses one: an INSERT converts values, such as 1.0 for an integer.
+    psycopg's own way parses the statement for each record, and logs a warning of its own for one that is refused."""
+    from psycopg import Error, sql
+
+    table = context.compiled.statement.table
+    name = sql.Identifier(*filter(None, (table.schema, table.name)))
+    columns = sql.SQL(", ").join(map(sql.Identifier, table.c.keys()))
+    cursor.execute("SAVEPOINT twopc_copied")
+    try:
+        with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(name, columns)) as copy:
+            for row in rows:
+                copy.write_row([*row.values()])
+    except Error:
+        cursor.execute("ROLLBACK TO SAVEPOINT twopc_copied")
+        for row in rows:
+            cursor.execute(statement, row)
+    return True
 
 
 def _faults_in_mysql(connection: sa.Connection, schema: str | None, table: str) -> Iterator[str]:
@@ -175,7 +197,11 @@ DIALECTS: Mapping[str, Dialect] = {
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
         unique_keys=_KEYS_IN_POSTGRES,
         counts_rows=True,
-        whole={700: sa.Double(), 1021: sa.ARRAY(sa.Double())},  # float4 and its array
+        whole={  # float4 and its array
+            700: lambda column: sa.cast(column, sa.Double()),
+            1021: lambda column: sa.cast(column, sa.ARRAY(sa.Double())),
+        },
+        insert_many=_copy_to_postgres,
     ),
     "mysql": Dialect(
         "mysql+pymysql",
@@ -200,7 +226,7 @@ DIALECTS: Mapping[str, Dialect] = {
         faults=_faults_in_mysql,
         unique_keys=_KEYS_IN_MYSQL,
         any_replaces=True,
-        whole={4: sa.Double()},  # FLOAT
+        whole={4: lambda column: column * sa.literal_column("1e0")},  # FLOAT, which older servers can't cast to DOUBLE
         longest="SELECT @@max_allowed_packet",
     ),
     "sqlite": Dialect(

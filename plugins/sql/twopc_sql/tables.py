@@ -198,10 +198,10 @@ class Tables:
             self._require_short(connection, written, batch.nbytes)
         columns = [*map(written_as, batch.schema)]
         table = self._staging(staged, columns)
-        rows = zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
+        names, rows = table.c.keys(), zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
         ours = table.c[_KEY].in_([key]) & table.c[_ORDINAL].between(first, last - 1)
         try:
-            connection.execute(sa.insert(table), [dict(zip(table.c.keys(), row, strict=True)) for row in rows])
+            connection.execute(sa.insert(table), [dict(zip(names, row, strict=True)) for row in rows])
             found = self._found(connection, table, columns, ours)
         except (OverflowError, TypeError, ValueError) as error:  # a driver can't pass a value, or read it back
             raise RecordRefused(
@@ -244,8 +244,8 @@ class Tables:
         found = result.all()
         if not any(whole):
             return found
-        casts = [sa.cast(column, type_) if type_ else column for column, type_ in zip(columns, whole, strict=True)]
-        return connection.execute(select.with_only_columns(*casts)).all()  # some servers show as few digits again
+        all_digits = [of(column) if of else column for column, of in zip(columns, whole, strict=True)]
+        return connection.execute(select.with_only_columns(*all_digits)).all()
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> tuple[int, int]:
         """Delete what transactions delete, and copy their records from the staging tables into the table. Of records
