@@ -17,6 +17,7 @@ from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborted, SchemaMismatch
 from twopc_postgres import outcomes
+from twopc_postgres.rows import lines
 from twopc_postgres.sessions import session
 
 if TYPE_CHECKING:
@@ -40,6 +41,28 @@ def test_a_type_stays_as_it_is_although_a_bad_record_was_left_out(place: Place) 
     with pytest.raises(psycopg.errors.LockNotAvailable):
         place.ask("SET lock_timeout = 50; ALTER TABLE {} ALTER value TYPE name")
     sink.discard(transaction)
+
+
+def test_psycopg_logs_nothing_of_records_that_are_refused(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It would, if it refused one itself after the server has refused another."""
+    place.create("value text, small int8 CHECK (small <> 10)")
+    values = [f"{number}" * 100 for number in range(3000)]
+    values[2000] = "a\0"
+    _, refused = place.vote_without_bad({"value": values, "small": [*range(3000)]})
+    assert refused == [10, 2000]
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("psycopg")] == []
+
+
+def test_a_batch_becomes_the_same_text_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["a\\\t\n\r", None, "", "\\N", "\\."]
+    lists = pa.array([['"', None, "\\"], None, [], ["x,}"], ["NULL"]])
+    batch = pa.record_batch({"text": texts, "list": lists, "bytes": [None, b"\0\xff", b"", b"\\", b"x"]})
+    whole = b"".join(lines(batch))
+    monkeypatch.setattr("twopc_postgres.rows.BYTES_AT_ONCE", 30)
+    parts = [*lines(batch)]
+    assert len(parts) == 5
+    assert b"".join(parts) == whole
+    assert parts[0] == rb"""a\\\t\n\r	{"\\"",NULL,"\\\\"}	\N""" + b"\n"
 
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
