@@ -220,10 +220,10 @@ def test_columns_have_any_names(place: Place) -> None:
     names = ["value", "count", "Order", "select", "a b", "it's", 'say "so"', "50%", "a:b"]
     quoted = map(place.url.get_dialect()().identifier_preparer.quote_identifier, names)
     place.create(", ".join(f"{name} {{text}}" for name in quoted).replace(":", "\\:").replace("%%", "%"))
-    vote = place.vote({name: [name] for name in names})
+    vote = place.vote({name: [name, name] for name in names})
     place.sink().seal([vote], 0.0)
     place.sink().commit_batch(0, [vote])
-    assert place.ask("SELECT * FROM {}") == [tuple(names)]
+    assert place.ask("SELECT * FROM {}") == [tuple(names)] * 2
 
 
 def test_a_column_that_the_records_lack_gets_its_default(place: Place) -> None:
