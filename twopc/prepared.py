@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
@@ -61,6 +62,15 @@ def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> Tr
         f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed. Check"
         f" whether its records are in the table. If they are, only give the transaction up. {advice}"
     )
+
+
+BYTES = pa.large_binary()
+
+
+def joined(*parts: pa.Array | str, by: str = "") -> pa.Array:
+    """Return the texts of each record put together, as ``BYTES``; null where one of them is null."""
+    all_bytes = [pa.scalar(part.encode(), BYTES) if isinstance(part, str) else part for part in (*parts, by)]
+    return pc.binary_join_element_wise(*all_bytes)
 
 
 CHANGED_JSON = "it is JSON that names a key twice, is too deep, or has a number that the column would change"

@@ -10,15 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.bad_records import are_in_years, are_utf8
-from twopc.prepared import CHANGED_JSON, are_kept_json
+from twopc.prepared import BYTES, CHANGED_JSON, are_kept_json, joined
 
 if TYPE_CHECKING:
     from twopc_postgres.columns import Column
 
 BYTES_AT_ONCE = 1 << 23
 """How many bytes of a batch become text at once."""
-
-_BYTES = pa.large_binary()
 
 _LEAST_EXPONENT = -16_383
 """PostgreSQL keeps as many digits after the point."""
@@ -30,13 +28,13 @@ def lines(batch: pa.RecordBatch) -> Iterator[bytes]:
     for first in range(0, batch.num_rows, at_once):
         fields = [_escaped(values) for values in batch.slice(first, at_once).columns]
         null = {"null_handling": "replace", "null_replacement": rb"\N"}
-        rows = pc.binary_join_element_wise(*fields, pa.scalar(b"\t", _BYTES), **null)
+        rows = pc.binary_join_element_wise(*fields, pa.scalar(b"\t", BYTES), **null)
         yield b"\n".join([*rows.to_pylist(), b""])
 
 
 def _escaped(values: pa.Array) -> pa.Array:
     texts = _texts(values)
-    if is_text(values.type) or pa.types.is_nested(values.type) or values.type in (pa.binary(), _BYTES):
+    if is_text(values.type) or pa.types.is_nested(values.type) or values.type in (pa.binary(), BYTES):
         for plain, escaped in (b"\\", rb"\\"), (b"\n", rb"\n"), (b"\r", rb"\r"), (b"\t", rb"\t"):
             texts = pc.replace_substring(texts, plain, escaped)
     return texts
@@ -46,32 +44,27 @@ def _texts(values: pa.Array) -> pa.Array:
     """Return values as texts that PostgreSQL reads as what they are, whatever it prefers."""
     type = values.type
     if is_text(type):
-        return values.cast(_BYTES)
-    if type in (pa.binary(), _BYTES):
-        return pa.array([None if each is None else f"\\x{each.hex()}".encode() for each in values.to_pylist()], _BYTES)
+        return values.cast(BYTES)
+    if type in (pa.binary(), BYTES):
+        return pa.array([None if each is None else f"\\x{each.hex()}".encode() for each in values.to_pylist()], BYTES)
     if pa.types.is_nested(type):
         return _texts_of_lists(values)
+    if pa.types.is_timestamp(type) and type.tz:
+        return joined(_texts(values.cast(pa.int64()).cast(pa.timestamp(type.unit))), "+00")
     if pa.types.is_float32(type):
         values = values.cast(pa.float64())  # all digits, for a float8
-    elif pa.types.is_timestamp(type) and type.tz:
-        values = values.cast(pa.timestamp(type.unit, "UTC"))
-    return values.cast(pa.string()).cast(_BYTES)
+    return values.cast(pa.string()).cast(BYTES)
 
 
 def _texts_of_lists(lists: pa.Array) -> pa.Array:
     texts = _texts(lists.flatten())
     for special in b"\\", b'"':
         texts = pc.replace_substring(texts, special, b"\\" + special)
-    elements = pc.fill_null(_joined('"', texts, '"'), pa.scalar(b"NULL", _BYTES))
+    elements = pc.fill_null(joined('"', texts, '"'), pa.scalar(b"NULL", BYTES))
     ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int32()))
     offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
-    joined = _joined("{", pc.binary_join(pa.ListArray.from_arrays(offsets, elements), pa.scalar(b",", _BYTES)), "}")
-    return pc.if_else(lists.is_valid(), joined, None)
-
-
-def _joined(*parts: pa.Array | str) -> pa.Array:
-    all_bytes = [pa.scalar(part.encode(), _BYTES) if isinstance(part, str) else part for part in (*parts, "")]
-    return pc.binary_join_element_wise(*all_bytes)
+    inner = pc.binary_join(pa.ListArray.from_arrays(offsets, elements), pa.scalar(b",", BYTES))
+    return pc.if_else(lists.is_valid(), joined("{", inner, "}"), None)
 
 
 def is_text(type: pa.DataType) -> bool:

@@ -56,13 +56,16 @@ def test_psycopg_logs_nothing_of_records_that_are_refused(place: Place, caplog: 
 def test_a_batch_becomes_the_same_text_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["a\\\t\n\r", None, "", "\\N", "\\."]
     lists = pa.array([['"', None, "\\"], None, [], ["x,}"], ["NULL"]])
-    batch = pa.record_batch({"text": texts, "list": lists, "bytes": [None, b"\0\xff", b"", b"\\", b"x"]})
+    moments = pa.array([0, None, 1, 2, 3], pa.timestamp("ms", "Asia/Tokyo"))
+    batch = pa.record_batch(
+        {"text": texts, "list": lists, "bytes": [None, b"\0\xff", b"", b"\\", b"x"], "moment": moments}
+    )
     whole = b"".join(lines(batch))
     monkeypatch.setattr("twopc_postgres.rows.BYTES_AT_ONCE", 30)
     parts = [*lines(batch)]
     assert len(parts) == 5
     assert b"".join(parts) == whole
-    assert parts[0] == rb"""a\\\t\n\r	{"\\"",NULL,"\\\\"}	\N""" + b"\n"
+    assert parts[0] == rb"""a\\\t\n\r	{"\\"",NULL,"\\\\"}	\N	1970-01-01 00:00:00.000+00""" + b"\n"
 
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
