@@ -3,6 +3,7 @@ Nothing that fails again and again is called temporary (invariants 13 and 15).""
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -54,18 +55,23 @@ def test_psycopg_logs_nothing_of_records_that_are_refused(place: Place, caplog: 
 
 
 def test_a_batch_becomes_the_same_text_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    texts = ["a\\\t\n\r", None, "", "\\N", "\\."]
-    lists = pa.array([['"', None, "\\"], None, [], ["x,}"], ["NULL"]])
-    moments = pa.array([0, None, 1, 2, 3], pa.timestamp("ms", "Asia/Tokyo"))
-    batch = pa.record_batch(
-        {"text": texts, "list": lists, "bytes": [None, b"\0\xff", b"", b"\\", b"x"], "moment": moments}
-    )
-    whole = b"".join(lines(batch))
+    columns = {
+        "text": ["a\\\t\n\r", None, "", "\\N", "\\."],
+        "list": pa.array([['"', None, "\\"], None, [], ["x,}"], ["NULL"]]),
+        "bytes": [b"\0\xff", None, b"", b"\\", b"x"],
+        "moment": pa.array([0, None, 1, 2, 3], pa.timestamp("ms", "Asia/Tokyo")),
+        "half": pa.array([0.1, None, -0.0, math.nan, -math.inf], pa.float32()),
+    }
+    whole = rb"""a\\\t\n\r	{"\\"",NULL,"\\\\"}	\\x00ff	1970-01-01 00:00:00.000+00	0.10000000149011612
+\N	\N	\N	\N	\N
+	{}	\\x	1970-01-01 00:00:00.001+00	-0
+\\N	{"x,}"}	\\x5c	1970-01-01 00:00:00.002+00	nan
+\\.	{"NULL"}	\\x78	1970-01-01 00:00:00.003+00	-inf
+"""
+    batch = pa.record_batch(columns)
+    assert [*lines(batch)] == [whole]
     monkeypatch.setattr("twopc_postgres.rows.BYTES_AT_ONCE", 30)
-    parts = [*lines(batch)]
-    assert len(parts) == 5
-    assert b"".join(parts) == whole
-    assert parts[0] == rb"""a\\\t\n\r	{"\\"",NULL,"\\\\"}	\N	1970-01-01 00:00:00.000+00""" + b"\n"
+    assert [*lines(batch)] == whole.splitlines(keepends=True)
 
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
