@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,8 +76,8 @@ def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -
 
 
 def _copy_to_postgres(cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]], context: Any) -> bool:
-    """Insert records by COPY, or one by one if it refuses one: an INSERT converts values, such as 1.0 for an integer.
-    psycopg's own way parses the statement for each record, and logs a warning of its own for one that is refused."""
+    """Insert records by COPY, which is several times as fast as an INSERT of each, whose statement is parsed each time.
+    If COPY refuses a record, they go in by INSERT, which converts some values, such as 1.0 for an integer."""
     from psycopg import Error, sql
 
     table = context.compiled.statement.table
@@ -89,9 +90,22 @@ def _copy_to_postgres(cursor: Any, statement: str, rows: Sequence[Mapping[str, A
                 copy.write_row([*row.values()])
     except Error:
         cursor.execute("ROLLBACK TO SAVEPOINT twopc_copied")
-        for row in rows:
-            cursor.execute(statement, row)
+        _insert_each(cursor, statement, rows)
     return True
+
+
+def _insert_each(cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert records in psycopg's pipeline. It would log a warning for an error that leaves it."""
+    from psycopg import Error, errors
+
+    refused: Error | None = None
+    with contextlib.suppress(errors.PipelineAborted), cursor.connection.pipeline():
+        try:
+            cursor.executemany(statement, rows)
+        except Error as error:
+            refused = error
+    if refused is not None:
+        raise refused
 
 
 def _faults_in_mysql(connection: sa.Connection, schema: str | None, table: str) -> Iterator[str]:
