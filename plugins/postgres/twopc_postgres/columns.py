@@ -94,8 +94,8 @@ class Column:
         element: the type of a single value as PostgreSQL writes it, with its modifier.
         is_generated: whether PostgreSQL computes the values.
         is_required: whether the column is NOT NULL and has no default.
-        is_folded: whether a collation of the column or of a unique index takes different texts for equal, or such an
-            index does not compare as PostgreSQL does.
+        is_folded: with upserts, whether a collation of the column or of a unique index takes different texts for equal,
+            or such an index does not compare as PostgreSQL does.
     """
 
     name: str

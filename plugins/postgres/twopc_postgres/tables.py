@@ -53,22 +53,26 @@ _COLUMNS = """
            pg_catalog.format_type(a.atttypid, a.atttypmod), pg_catalog.format_type(r.type, r.modifier),
            a.attgenerated <> '' OR a.attidentity = 'a',
            a.attnotnull AND NOT a.atthasdef AND a.attidentity = '',
-           EXISTS (
-               SELECT FROM pg_catalog.pg_collation l WHERE NOT l.collisdeterministic
-                 AND (l.oid = a.attcollation OR EXISTS (
-                     SELECT FROM pg_catalog.pg_index i
-                     WHERE i.indrelid = a.attrelid AND i.indisunique AND l.oid = ANY (i.indcollation)
-                 ))
-           ) OR EXISTS (
-               SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_opclass o ON o.oid = ANY (i.indclass)
-               WHERE i.indrelid = a.attrelid AND i.indisunique
-                 AND o.opcnamespace <> 'pg_catalog'::pg_catalog.regnamespace
-           )
+           {folded}
     FROM resolved r
     JOIN pg_catalog.pg_attribute a USING (attrelid, attnum)
     JOIN pg_catalog.pg_type t ON t.oid = r.type
     WHERE t.typtype <> 'd' AND t.typinput <> 'pg_catalog.array_in'::pg_catalog.regproc
     ORDER BY a.attnum
+"""
+
+_FOLDED = """
+    EXISTS (
+        SELECT FROM pg_catalog.pg_collation l WHERE NOT l.collisdeterministic
+          AND (l.oid = a.attcollation OR EXISTS (
+              SELECT FROM pg_catalog.pg_index i
+              WHERE i.indrelid = a.attrelid AND i.indisunique AND l.oid = ANY (i.indcollation)
+          ))
+    ) OR EXISTS (
+        SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_opclass o ON o.oid = ANY (i.indclass)
+        WHERE i.indrelid = a.attrelid AND i.indisunique
+          AND o.opcnamespace <> 'pg_catalog'::pg_catalog.regnamespace
+    )
 """
 
 _PROGRAMS = """
@@ -134,7 +138,8 @@ class Table(MarkedTable[Connection]):
 
     def columns(self, connection: Connection) -> list[Column]:
         """Return the table's columns; an empty list if the table does not exist."""
-        return [Column(*row) for row in self._of_catalog(connection, _COLUMNS, other=OTHER)]
+        folded = sql.SQL(_FOLDED if self._upsert_by else "false")  # it takes as long as a quarter of the rest
+        return [Column(*row) for row in self._of_catalog(connection, _COLUMNS, other=OTHER, folded=folded)]
 
     def programs(self, connection: Connection, deletes: bool = False) -> tuple[bool, list[str], list[str]]:
         """Return what the server does on its own with the records of a table that exists, or with ``deletes``: whether

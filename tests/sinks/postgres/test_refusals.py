@@ -189,7 +189,7 @@ def test_a_key_that_a_collation_folds_is_written_too(folds: str, place: Place) -
         "UPDATE pg_collation SET collisdeterministic = false WHERE collnamespace = %s::regnamespace", place.schema
     )
     with session(place.server.conninfo) as connection:
-        table = place.sink()._table
+        table = place.sink(upsert_by="value")._table
         assert [column.needs_its_key for column in table.columns(connection)] == [False]
         place.ask(f"{folds} {place.schema}.folding{')' * folds.count('(')}")
         assert [column.needs_its_key for column in table.columns(connection)] == [True]
