@@ -138,7 +138,7 @@ class Table(MarkedTable[Connection]):
 
     def columns(self, connection: Connection) -> list[Column]:
         """Return the table's columns; an empty list if the table does not exist."""
-        folded = sql.SQL(_FOLDED if self._upsert_by else "false")  # it takes as long as a quarter of the rest
+        folded = sql.SQL(_FOLDED if self._upsert_by else "false")  # it would take a quarter of the time
         return [Column(*row) for row in self._of_catalog(connection, _COLUMNS, other=OTHER, folded=folded)]
 
     def programs(self, connection: Connection, deletes: bool = False) -> tuple[bool, list[str], list[str]]:
