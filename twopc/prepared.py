@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from twopc.bad_records import written_by_halves
 from twopc.checks import CheckResult
@@ -63,6 +64,15 @@ def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> Tr
     )
 
 
+BYTES = pa.large_binary()
+
+
+def joined(*parts: pa.Array | str, by: str = "") -> pa.Array:
+    """Return the texts of each record put together, as ``BYTES``; null where one of them is null."""
+    all_bytes = [pa.scalar(part.encode(), BYTES) if isinstance(part, str) else part for part in (*parts, by)]
+    return pc.binary_join_element_wise(*all_bytes)
+
+
 CHANGED_JSON = "it is JSON that names a key twice, is too deep, or has a number that the column would change"
 
 
@@ -95,6 +105,7 @@ class MarkedTable(ABC, Generic[ConnectionT]):
     backup undoes both together.
     """
 
+    markers: str  # the marker table, as it stands in a statement
     _waiting: ClassVar[str] = ""  # the end of a SELECT that waits for the transaction that has written a row
 
     @abstractmethod
@@ -384,7 +395,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             self._behind_since_s = None
             return
         self._behind_since_s = self._behind_since_s or time.monotonic()
-        markers = f"{getattr(self._options, self._place)}.{MARKERS}"
+        markers = self._table.markers
         change = f"INSERT INTO {markers} VALUES ('{scope}{last}', '{scope}', {last})"  # noqa: S608  # for an operator
         raise behind(
             self._behind_since_s,

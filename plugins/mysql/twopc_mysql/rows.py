@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from twopc.bad_records import are_in_years, are_utf8
 from twopc.columns import require
 from twopc.errors import RecordRefused
-from twopc.prepared import CHANGED_JSON, are_kept_json
+from twopc.prepared import BYTES, CHANGED_JSON, are_kept_json, joined
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 STATEMENT_BYTES = 1 << 20
 """How long a statement becomes, unless a single record is longer."""
 
-_BYTES = pa.large_binary()
 _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
@@ -68,7 +67,7 @@ def rows(batch: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
     literals = [
         _literals(values, columns[name]) for name, values in zip(batch.schema.names, batch.columns, strict=True)
     ]
-    return _joined("(", _joined(*literals, by=","), ")")
+    return joined("(", joined(*literals, by=","), ")")
 
 
 def conditions(keys: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
@@ -83,9 +82,9 @@ def conditions(keys: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
             literals = pc.binary_slice(literals, 1, -1)
         elif pa.types.is_decimal(type):
             digits = max(type.precision, type.precision - type.scale), max(type.scale, 0)
-            literals = _joined("CAST(", literals, " AS DECIMAL({},{}))".format(*digits))
+            literals = joined("CAST(", literals, " AS DECIMAL({},{}))".format(*digits))
         parts += [" AND " if parts else "(", f"`{name.replace('`', '``')}`=", literals]
-    return _joined(*parts, ")")
+    return joined(*parts, ")")
 
 
 def _literals(values: pa.Array, column: Column) -> pa.Array:
@@ -93,16 +92,16 @@ def _literals(values: pa.Array, column: Column) -> pa.Array:
         require(values, are_fine, why, column.name)
     type = values.type
     if pa.types.is_string(type) or pa.types.is_large_string(type):
-        return _quoted("'", pc.replace_substring(values.cast(_BYTES), "'", "''"))
+        return _quoted("'", pc.replace_substring(values.cast(BYTES), "'", "''"))
     if type in (pa.binary(), pa.large_binary()):
-        return _quoted("_binary'", pc.replace_substring(values.cast(_BYTES), "'", "''"))
+        return _quoted("_binary'", pc.replace_substring(values.cast(BYTES), "'", "''"))
     if pa.types.is_timestamp(type):
         values = values.cast(pa.int64()).cast(pa.timestamp(type.unit))  # UTC, as is the session's time zone
     elif pa.types.is_boolean(type):
         values = values.cast(pa.int8())
     elif pa.types.is_float32(type):
         values = values.cast(pa.float64())
-    return _quoted("'", values.cast(pa.string()).cast(_BYTES))
+    return _quoted("'", values.cast(pa.string()).cast(BYTES))
 
 
 def _required(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
@@ -181,9 +180,4 @@ def _parsed(spelled: str) -> float | None:
 
 
 def _quoted(quote: str, text: pa.Array) -> pa.Array:
-    return pc.fill_null(_joined(quote, text, "'"), pa.scalar(b"NULL", _BYTES))
-
-
-def _joined(*parts: pa.Array | str, by: str = "") -> pa.Array:
-    all_bytes = [pa.scalar(part.encode(), _BYTES) if isinstance(part, str) else part for part in (*parts, by)]
-    return pc.binary_join_element_wise(*all_bytes)
+    return pc.fill_null(joined(quote, text, "'"), pa.scalar(b"NULL", BYTES))

@@ -71,6 +71,7 @@ class Table(MarkedTable[Connection]):
     def __init__(self, options: MysqlOptions) -> None:
         self._database, self._name = options.database, options.table
         self._upsert_by = options.upsert_by
+        self.markers = self._qualified(MARKERS)
 
     # Reading. ---------------------------------------------------------------------------------------------------------
 
@@ -154,7 +155,7 @@ class Table(MarkedTable[Connection]):
 
     def _of_markers(self, connection: Connection, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         parts = {name: f"%({name})s" for name in values}
-        return ask(connection, statement.format(markers=self._qualified(MARKERS).replace("%", "%%"), **parts), **values)
+        return ask(connection, statement.format(markers=self.markers.replace("%", "%%"), **parts), **values)
 
     def make_markers(self, connection: Connection) -> None:
         if self.engine(connection, MARKERS) is None:

@@ -2,22 +2,20 @@
 request.
 
 A pair that the table does not have is refused. So is a value that a column of a pair would change, by one of
-``refusals`` or by the server.
+``rows.refusals`` or by the server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 
 import pyarrow as pa
 
-from twopc.bad_records import are_in_years, are_utf8
 from twopc.columns import has_room
 from twopc.errors import SchemaMismatch
 from twopc.keyed import UniqueIndex, check_key
-from twopc.prepared import CHANGED_JSON, are_kept_json
+from twopc_postgres.rows import is_text
 
 ORDINAL = "twopc_ordinal"
 """The column of an upsert table that holds the order in which records arrived."""
@@ -82,9 +80,6 @@ _EQUAL_IS_THE_SAME = frozenset(
 )
 """Types of which no two different values are equal, unless the collation says so."""
 
-_LEAST_EXPONENT = -16_383
-"""PostgreSQL keeps as many digits after the point."""
-
 
 @dataclass(frozen=True, slots=True)
 class Column:
@@ -99,8 +94,8 @@ class Column:
         element: the type of a single value as PostgreSQL writes it, with its modifier.
         is_generated: whether PostgreSQL computes the values.
         is_required: whether the column is NOT NULL and has no default.
-        is_folded: whether a collation of the column or of a unique index takes different texts for equal, or such an
-            index does not compare as PostgreSQL does.
+        is_folded: with upserts, whether a collation of the column or of a unique index takes different texts for equal,
+            or such an index does not compare as PostgreSQL does.
     """
 
     name: str
@@ -144,7 +139,7 @@ class Column:
         return not self.is_array and self._holds(type)
 
     def _holds(self, type: pa.DataType) -> bool:
-        if _is_text(type) and (self.type in PROVEN or self.type in HOLDS[type]):
+        if is_text(type) and (self.type in PROVEN or self.type in HOLDS[type]):
             return True
         if pa.types.is_timestamp(type):
             digits = _DIGITS_OF_FRACTION.get(type.unit)
@@ -163,7 +158,7 @@ class Column:
             return "Make it a column of text, or use the backend 'sql', which tries each value."
         if pa.types.is_nested(type) and not self.is_array:
             return "Convert lists, structs and maps with to_json, for a column of json, jsonb or text."
-        if _is_text(type):
+        if is_text(type):
             return "Cast the column to the table's type in the query, or make the table's column text."
         return "Cast the column in the query, or make the table's column wider. The backend 'sql' tries each value."
 
@@ -214,55 +209,10 @@ _MADE_UP: Mapping[str, str] = {
 }
 
 
-def made_up(columns: Sequence[Column]) -> tuple[list[str], list[str]]:
-    """Return names of columns, and a value for each, such as a rule of the table might allow."""
-    row = {
+def made_up(columns: Sequence[Column]) -> dict[str, str]:
+    """Return columns, and a value for each, such as a rule of the table might allow."""
+    return {
         column.name: "{}" if column.is_array else _MADE_UP[column.type]
         for column in columns
         if column.type in _MADE_UP and not column.is_generated
     }
-    return [*row], [*row.values()]
-
-
-def _is_text(type: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type) or pa.types.is_large_string(type))
-
-
-# Values. ------------------------------------------------------------------------------------------------------
-
-
-def in_utc(values: pa.Array) -> pa.Array:
-    """Return times with a zone as those of UTC, which Python holds for as many of them as PostgreSQL needs."""
-    of_list = pa.types.is_nested(values.type)
-    type = values.type.value_type if of_list else values.type
-    if not (pa.types.is_timestamp(type) and type.tz):
-        return values
-    utc = pa.timestamp(type.unit, "UTC")
-    return values.cast(pa.list_(utc) if of_list else utc)
-
-
-def refusals(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
-    """Yield what PostgreSQL, or Python on the way to it, would not keep: whether values of an Arrow type have none of
-    it, and the reason for an error."""
-    of_one = type.value_type if pa.types.is_nested(type) else type
-    if _is_text(of_one):
-        yield are_utf8, "it is text that is not UTF-8"
-    if pa.types.is_date(of_one) or pa.types.is_timestamp(of_one):
-        yield lambda part: are_in_years(single(part)), "it is a time outside of the years 1 to 9999"
-    if column.type == "jsonb":
-        yield _are_kept_as_jsonb, CHANGED_JSON
-
-
-def single(values: pa.Array) -> pa.Array:
-    """Return the values of a column, or the elements of its lists, without nulls."""
-    return (values.flatten() if pa.types.is_nested(values.type) else values).drop_null()
-
-
-def _are_kept_as_jsonb(values: pa.Array) -> bool:
-    return are_kept_json(single(values).to_pylist(), _is_kept)
-
-
-def _is_kept(spelled: str) -> bool:
-    number = Decimal(spelled)
-    is_negative_zero = number.is_signed() and number.is_zero()
-    return int(number.as_tuple().exponent) >= _LEAST_EXPONENT and not is_negative_zero

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
@@ -237,9 +237,9 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
     def _check_triggers(self, columns: Sequence[Column], triggers: Sequence[str]) -> CheckResult:
         """Try the row triggers by a made-up row: some of what they may do fails only when it is prepared."""
         check = f"{self._options}: row triggers {', '.join(triggers)}"
-        names, row = made_up(columns)
+        row = made_up(columns)
         try:
-            self._try(names, row)
+            self._try([*row], row)
         except (RecordRefused, RoundAborted) as error:
             untried = f"not tried, as the table does not take a made-up row: {error.message}"
             return CheckResult.warning(check, untried, "let no trigger use NOTIFY or a temporary table")
@@ -247,16 +247,16 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
             return CheckResult.failed_by(check, error)
         return CheckResult.passed(check, "tried with a made-up row")
 
-    def _try(self, names: Sequence[str], *rows: Sequence[Any]) -> None:
+    def _try(self, names: Sequence[str], *rows: Mapping[str, str]) -> None:
         """Prepare a transaction and roll it back. Raises the same errors as a task's calls."""
+        batch = pa.RecordBatch.from_pylist(rows, pa.schema([(name, pa.string()) for name in names]))
         with self._trial() as transaction:
             with self._writing(transaction.id, names):
                 self._table.make_markers(transaction.connection)
                 self._table.keep(transaction.connection)
-                written = self._table.copy_rows(transaction.connection, names, rows, transaction.upsert_table)
-                self._table.require_all(transaction.connection, written, len(rows))
+                self._table.copy_rows(transaction.connection, batch, transaction.upsert_table)
                 transaction.columns = {column.name: column for column in self._table.columns(transaction.connection)}
-            transaction.schema = pa.schema([(name, pa.string()) for name in names])
+            transaction.schema = batch.schema
             self.pre_commit(transaction)
         with self._requesting(f"committing an empty transaction on the server of {self._options}") as connection:
             server.prove_current(connection)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +41,9 @@ class Dialect:
         counts_rows: whether an INSERT returns how many rows it has added or replaced. Triggers may leave some out.
         numbers_null: whether null in a primary key may become a number.
         merges_zeros: whether it may store 0.0 for a -0.0 that has a 0.0 beside it.
-        whole: the driver's code of a type with half the precision, of which it shows too few digits → the type that has
-            all of them.
+        whole: the driver's code of a type with half the precision, of which it shows too few digits → what makes an
+            expression of a column that has all of them.
+        insert_many: SQLAlchemy's listener ``do_executemany``: whether it has inserted the records, and not the driver.
         longest: SQL for how many bytes a statement may have, where a longer one ends the connection.
     """
 
@@ -61,7 +63,8 @@ class Dialect:
     counts_rows: bool = False
     numbers_null: bool = False
     merges_zeros: bool = False
-    whole: Mapping[Any, sa.types.TypeEngine[Any]] = field(default_factory=dict)
+    whole: Mapping[Any, Callable[[Any], Any]] = field(default_factory=dict)
+    insert_many: Callable[[Any, str, Sequence[Mapping[str, Any]], Any], bool] = lambda *_: False
     longest: str = ""
 
 
@@ -72,6 +75,39 @@ def _on_conflict(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any
 
 def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -> Any:
     return insert.on_duplicate_key_update({name: insert.inserted[name] for name in others or keys})
+
+
+def _copy_to_postgres(cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]], context: Any) -> bool:
+    """Insert records by COPY, which is several times as fast as an INSERT of each, whose statement is parsed each time.
+    If COPY refuses a record, they go in by INSERT, which converts some values, such as 1.0 for an integer."""
+    from psycopg import Error, sql
+
+    table = context.compiled.statement.table
+    name = sql.Identifier(*filter(None, (table.schema, table.name)))
+    columns = sql.SQL(", ").join(map(sql.Identifier, table.c.keys()))
+    cursor.execute("SAVEPOINT twopc_copied")
+    try:
+        with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(name, columns)) as copy:
+            for row in rows:
+                copy.write_row([*row.values()])
+    except Error:
+        cursor.execute("ROLLBACK TO SAVEPOINT twopc_copied")
+        _insert_each(cursor, statement, rows)
+    return True
+
+
+def _insert_each(cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert records in psycopg's pipeline. It would log a warning for an error that leaves it."""
+    from psycopg import Error, errors
+
+    refused: Error | None = None
+    with contextlib.suppress(errors.PipelineAborted), cursor.connection.pipeline():
+        try:
+            cursor.executemany(statement, rows)
+        except Error as error:
+            refused = error
+    if refused is not None:
+        raise refused
 
 
 def _faults_in_mysql(connection: sa.Connection, schema: str | None, table: str) -> Iterator[str]:
@@ -177,7 +213,11 @@ DIALECTS: Mapping[str, Dialect] = {
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
         unique_keys=_KEYS_IN_POSTGRES,
         counts_rows=True,
-        whole={700: sa.Double(), 1021: sa.ARRAY(sa.Double())},  # float4 and its array
+        whole={  # float4 and its array
+            700: lambda column: sa.cast(column, sa.Double()),
+            1021: lambda column: sa.cast(column, sa.ARRAY(sa.Double())),
+        },
+        insert_many=_copy_to_postgres,
     ),
     "mysql": Dialect(
         "mysql+pymysql",
@@ -202,7 +242,7 @@ DIALECTS: Mapping[str, Dialect] = {
         faults=_faults_in_mysql,
         unique_keys=_KEYS_IN_MYSQL,
         any_replaces=True,
-        whole={4: sa.Double()},  # FLOAT
+        whole={4: lambda column: column * sa.literal_column("1e0")},  # FLOAT, which older servers can't cast to DOUBLE
         longest="SELECT @@max_allowed_packet",
     ),
     "sqlite": Dialect(

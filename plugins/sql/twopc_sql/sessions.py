@@ -65,6 +65,7 @@ def engine(options: SqlOptions) -> sa.Engine:
         for statement in statements(dialect.transaction):
             connection.exec_driver_sql(statement)
 
+    sa.event.listen(made, "do_executemany", dialect.insert_many)
     return made
 
 

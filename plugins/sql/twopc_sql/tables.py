@@ -64,7 +64,7 @@ class Tables:
         self._transactions = sa.Table("twopc_transactions", self._metadata, name, scope, *staged, state, schema=schema)
         mark = sa.Column("scope", NAME, primary_key=True), sa.Column("batch_id", sa.BigInteger, nullable=False)
         self._batches = sa.Table("twopc_batches", self._metadata, *mark, schema=schema)
-        self.marks = self._batches.fullname
+        self.marks = options.url.get_dialect()().identifier_preparer.format_table(self._batches)
 
     def make(self, engine: sa.Engine) -> None:
         """Create the tables that every query needs, if they are missing. Another process may be doing the same."""
@@ -203,10 +203,10 @@ class Tables:
             self._require_short(connection, written, batch.nbytes)
         columns = [*map(written_as, batch.schema)]
         table = self._staging(staged, columns)
-        rows = zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
+        names, rows = table.c.keys(), zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
         ours = table.c[_KEY].in_([key]) & table.c[_ORDINAL].between(first, last - 1)
         try:
-            connection.execute(sa.insert(table), [dict(zip(table.c.keys(), row, strict=True)) for row in rows])
+            connection.execute(sa.insert(table), [dict(zip(names, row, strict=True)) for row in rows])
             found = self._found(connection, table, columns, ours)
         except (OverflowError, TypeError, ValueError) as error:  # a driver can't pass a value, or read it back
             raise RecordRefused(
@@ -249,8 +249,8 @@ class Tables:
         found = result.all()
         if not any(whole):
             return found
-        casts = [sa.cast(column, type_) if type_ else column for column, type_ in zip(columns, whole, strict=True)]
-        return connection.execute(select.with_only_columns(*casts)).all()  # some servers show as few digits again
+        all_digits = [of(column) if of else column for column, of in zip(columns, whole, strict=True)]
+        return connection.execute(select.with_only_columns(*all_digits)).all()
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> tuple[int, int]:
         """Delete what transactions delete, and copy their records from the staging tables into the table. Of records

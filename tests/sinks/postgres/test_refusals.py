@@ -3,6 +3,7 @@ Nothing that fails again and again is called temporary (invariants 13 and 15).""
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
@@ -17,6 +18,7 @@ from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborted, SchemaMismatch
 from twopc_postgres import outcomes
+from twopc_postgres.rows import lines
 from twopc_postgres.sessions import session
 
 if TYPE_CHECKING:
@@ -40,6 +42,36 @@ def test_a_type_stays_as_it_is_although_a_bad_record_was_left_out(place: Place) 
     with pytest.raises(psycopg.errors.LockNotAvailable):
         place.ask("SET lock_timeout = 50; ALTER TABLE {} ALTER value TYPE name")
     sink.discard(transaction)
+
+
+def test_psycopg_logs_nothing_of_records_that_are_refused(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """It would, if it refused one itself after the server has refused another."""
+    place.create("value text, small int8 CHECK (small <> 10)")
+    values = [f"{number}" * 100 for number in range(3000)]
+    values[2000] = "a\0"
+    _, refused = place.vote_without_bad({"value": values, "small": [*range(3000)]})
+    assert refused == [10, 2000]
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("psycopg")] == []
+
+
+def test_a_batch_becomes_the_same_text_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = {
+        "text": ["a\\\t\n\r", None, "", "\\N", "\\."],
+        "list": pa.array([['"', None, "\\"], None, [], ["x,}"], ["NULL"]]),
+        "bytes": [b"\0\xff", None, b"", b"\\", b"x"],
+        "moment": pa.array([0, None, 1, 2, 3], pa.timestamp("ms", "Asia/Tokyo")),
+        "half": pa.array([0.1, None, -0.0, math.nan, -math.inf], pa.float32()),
+    }
+    whole = rb"""a\\\t\n\r	{"\\"",NULL,"\\\\"}	\\x00ff	1970-01-01 00:00:00.000+00	0.10000000149011612
+\N	\N	\N	\N	\N
+	{}	\\x	1970-01-01 00:00:00.001+00	-0
+\\N	{"x,}"}	\\x5c	1970-01-01 00:00:00.002+00	nan
+\\.	{"NULL"}	\\x78	1970-01-01 00:00:00.003+00	-inf
+"""
+    batch = pa.record_batch(columns)
+    assert [*lines(batch)] == [whole]
+    monkeypatch.setattr("twopc_postgres.rows.BYTES_AT_ONCE", 30)
+    assert [*lines(batch)] == whole.splitlines(keepends=True)
 
 
 @pytest.mark.parametrize("upsert_by", ["", "value"])
@@ -157,7 +189,7 @@ def test_a_key_that_a_collation_folds_is_written_too(folds: str, place: Place) -
         "UPDATE pg_collation SET collisdeterministic = false WHERE collnamespace = %s::regnamespace", place.schema
     )
     with session(place.server.conninfo) as connection:
-        table = place.sink()._table
+        table = place.sink(upsert_by="value")._table
         assert [column.needs_its_key for column in table.columns(connection)] == [False]
         place.ask(f"{folds} {place.schema}.folding{')' * folds.count('(')}")
         assert [column.needs_its_key for column in table.columns(connection)] == [True]

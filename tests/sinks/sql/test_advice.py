@@ -14,6 +14,8 @@ from tests.sinks.sql.conftest import Place
 from tests.support.advice import Query, raises, told
 from tests.support.sink_place import ROUND
 from twopc import Participant, Round
+from twopc_sql.options import SqlOptions
+from twopc_sql.tables import Tables
 
 
 def place_in(folder: Path) -> Place:
@@ -79,6 +81,13 @@ def test_a_database_that_was_restored_while_the_query_was_stopped_gets_a_batch_w
     place.ask(told(error, r"run (UPDATE .*), and start again")[1])
     query.run(2, "c")
     assert place.values() == ["a", "c"]
+
+
+def test_a_statement_for_an_operator_quotes_the_schema_as_its_database_does() -> None:
+    quoted = {"postgresql+psycopg": '"My Shop"', "mysql+pymysql": "`My Shop`"}
+    for scheme, schema in quoted.items():
+        options = SqlOptions.parse({"url": f"{scheme}://db.example/sales", "table": "My Shop.orders"})
+        assert Tables(options).marks == f"{schema}.twopc_batches"
 
 
 @pytest.mark.advice("and twopc_batches has no mark of this query")

@@ -118,15 +118,16 @@ def test_the_fields_of_a_struct_go_by_their_names(place: Place) -> None:
 
 
 @pytest.mark.parametrize("database", ["mysql"])
-@pytest.mark.filterwarnings("ignore:Datatype DOUBLE does not support CAST")
 def test_a_number_of_half_the_precision_is_read_from_a_server_that_has_no_cast_of_it(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As MySQL before 8.0.17, and MariaDB before 10.4.5."""
     monkeypatch.setattr(MySQLDialect, "_support_float_cast", property(lambda _: False, lambda *_: None))
     place.create("value {text}, number FLOAT")
-    place.sink().commit_batch(0, [place.vote({"value": ["a"], "number": [0.5]})])
-    assert place.ask("SELECT number FROM {}") == [(0.5,)]
+    vote, positions = place.vote_without_bad({"value": ["a", "b", "c"], "number": [0.5, 0.1, -0.0]})
+    place.sink().commit_batch(0, [vote])
+    kept = place.ask("SELECT number * 1e0 FROM {} ORDER BY value")
+    assert (positions, repr(kept)) == ([1], "[(0.5,), (-0.0,)]")
 
 
 @pytest.mark.parametrize("database", ["postgresql", "duckdb"])
@@ -146,6 +147,25 @@ def test_a_value_that_a_column_does_not_take_is_a_bad_record(place: Place) -> No
     place.create("value {text}, small SMALLINT")
     _, positions = place.vote_without_bad({"value": ["a", "b", "c"], "small": [1, 70_000, 3]})
     assert positions == [1]
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_value_that_an_insert_converts_and_copy_refuses_is_kept(place: Place) -> None:
+    place.create("value {text}, number INTEGER")
+    vote, positions = place.vote_without_bad({"value": ["a", "b", "c"], "number": [1.0, 0.5, -3.0]})
+    place.sink().commit_batch(0, [vote])
+    assert (positions, place.ask("SELECT value, number FROM {} ORDER BY value")) == ([1], [("a", 1), ("c", -3)])
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_psycopg_logs_nothing_of_a_record_that_is_refused(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+    """Its pipeline would, if more records were on their way."""
+    place.create("value {text}, small SMALLINT")
+    small = [*range(3000)]
+    small[2000] = small[2998] = 70_000
+    _, positions = place.vote_without_bad({"value": [*map(str, small)], "small": small})
+    assert positions == [2000, 2998]
+    assert [each.getMessage() for each in caplog.records if each.name.startswith("psycopg")] == []
 
 
 @pytest.mark.long
@@ -204,10 +224,10 @@ def test_columns_have_any_names(place: Place) -> None:
     names = ["value", "count", "Order", "select", "a b", "it's", 'say "so"', "50%", "a:b"]
     quoted = map(place.url.get_dialect()().identifier_preparer.quote_identifier, names)
     place.create(", ".join(f"{name} {{text}}" for name in quoted).replace(":", "\\:").replace("%%", "%"))
-    vote = place.vote({name: [name] for name in names})
+    vote = place.vote({name: [name, name] for name in names})
     place.sink().seal([vote], 0.0)
     place.sink().commit_batch(0, [vote])
-    assert place.ask("SELECT * FROM {}") == [tuple(names)]
+    assert place.ask("SELECT * FROM {}") == [tuple(names)] * 2
 
 
 def test_a_column_that_the_records_lack_gets_its_default(place: Place) -> None:

@@ -1,0 +1,99 @@
+"""Records as the text that COPY reads, and which values PostgreSQL does not keep. This module sends no request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from twopc.bad_records import are_in_years, are_utf8
+from twopc.prepared import BYTES, CHANGED_JSON, are_kept_json, joined
+
+if TYPE_CHECKING:
+    from twopc_postgres.columns import Column
+
+BYTES_AT_ONCE = 1 << 23
+"""How many bytes of a batch become text at once."""
+
+_LEAST_EXPONENT = -16_383
+"""PostgreSQL keeps as many digits after the point."""
+
+
+def lines(batch: pa.RecordBatch) -> Iterator[bytes]:
+    """Yield the lines of records in COPY's format ``text``."""
+    at_once = max(1, batch.num_rows * BYTES_AT_ONCE // max(1, batch.nbytes))
+    for first in range(0, batch.num_rows, at_once):
+        fields = [_escaped(values) for values in batch.slice(first, at_once).columns]
+        null = {"null_handling": "replace", "null_replacement": rb"\N"}
+        rows = pc.binary_join_element_wise(*fields, pa.scalar(b"\t", BYTES), **null)
+        yield b"\n".join([*rows.to_pylist(), b""])
+
+
+def _escaped(values: pa.Array) -> pa.Array:
+    texts = _texts(values)
+    if is_text(values.type) or pa.types.is_nested(values.type) or values.type in (pa.binary(), BYTES):
+        for plain, escaped in (b"\\", rb"\\"), (b"\n", rb"\n"), (b"\r", rb"\r"), (b"\t", rb"\t"):
+            texts = pc.replace_substring(texts, plain, escaped)
+    return texts
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    """Return values as texts that PostgreSQL reads as what they are, whatever it prefers."""
+    type = values.type
+    if is_text(type):
+        return values.cast(BYTES)
+    if type in (pa.binary(), BYTES):
+        return pa.array([None if each is None else f"\\x{each.hex()}".encode() for each in values.to_pylist()], BYTES)
+    if pa.types.is_nested(type):
+        return _texts_of_lists(values)
+    if pa.types.is_timestamp(type) and type.tz:
+        return joined(_texts(values.cast(pa.int64()).cast(pa.timestamp(type.unit))), "+00")
+    if pa.types.is_float32(type):
+        values = values.cast(pa.float64())  # all digits, for a float8
+    return values.cast(pa.string()).cast(BYTES)
+
+
+def _texts_of_lists(lists: pa.Array) -> pa.Array:
+    texts = _texts(lists.flatten())
+    for special in b"\\", b'"':
+        texts = pc.replace_substring(texts, special, b"\\" + special)
+    elements = pc.fill_null(joined('"', texts, '"'), pa.scalar(b"NULL", BYTES))
+    ends = pc.cumulative_sum(pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int32()))
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    inner = pc.binary_join(pa.ListArray.from_arrays(offsets, elements), pa.scalar(b",", BYTES))
+    return pc.if_else(lists.is_valid(), joined("{", inner, "}"), None)
+
+
+def is_text(type: pa.DataType) -> bool:
+    """Return whether a type is one of Arrow's strings."""
+    return bool(pa.types.is_string(type) or pa.types.is_large_string(type))
+
+
+def refusals(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
+    """Yield what PostgreSQL would not keep: whether values of an Arrow type have none of it, and the reason for an
+    error."""
+    of_one = type.value_type if pa.types.is_nested(type) else type
+    if is_text(of_one):
+        yield are_utf8, "it is text that is not UTF-8"
+    if pa.types.is_date(of_one) or pa.types.is_timestamp(of_one):
+        yield lambda part: are_in_years(single(part)), "it is a time outside of the years 1 to 9999"
+    if column.type == "jsonb":
+        yield _are_kept_as_jsonb, CHANGED_JSON
+
+
+def single(values: pa.Array) -> pa.Array:
+    """Return the values of a column, or the elements of its lists, without nulls."""
+    return (values.flatten() if pa.types.is_nested(values.type) else values).drop_null()
+
+
+def _are_kept_as_jsonb(values: pa.Array) -> bool:
+    return are_kept_json(single(values).to_pylist(), _is_kept)
+
+
+def _is_kept(spelled: str) -> bool:
+    number = Decimal(spelled)
+    is_negative_zero = number.is_signed() and number.is_zero()
+    return int(number.as_tuple().exponent) >= _LEAST_EXPONENT and not is_negative_zero
