@@ -94,20 +94,24 @@ def _append(name: str, folder: Path, quick: bool) -> list[Row]:
 
 def _appended(name: str, folder: Path, quick: bool) -> Appended:
     folder.mkdir()
-    return Appended(**measured_by_spark("lake_append", name, folder, *(["--quick"] if quick else [])))
+    command = [*on_spark("lake_append", name, folder), *(["--quick"] if quick else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return Appended(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measured_by_spark(module: str, name: str, folder: Path, *arguments: str) -> Any:
-    """Return what a module prints as JSON, in an environment with the Spark for which the format has a runtime."""
+def on_spark(module: str, name: str, folder: Path) -> list[str]:
+    """Return the command of a module, in an environment with the Spark for which the format has a runtime.
+
+    Raises:
+        PeerMissing: the environment can't be created.
+    """
     try:
         environment = iceberg_environment() if name == ICEBERG else own()
     except NotHere as error:
         raise PeerMissing(f"Spark {SPARK_VERSION} can't be installed here: {error}") from error
-    command = [environment.python, "-m", f"tests.benchmarks.{module}", name, str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return [environment.python, "-m", f"tests.benchmarks.{module}", name, str(folder)]
 
 
 def _drivers_part(name: str, root: Path, tasks: int, quick: bool) -> Row:
