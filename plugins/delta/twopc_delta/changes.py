@@ -25,7 +25,7 @@ from pyroaring import BitMap64
 
 from twopc.columns import require_key_columns
 from twopc.errors import ConfigurationError, Retriable
-from twopc.keyed import READERS, ROWS_AT_ONCE, Part, find_rows
+from twopc.keyed import ROWS_AT_ONCE, Part, find_rows, in_shares
 from twopc_delta import vectors
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
@@ -286,9 +286,8 @@ def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: i
         ValueError: a file or a deletion vector of the table can't be read.
     """
     touched: dict[str, tuple[LiveFile, BitMap64, int]] = {}
-    groups = [live[number::READERS] for number in range(min(READERS, len(live)))]
-    found = storage.at_once(keys.rows_of, groups, READERS)
-    for file, rows, total in itertools.chain.from_iterable(found):
+    found = itertools.chain.from_iterable(in_shares(keys.rows_of, live, storage.is_local))
+    for file, rows, total in found:
         before = vectors.read(storage, file.vector) if file.vector is not None else BitMap64()
         if rows - before:
             touched[file.path] = file, rows | before, total
