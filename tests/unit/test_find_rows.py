@@ -102,7 +102,7 @@ def test_a_part_whose_bounds_tell_nothing_does_not_hide_the_keys_of_another() ->
 def test_each_file_is_searched_once_on_a_disk_by_a_thread_per_processor(
     files: int, is_local: bool, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keyed.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     shares = in_shares(list, range(files), is_local)
     assert sorted(itertools.chain.from_iterable(shares)) == [*range(files)]
     assert len(shares) == threads
