@@ -109,6 +109,7 @@ def started(of: Format, folder: Path) -> SparkSession:
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, of.jars())))
     for key, value in (of.settings(folder) | {"spark.sql.warehouse.dir": str(folder / "warehouse")}).items():
         builder = builder.config(key, value)

@@ -25,6 +25,9 @@ TABLES = {
 }
 """Format → the name of the table, and the properties with which a change rewrites no file."""
 
+TUNED = {"spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "2"}
+"""For two processors. Delta's own default for the second is 50 tasks."""
+
 
 def main() -> None:
     parser = argparse.ArgumentParser()
@@ -33,6 +36,8 @@ def main() -> None:
     given = parser.parse_args()
     spark, (named, properties) = started(FORMATS[given.format], given.folder), TABLES[given.format]
     table = named.format(given.folder)
+    for name, value in TUNED.items():
+        spark.conf.set(name, value)
     columns = "id BIGINT, name STRING, v DOUBLE"
     spark.sql(f"CREATE TABLE {table} ({columns}) USING {given.format} TBLPROPERTIES ({properties})")
     for part in sorted((given.folder / ROWS).iterdir()):
