@@ -13,7 +13,8 @@ import pyarrow as pa
 
 import twopc
 from tests.benchmarks.measuring import Row, alone, peak_mib
-from twopc import Committable, Coordinator, Participant, Round, Vote
+from tests.benchmarks.protocol import votes
+from twopc import Committable, Coordinator, Participant, Round
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker
 
@@ -57,21 +58,11 @@ class _Forgetful(MemorySink):
 
 
 def _driver(log: str, batches: int) -> tuple[float, float]:
-    sink = _Forgetful(MemoryTarget())
-    record = pa.record_batch({"value": ["a"]})
-
-    def phase_one(round: Round) -> list[Vote]:
-        votes = []
-        for partition in range(PARTITIONS):
-            with Participant({"sink": sink}, round, partition=partition) as participant:
-                participant.write("sink", record)
-                votes.append(participant.pre_commit())
-        return votes
-
+    sinks = {"sink": _Forgetful(MemoryTarget())}
     early_mib, largest = 0.0, 0
-    with Coordinator({"sink": sink}, log, owner="benchmark", commits_at_once=1) as coordinator:
+    with Coordinator(sinks, log, owner="benchmark", commits_at_once=1) as coordinator:
         for batch_id in range(batches):
-            coordinator.run(batch_id, phase_one)
+            coordinator.run(batch_id, lambda each: votes(sinks, each, PARTITIONS))
             largest = max(largest, sum(entry.stat().st_size for entry in Path(log).iterdir()))
             if batch_id + 1 == batches // 10:
                 early_mib = peak_mib()
