@@ -98,7 +98,7 @@ def run_large(quick: bool) -> list[Row]:
             }
             found = in_turns(contestants, TURNS[quick])
         small, large = sizes
-        figures += [*_figures(found, name), _ratio(found, large, small, f"{key}_growth")]
+        figures += [*_figures(found, name), _ratio(found, large, small, f"{key}_growth", f"{name}: ")]
     return figures
 
 
@@ -112,9 +112,9 @@ def _figures(found: Turns, what: str, units: Mapping[str, str] = UNITS) -> Itera
             yield Row(f"{what}, {name}{of}", unit, tuple(turn[unit] for turn in turns))
 
 
-def _ratio(found: Turns, one: str, other: str, key: str) -> Row:
+def _ratio(found: Turns, one: str, other: str, key: str, of: str = "") -> Row:
     seconds = {name: [turn["s"] for turn in turns] for name, turns in found.items()}
-    return ratio(f"{one}, over {other}", seconds, one, other, key)
+    return ratio(f"{of}{one}, over {other}", seconds, one, other, key)
 
 
 @contextmanager
