@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,15 +103,19 @@ FORMATS = {
 }
 
 
-def started(of: Format, folder: Path) -> SparkSession:
-    """Start Spark with a format's runtime."""
+def started(of: Format, folder: Path, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark with a format's runtime, and with ``settings`` in addition."""
     set_java_and_python()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, of.jars())))
-    for key, value in (of.settings(folder) | {"spark.sql.warehouse.dir": str(folder / "warehouse")}).items():
+    for key, value in {
+        **of.settings(folder),
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        **(settings or {}),
+    }.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

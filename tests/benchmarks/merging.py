@@ -25,8 +25,12 @@ TABLES = {
 }
 """Format → the name of the table, and the properties with which a change rewrites no file."""
 
-TUNED = {"spark.sql.shuffle.partitions": "2", "spark.databricks.delta.snapshotPartitions": "2"}
-"""For two processors. Delta's own default for the second is 50 tasks."""
+TUNED = {
+    "spark.driver.memory": "4g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+"""With Spark's defaults, a merge writes what it sorts to the disk, and Delta reads its log in 50 tasks."""
 
 
 def main() -> None:
@@ -34,10 +38,8 @@ def main() -> None:
     parser.add_argument("format", choices=list(TABLES))
     parser.add_argument("folder", type=Path)
     given = parser.parse_args()
-    spark, (named, properties) = started(FORMATS[given.format], given.folder), TABLES[given.format]
+    spark, (named, properties) = started(FORMATS[given.format], given.folder, TUNED), TABLES[given.format]
     table = named.format(given.folder)
-    for name, value in TUNED.items():
-        spark.conf.set(name, value)
     columns = "id BIGINT, name STRING, v DOUBLE"
     spark.sql(f"CREATE TABLE {table} ({columns}) USING {given.format} TBLPROPERTIES ({properties})")
     for part in sorted((given.folder / ROWS).iterdir()):
