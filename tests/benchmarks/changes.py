@@ -137,8 +137,12 @@ def _spark(name: str, folder: Path, quick: bool) -> Iterator[Callable[[], dict[s
             print(changes, file=given, flush=True)
             return {"s": float(answers.readline())}
 
-        merge()
-        yield merge
+        try:
+            merge()
+            yield merge
+        except BaseException:
+            spark.terminate()
+            raise
     if spark.returncode:
         raise SystemExit(f"{' '.join(command)} failed: see above")
 
