@@ -139,6 +139,7 @@ def _spark(name: str, folder: Path, quick: bool) -> Iterator[Callable[[], dict[s
 
         try:
             merge()
+            _tell_made(f"Spark's MERGE, {name}", ROWS[quick])
             yield merge
         except BaseException:
             spark.terminate()
@@ -150,8 +151,12 @@ def _spark(name: str, folder: Path, quick: bool) -> Iterator[Callable[[], dict[s
 def _contestant(name: str, folder: Path, rows: Sequence[int], quick: bool) -> Callable[[], dict[str, float]]:
     """Create a table. Returns what applies changes to it once."""
     options, seeds = alone(_create, name, folder, rows, quick), itertools.count()
-    print(f"  a table of {rows[quick]} rows for {name}", flush=True)  # noqa: T201  # the progress
+    _tell_made(name, rows[quick])
     return lambda: alone(_change, name, folder, options, next(seeds), rows[quick])
+
+
+def _tell_made(name: str, rows: int) -> None:
+    print(f"  a table of {rows} rows for {name}", flush=True)  # noqa: T201  # the progress
 
 
 def _create(name: str, folder: Path, rows: Sequence[int], quick: bool) -> dict[str, str]:
