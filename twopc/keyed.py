@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 from abc import abstractmethod
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FileT = TypeVar("FileT")
+ResultT = TypeVar("ResultT")
 
 
 class KeyedSink(TwoPhaseCommitSink[TransactionT]):
@@ -85,7 +88,7 @@ ROWS_AT_ONCE = 2**18
 """How many rows of a file are read at a time, and at least how many are compared with keys at a time."""
 
 READERS = 8
-"""Files in which a sink looks for keys at a time."""
+"""Files in which a sink looks for keys at a time, at most."""
 
 BYTES_AT_ONCE = 2**25
 """How many bytes of rows each reader may gather, if its share of the keys' own size is less."""
@@ -108,6 +111,16 @@ class Part(Generic[FileT]):
     first: int
     columns: Sequence[pa.Array]
     may_have: pa.BooleanArray
+
+
+def in_shares(search: Callable[[Sequence[FileT]], ResultT], files: Sequence[FileT], is_local: bool) -> list[ResultT]:
+    """Search files in threads, and return the result for each thread's share of them. Those of a disk have a thread
+    per processor: more take memory and no less time. Those of an object store mostly wait for it."""
+    at_once = min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS)
+    if at_once <= 1:
+        return [search(files)]
+    with ThreadPoolExecutor(at_once, thread_name_prefix="twopc-search") as pool:
+        return list(pool.map(search, (files[number::at_once] for number in range(at_once))))
 
 
 def find_rows(keys: pa.Table, parts: Iterable[Part[FileT]]) -> Iterator[tuple[FileT, array[int]]]:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
-from pyiceberg.catalog import load_catalog
+from deltalake import CommitProperties, DeltaTable, QueryBuilder, Transaction, write_deltalake
 
 import twopc
 from tests.benchmarks import merging
-from tests.benchmarks.lake import measured_by_spark
-from tests.benchmarks.lake_tables import create_iceberg, iceberg_rows
-from tests.benchmarks.measuring import Row, alone, in_turns, ratio
+from tests.benchmarks.lake import on_spark
+from tests.benchmarks.lake_tables import create_delta, create_iceberg, iceberg_rows, iceberg_table
+from tests.benchmarks.measuring import Row, alone, in_turns, peak_mib, ratio
 from tests.benchmarks.pipeline import told_if_missing
 from twopc import Participant, Round
 from twopc.keyed import KeyedSink
@@ -36,68 +36,54 @@ TURNS = (5, 2)
 """In a full and in a quick run, as the pairs below."""
 ROWS, LARGE = (10_000_000, 1_000_000), (100_000_000, 4_000_000)
 """How many rows a table has."""
-FILES = 10
-"""How many files a table of ``ROWS`` has. A larger one has more of that size."""
+ROWS_OF_FILE = (1_000_000, 100_000)
 
 UPSERTED, AT_ONCE = (4_000_000, 400_000), 10_000
 """How many rows are upserted and appended; and records per Arrow batch, by Spark's default."""
 
-MIB = 2**20
+SPARK_AT_MOST_S = 3600
+"""How long Spark's own process may live."""
+
 SCHEMA = pa.schema({"id": pa.int64(), "name": pa.string(), "v": pa.float64()})
 DELTA, POSITIONS, EQUALITY = "Delta", "Iceberg, positions", "Iceberg, equality"
 OWN = {DELTA: "delta", POSITIONS: "iceberg", EQUALITY: "iceberg"}
 KEYS = {DELTA: "changes_delta", POSITIONS: "changes_positions"}
 """The beginnings of keys in the report."""
 THEIRS = "delta-rs's merge"
+UNITS = {"s": "", "MB": ": written", "MiB": ": memory"}
 
 Turns = Mapping[str, Sequence[Mapping[str, float]]]
 
 
 def run(quick: bool) -> list[Row]:
     """Return times, bytes and memory of changes beside delta-rs, and the ratio of equality upserts to appends."""
-    rows = ROWS[quick]
     with tempfile.TemporaryDirectory() as folder:
-        found = in_turns(_contestants(Path(folder), [*OWN, THEIRS], rows, quick), TURNS[quick])
-        appends = in_turns(
-            {how: functools.partial(alone, _written, folder, how, UPSERTED[quick]) for how in ("append", "upsert")},
-            TURNS[quick],
-        )
-    seconds, what = _seconds(found), _what(rows)
+        contestants = {
+            name: _contestant(name, Path(folder, str(number)), ROWS, quick)
+            for number, name in enumerate((*OWN, THEIRS))
+        }
+        found = in_turns(contestants, TURNS[quick])
+        upserted = UPSERTED[quick]
+        written = {how: functools.partial(alone, _written, folder, how, upserted) for how in ("append", "upsert")}
+        took = in_turns(written, TURNS[quick])
+    what = f"equality upserts of {upserted} rows: throughput over appends"
     return [
-        *_figures(found, what),
-        *(ratio(f"{what}: {name}, over {THEIRS}", seconds, name, THEIRS, f"{KEYS[name]}_vs_merge") for name in KEYS),
-        *(Row(f"{how} of {UPSERTED[quick]} rows to Iceberg", "s", tuple(took)) for how, took in appends.items()),
-        ratio(
-            f"equality upserts of {UPSERTED[quick]} rows: throughput over appends",
-            appends,
-            "append",
-            "upsert",
-            "upserts_vs_appends",
-        ),
+        *_figures(found, _what(ROWS[quick])),
+        *(_ratio(found, name, THEIRS, f"{KEYS[name]}_vs_merge") for name in KEYS),
+        *(Row(f"{how} of {upserted} rows to Iceberg", "s", tuple(seconds)) for how, seconds in took.items()),
+        ratio(what, took, "append", "upsert", "upserts_vs_appends"),
     ]
 
 
 def run_beside_spark(quick: bool) -> list[Row]:
     """Return the times of changes over those of Spark's ``MERGE``, with a table of its own."""
-    rows, turns, figures = ROWS[quick], TURNS[quick], list[Row]()
+    figures = list[Row]()
     for name, key in KEYS.items():
-        with told_if_missing(), tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
-            for place, parts in (
-                (merging.ROWS, _parts(rows, quick)),
-                (merging.CHANGES, (_changes(seed, rows) for seed in range(1000, 1001 + turns))),
-            ):
-                (folder / place).mkdir()
-                for number, part in enumerate(parts):
-                    pq.write_table(part, folder / place / f"{number:04d}.parquet")
-            spark = measured_by_spark("merging", OWN[name], folder)
-            theirs = f"Spark's MERGE, {name}"
-            seconds = {theirs: spark, **_seconds(in_turns(_contestants(folder, [name], rows, quick), turns))}
-            what = _what(rows)
-            figures += [
-                *(Row(f"{what}, {contestant}", "s", tuple(took)) for contestant, took in seconds.items()),
-                ratio(f"{what}: {name}, over {theirs}", seconds, name, theirs, f"{key}_vs_spark"),
-            ]
+        theirs = f"Spark's MERGE, {name}"
+        with told_if_missing(), tempfile.TemporaryDirectory() as made, _spark(name, Path(made), quick) as merge:
+            contestants = {name: _contestant(name, Path(made, "ours"), ROWS, quick), theirs: merge}
+            found = in_turns(contestants, TURNS[quick])
+            figures += [*_figures(found, _what(ROWS[quick]), {"s": ""}), _ratio(found, name, theirs, f"{key}_vs_spark")]
     return figures
 
 
@@ -106,17 +92,13 @@ def run_large(quick: bool) -> list[Row]:
     figures = list[Row]()
     for name, key in KEYS.items():
         with tempfile.TemporaryDirectory() as folder:
-            of_sizes = {_what(rows): rows for rows in (ROWS[quick], LARGE[quick])}
+            sizes = {_what(rows[quick]): rows for rows in (ROWS, LARGE)}
             contestants = {
-                what: _contestants(Path(folder, str(rows)), [name], rows, quick)[name]
-                for what, rows in of_sizes.items()
+                what: _contestant(name, Path(folder, str(rows[quick])), rows, quick) for what, rows in sizes.items()
             }
             found = in_turns(contestants, TURNS[quick])
-        small, large = of_sizes
-        figures += [
-            *_figures(found, name),
-            ratio(f"{name}: {large}, over {small}", _seconds(found), large, small, f"{key}_growth"),
-        ]
+        small, large = sizes
+        figures += [*_figures(found, name), _ratio(found, large, small, f"{key}_growth", f"{name}: ")]
     return figures
 
 
@@ -124,56 +106,77 @@ def _what(rows: int) -> str:
     return f"{CHANGED} changes into {rows} rows"
 
 
-def _seconds(found: Turns) -> dict[str, list[float]]:
-    return {name: [turn["s"] for turn in turns] for name, turns in found.items()}
-
-
-def _figures(found: Turns, what: str) -> Iterator[Row]:
-    for unit, of in (("s", ""), ("MB", ": written"), ("MiB", ": memory")):
+def _figures(found: Turns, what: str, units: Mapping[str, str] = UNITS) -> Iterator[Row]:
+    for unit, of in units.items():
         for name, turns in found.items():
             yield Row(f"{what}, {name}{of}", unit, tuple(turn[unit] for turn in turns))
 
 
-def _contestants(
-    folder: Path, names: Sequence[str], rows: int, quick: bool
-) -> dict[str, Callable[[], dict[str, float]]]:
-    """Create a table for each of the contestants."""
-    seeds = itertools.count()
-
-    def contestant(name: str) -> Callable[[], dict[str, float]]:
-        options = alone(_create, name, folder / str(names.index(name)), rows, quick)
-        return lambda: alone(_change, name, options, next(seeds), rows)
-
-    return {name: contestant(name) for name in names}
+def _ratio(found: Turns, one: str, other: str, key: str, of: str = "") -> Row:
+    seconds = {name: [turn["s"] for turn in turns] for name, turns in found.items()}
+    return ratio(f"{of}{one}, over {other}", seconds, one, other, key)
 
 
-def _create(name: str, folder: Path, rows: int, quick: bool) -> dict[str, str]:
+@contextmanager
+def _spark(name: str, folder: Path, quick: bool) -> Iterator[Callable[[], dict[str, float]]]:
+    """Start Spark with a table of its own. Yields what merges changes into it, once it is warm."""
+    command, seeds = on_spark("merging", OWN[name], folder), itertools.count()
+    (folder / merging.ROWS).mkdir()
+    for number, part in enumerate(_parts(ROWS, quick)):
+        pq.write_table(part, folder / merging.ROWS / f"{number:04d}.parquet")
+    command = ["timeout", str(SPARK_AT_MOST_S), *command]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as spark:
+        assert spark.stdin is not None
+        assert spark.stdout is not None
+        given, answers = spark.stdin, spark.stdout
+
+        def merge() -> dict[str, float]:
+            seed = next(seeds)
+            changes = folder / f"changes-{seed}.parquet"
+            pq.write_table(_changes(seed, ROWS[quick]), changes)
+            print(changes, file=given, flush=True)
+            return {"s": float(answers.readline())}
+
+        try:
+            merge()
+            _tell_made(f"Spark's MERGE, {name}", ROWS[quick])
+            yield merge
+        except BaseException:
+            spark.terminate()
+            raise
+    if spark.returncode:
+        raise SystemExit(f"{' '.join(command)} failed: see above")
+
+
+def _contestant(name: str, folder: Path, rows: Sequence[int], quick: bool) -> Callable[[], dict[str, float]]:
+    """Create a table. Returns what applies changes to it once."""
+    options, seeds = alone(_create, name, folder, rows, quick), itertools.count()
+    _tell_made(name, rows[quick])
+    return lambda: alone(_change, name, folder, options, next(seeds), rows[quick])
+
+
+def _tell_made(name: str, rows: int) -> None:
+    print(f"  a table of {rows} rows for {name}", flush=True)  # noqa: T201  # the progress
+
+
+def _create(name: str, folder: Path, rows: Sequence[int], quick: bool) -> dict[str, str]:
     """Create a table. Return the options of its sink."""
-    folder.mkdir(parents=True)
     if OWN.get(name) == "iceberg":
         options = create_iceberg(folder, SCHEMA)
-        catalog = load_catalog(
-            "default", **{n.removeprefix("catalog."): v for n, v in options.items() if "." in n and n != "table"}
-        )
-        table = catalog.load_table(options["table"])
-        for part in _parts(rows, quick):
-            table.append(part)
-        catalog.close()
+        with iceberg_table(folder) as table:
+            for part in _parts(rows, quick):
+                table.append(part)
         return options | {"upsert_by": "id", "deletes": "position" if name == POSITIONS else "equality"}
-    DeltaTable.create(
-        folder / "delta",
-        Schema.from_arrow(SCHEMA),
-        configuration={"delta.enableDeletionVectors": str(name != THEIRS).lower()},
-    )
+    options = create_delta(folder, SCHEMA, {"delta.enableDeletionVectors": str(name != THEIRS).lower()})
     for part in _parts(rows, quick):
-        write_deltalake(folder / "delta", part, mode="append")
-    return {"path": f"{folder}/delta", "upsert_by": "id"}
+        write_deltalake(options["path"], part, mode="append")
+    return options | {"upsert_by": "id"}
 
 
-def _parts(rows: int, quick: bool) -> Iterator[pa.Table]:
+def _parts(rows: Sequence[int], quick: bool) -> Iterator[pa.Table]:
     """Yield the content of each file of a table. Their ids are shuffled."""
     rng = np.random.default_rng(1)
-    for ids in np.array_split(rng.permutation(rows), FILES * rows // ROWS[quick]):
+    for ids in np.array_split(rng.permutation(rows[quick]), rows[quick] // ROWS_OF_FILE[quick]):
         yield _rows(rng, ids)
 
 
@@ -187,11 +190,9 @@ def _rows(rng: np.random.Generator, ids: Any) -> pa.Table:
     return pa.table({"id": ids, "name": names, "v": rng.random(len(ids))}, schema=SCHEMA)
 
 
-def _change(name: str, options: Mapping[str, str], seed: int, rows: int) -> dict[str, float]:
+def _change(name: str, folder: Path, options: Mapping[str, str], seed: int, rows: int) -> dict[str, float]:
     """Apply changes once."""
-    folder = Path(options.get("path") or re.sub(r"^sqlite:///", "", options["catalog.uri"])).parent
-    changes = _changes(seed, rows)
-    before = _bytes(folder)
+    changes, before = _changes(seed, rows), _bytes(folder)
     if name == THEIRS:
         started = time.perf_counter()
         properties = CommitProperties(app_transactions=[Transaction("benchmark", seed)])
@@ -205,7 +206,17 @@ def _change(name: str, options: Mapping[str, str], seed: int, rows: int) -> dict
         sink.commit_batch(seed, batch)
         took = time.perf_counter() - started
         sink.complete(seed, batch)
-    return {"s": took, "MB": (_bytes(folder) - before) / 1e6, "MiB": _peak_mib()}
+    measured = {"s": took, "MB": (_bytes(folder) - before) / 1e6, "MiB": peak_mib()}
+    if name != EQUALITY:  # which pyiceberg does not read
+        found = iceberg_rows(folder) if name == POSITIONS else _delta_rows(options["path"])
+        assert found == rows, f"{name} has {found} rows: each change replaces one"
+    return measured
+
+
+def _delta_rows(path: str) -> int:
+    """Return the number of rows without those that deletion vectors delete."""
+    query = QueryBuilder().register("t", DeltaTable(path)).execute("SELECT count(*) AS n FROM t")
+    return int(pa.table(query.read_all())["n"][0].as_py())
 
 
 def _decided(sink: KeyedSink[Any], tables: list[pa.Table], batch_id: int) -> Any:
@@ -228,15 +239,12 @@ def _written(folder: str, how: str, rows: int) -> float:
     started = time.perf_counter()
     sink.commit_batch(0, _decided(sink, [table], 0))
     took = time.perf_counter() - started
-    assert how == "upsert" or iceberg_rows(made) == rows  # which does not read equality deletes
+    with iceberg_table(made) as written:
+        summary: Any = written.metadata.snapshots[-1].summary
+    assert summary["added-records"] == str(rows)
+    assert summary["added-equality-deletes"] == (str(rows) if how == "upsert" else None)
     return took
 
 
 def _bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _peak_mib() -> float:
-    """Return the peak memory of this process. ``getrusage`` would return the parent's peak if that was higher."""
-    [kib] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(kib) * 1024 / MIB

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
 import pyarrow.dataset as ds
 
 import twopc
 from tests.benchmarks.appending import append_ratios
 from tests.benchmarks.measuring import Row
+from tests.benchmarks.protocol import run_batches
 from tests.support.spark_home import set_java_and_python
-from twopc import Coordinator, Participant, Round, Vote
-from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
 
 if TYPE_CHECKING:
@@ -52,38 +49,9 @@ def _spark_writes(frame: DataFrame, folder: Path) -> None:
     frame.write.mode("append").parquet(str(folder))
 
 
-class _Clock:
-    """Records when each phase was entered."""
-
-    def __init__(self) -> None:
-        self.at: dict[Phase, float] = {}
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        if isinstance(event, PhaseEntered):
-            self.at[event.phase] = time.perf_counter()
-
-
 def _phase_two(folder: Path, files: int, quick: bool) -> Row:
-    """Measure from the decision to the last rename and its sync, on a local disk."""
+    """Measure the renames and their syncs, on a local disk."""
     sink = twopc.create_sink("files", {"path": f"{folder}/{uuid.uuid4().hex}"})
-    coordinator = Coordinator({"files": sink}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark")
-    clock = _Clock()
-    twopc.register_observer(clock)
-    rows = pa.record_batch({"value": ["a"]})
-
-    def phase_one(round: Round) -> list[Vote]:
-        votes = []
-        for partition in range(files):
-            with Participant({"files": sink}, round, partition=partition) as participant:
-                participant.write("files", rows)
-                votes.append(participant.pre_commit())
-        return votes
-
-    took_ms = []
-    for batch_id in range(3 if quick else 10):
-        coordinator.run(batch_id, phase_one)
-        took_ms.append((clock.at[Phase.SWEEPING] - clock.at[Phase.COMMITTING]) * 1000)
-    coordinator.close()
-    twopc.unregister_observer(clock)
-    return Row(f"phase two of {files} files on a disk", "ms", tuple(took_ms))
+    batches = run_batches(sink, folder, files, 3 if quick else 10)
+    took_ms = tuple(batch.phases_ms[Phase.COMMITTING.value] for batch in batches)
+    return Row(f"phase two of {files} files on a disk", "ms", took_ms)

@@ -22,12 +22,10 @@ from tests.benchmarks.lake_tables import create_delta, create_iceberg, delta_row
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.peers import PeerMissing
 from tests.benchmarks.pipeline import Load, Machine, Output, fill, ours, session, told_if_missing
-from tests.benchmarks.protocol import run_batches
+from tests.benchmarks.protocol import drivers_ms, run_batches
 from tests.support.environments import NotHere, own
 from tests.support.iceberg_spark import SPARK_VERSION, iceberg_environment
 from twopc import TwoPhaseCommitSink
-from twopc.events import BatchFinished
-from twopc.phases import Phase
 from twopc_kafka_broker import KafkaBroker
 
 DRIVERS_BATCHES = {4: (100, 25), 200: (20, 3)}
@@ -94,33 +92,32 @@ def _append(name: str, folder: Path, quick: bool) -> list[Row]:
 
 def _appended(name: str, folder: Path, quick: bool) -> Appended:
     folder.mkdir()
-    return Appended(**measured_by_spark("lake_append", name, folder, *(["--quick"] if quick else [])))
+    command = [*on_spark("lake_append", name, folder), *(["--quick"] if quick else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return Appended(**json.loads(done.stdout.splitlines()[-1]))
 
 
-def measured_by_spark(module: str, name: str, folder: Path, *arguments: str) -> Any:
-    """Return what a module prints as JSON, in an environment with the Spark for which the format has a runtime."""
+def on_spark(module: str, name: str, folder: Path) -> list[str]:
+    """Return the command of a module, in an environment with the Spark for which the format has a runtime.
+
+    Raises:
+        PeerMissing: the environment can't be created.
+    """
     try:
         environment = iceberg_environment() if name == ICEBERG else own()
     except NotHere as error:
         raise PeerMissing(f"Spark {SPARK_VERSION} can't be installed here: {error}") from error
-    command = [environment.python, "-m", f"tests.benchmarks.{module}", name, str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    return [environment.python, "-m", f"tests.benchmarks.{module}", name, str(folder)]
 
 
 def _drivers_part(name: str, root: Path, tasks: int, quick: bool) -> Row:
     """Measure from the last vote to the end of the batch."""
     folder = root / uuid.uuid4().hex
     batches = run_batches(LAKES[name].sink(name, folder, VALUE), folder, tasks, DRIVERS_BATCHES[tasks][quick])
-    took = tuple(_drivers_ms(batch) for batch in batches)
+    took = tuple(map(drivers_ms, batches))
     return Row(f"driver's part of a batch into {name}, {tasks} tasks", "ms", took, f"{name}_ms_{tasks}")
-
-
-def _drivers_ms(batch: BatchFinished) -> float:
-    after = (Phase.SEALING, Phase.DECIDING, Phase.COMMITTING, Phase.SWEEPING)
-    return sum(batch.phases_ms[phase.value] for phase in after if phase.value in batch.phases_ms)
 
 
 def _growth(name: str, root: Path, quick: bool) -> list[Row]:

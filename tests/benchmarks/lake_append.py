@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +18,9 @@ import pyarrow as pa
 import twopc
 from tests.benchmarks.appending import COLUMNS, append_ratios
 from tests.benchmarks.lake_tables import create_delta, create_iceberg, delta_rows, iceberg_rows
-from tests.support.delta_spark import DELTA_SPARK
+from tests.support.delta_spark import delta_jars
 from tests.support.iceberg_spark import iceberg_jars
 from tests.support.spark_home import set_java_and_python
-from twopc_kafka_broker.jars import maven_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,11 +58,6 @@ class Format:
     count: Callable[[SparkSession, Path], int]
 
 
-def _delta_jars() -> list[Path]:
-    # Of the others Spark has its own, and would stumble over a second version.
-    return [jar for jar in maven_jars("delta-spark-4.2-4.4.0", DELTA_SPARK) if jar.name.startswith("delta-")]
-
-
 def _iceberg_settings(folder: Path) -> dict[str, str]:
     catalog = "spark.sql.catalog.lake"
     return {
@@ -93,7 +87,7 @@ FORMATS = {
         count=lambda spark, _: _iceberg_count(spark),
     ),
     "delta": Format(
-        jars=_delta_jars,
+        jars=delta_jars,
         settings=lambda _: {
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -109,14 +103,19 @@ FORMATS = {
 }
 
 
-def started(of: Format, folder: Path) -> SparkSession:
-    """Start Spark with a format's runtime."""
+def started(of: Format, folder: Path, settings: Mapping[str, str] | None = None) -> SparkSession:
+    """Start Spark with a format's runtime, and with ``settings`` in addition."""
     set_java_and_python()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.driver.extraClassPath", os.pathsep.join(map(str, of.jars())))
-    for key, value in (of.settings(folder) | {"spark.sql.warehouse.dir": str(folder / "warehouse")}).items():
+    for key, value in {
+        **of.settings(folder),
+        "spark.sql.warehouse.dir": f"{folder}/warehouse",
+        **(settings or {}),
+    }.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

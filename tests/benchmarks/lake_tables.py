@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,17 +26,19 @@ def create_iceberg(folder: Path | str, schema: pa.Schema) -> dict[str, str]:
     return {"table": NAME, **{f"catalog.{name}": value for name, value in properties.items()}}
 
 
-def create_delta(folder: Path | str, schema: pa.Schema) -> dict[str, str]:
+def create_delta(
+    folder: Path | str, schema: pa.Schema, properties: Mapping[str, str | None] | None = None
+) -> dict[str, str]:
     """Create a Delta table. Return the options of its sink."""
     path = f"{folder}/delta"
-    DeltaTable.create(path, Schema.from_arrow(schema))
+    DeltaTable.create(path, Schema.from_arrow(schema), configuration=properties)
     return {"path": path}
 
 
 def iceberg_rows(folder: Path | str) -> int:
     """Return the number of records."""
-    with _iceberg(folder) as table:
-        return table.scan().count()
+    with iceberg_table(folder) as table:
+        return table.scan(selected_fields=(table.schema().column_names[0],)).count()
 
 
 def delta_rows(folder: Path | str) -> int:
@@ -46,12 +48,13 @@ def delta_rows(folder: Path | str) -> int:
 
 def expire_snapshots(folder: Path | str) -> None:
     """Expire all snapshots of the Iceberg table but the newest."""
-    with _iceberg(folder) as table:
+    with iceberg_table(folder) as table:
         table.maintenance.expire_snapshots().older_than(datetime.now(timezone.utc).replace(tzinfo=None)).commit()
 
 
 @contextmanager
-def _iceberg(folder: Path | str) -> Iterator[Table]:
+def iceberg_table(folder: Path | str) -> Iterator[Table]:
+    """Load the Iceberg table that ``create_iceberg`` has created."""
     catalog = load_catalog("default", **_catalog(folder))
     yield catalog.load_table(NAME)
     catalog.close()

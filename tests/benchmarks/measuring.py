@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
+
+ALONE_AT_MOST_S = 1800
+"""A process that the system has ended for its memory never answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +89,10 @@ def ratio(what: str, figures: Mapping[str, Sequence[float]], one: str, other: st
 def alone(measured: Callable[..., Any], *arguments: object) -> Any:
     """Return what a function returns in a process of its own, which returns its memory to the system with its end."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measured, arguments)
+        return pool.apply_async(measured, arguments).get(ALONE_AT_MOST_S)
+
+
+def peak_mib() -> float:
+    """Return the peak memory of this process. ``getrusage`` would return the parent's peak if that was higher."""
+    [kib] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(kib) / 1024

@@ -5,7 +5,6 @@ Each measurement has its own process, because a process does not return memory t
 
 from __future__ import annotations
 
-import re
 import tempfile
 from pathlib import Path
 
@@ -13,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 import twopc
-from tests.benchmarks.measuring import Row, alone
-from twopc import Committable, Coordinator, Participant, Round, Vote
+from tests.benchmarks.measuring import Row, alone, peak_mib
+from tests.benchmarks.protocol import votes
+from twopc import Committable, Coordinator, Participant, Round
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker
 
@@ -58,36 +58,26 @@ class _Forgetful(MemorySink):
 
 
 def _driver(log: str, batches: int) -> tuple[float, float]:
-    sink = _Forgetful(MemoryTarget())
-    record = pa.record_batch({"value": ["a"]})
-
-    def phase_one(round: Round) -> list[Vote]:
-        votes = []
-        for partition in range(PARTITIONS):
-            with Participant({"sink": sink}, round, partition=partition) as participant:
-                participant.write("sink", record)
-                votes.append(participant.pre_commit())
-        return votes
-
+    sinks = {"sink": _Forgetful(MemoryTarget())}
     early_mib, largest = 0.0, 0
-    with Coordinator({"sink": sink}, log, owner="benchmark", commits_at_once=1) as coordinator:
+    with Coordinator(sinks, log, owner="benchmark", commits_at_once=1) as coordinator:
         for batch_id in range(batches):
-            coordinator.run(batch_id, phase_one)
+            coordinator.run(batch_id, lambda each: votes(sinks, each, PARTITIONS))
             largest = max(largest, sum(entry.stat().st_size for entry in Path(log).iterdir()))
             if batch_id + 1 == batches // 10:
-                early_mib = _peak_mib()
-    return _peak_mib() - early_mib, largest / KIB_IN_MIB**2
+                early_mib = peak_mib()
+    return peak_mib() - early_mib, largest / KIB_IN_MIB**2
 
 
 def _worker(servers: str, writer: str, records: int) -> float:
     sink = twopc.create_sink("kafka", {"bootstrap.servers": servers, "topic": "target", "writer": writer})
     sink.bind("sink", "benchmark")
-    before_mib = _peak_mib()
+    before_mib = peak_mib()
     with Participant({"sink": sink}, Round(1, 0), partition=0) as participant:
         for _ in range(0, records, A_BATCH):
             participant.write("sink", _batch())
         participant.pre_commit()
-    return _peak_mib() - before_mib
+    return peak_mib() - before_mib
 
 
 def _batch() -> pa.RecordBatch:
@@ -97,9 +87,3 @@ def _batch() -> pa.RecordBatch:
     return pa.record_batch(
         {"value": pa.Array.from_buffers(pa.binary(), A_BATCH, [None, pa.py_buffer(ends), pa.py_buffer(data)])}
     )
-
-
-def _peak_mib() -> float:
-    """Return the peak memory of this process. ``getrusage`` would return the parent's peak if that was higher."""
-    [kib] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    return int(kib) / KIB_IN_MIB

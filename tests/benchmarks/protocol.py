@@ -8,7 +8,7 @@ import itertools
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -69,24 +69,28 @@ def run_batches(
 ) -> Generator[BatchFinished, None, None]:
     """Run batches of one record per transaction."""
 
-    def phase_one(round: Round) -> list[Vote]:
-        return _votes(sink, round, transactions)
-
-    with Coordinator({"sink": sink}, f"{folder}/{uuid.uuid4().hex}", owner="benchmark") as coordinator:
+    sinks = {"sink": sink}
+    with Coordinator(sinks, f"{folder}/{uuid.uuid4().hex}", owner="benchmark") as coordinator:
         for batch_id in range(batches):
-            yield coordinator.run(batch_id, phase_one)
+            yield coordinator.run(batch_id, lambda each: votes(sinks, each, transactions))
+
+
+def drivers_ms(batch: BatchFinished) -> float:
+    """Return the time from the last vote to the end of a batch."""
+    after = (Phase.SEALING, Phase.DECIDING, Phase.COMMITTING, Phase.SWEEPING)
+    return sum(batch.phases_ms[phase.value] for phase in after if phase.value in batch.phases_ms)
 
 
 def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, dangling: int) -> Row:
     """Measure the recovery after a driver that died before its decision: all its transactions are rolled back."""
-    log, died = f"{folder}/{uuid.uuid4().hex}", sink()
+    log, died = f"{folder}/{uuid.uuid4().hex}", {"sink": sink()}
 
     def phase_one(round: Round) -> list[Vote]:
-        _votes(died, round, dangling)
+        votes(died, round, dangling)
         raise KeyboardInterrupt  # nothing is rolled back, as after a kill
 
     with contextlib.suppress(KeyboardInterrupt):
-        Coordinator({"sink": died}, log, owner="benchmark").run(0, phase_one)
+        Coordinator(died, log, owner="benchmark").run(0, phase_one)
     coordinator = Coordinator({"sink": sink()}, log, owner="benchmark")
     started = time.perf_counter()
     coordinator.recover()
@@ -95,10 +99,13 @@ def _recovery(sink: Callable[[], TwoPhaseCommitSink[Any]], folder: Path, danglin
     return Row(f"recovery with {dangling} dangling transactions", "s", (took,), f"recovery_s_{dangling}")
 
 
-def _votes(sink: TwoPhaseCommitSink[Any], round: Round, transactions: int) -> list[Vote]:
+def votes(sinks: Mapping[str, TwoPhaseCommitSink[Any]], round: Round, transactions: int) -> list[Vote]:
+    """Write one record per transaction and sink."""
+
     def vote(partition: int) -> Vote:
-        with Participant({"sink": sink}, round, partition=partition) as participant:
-            participant.write("sink", RECORD)
+        with Participant(sinks, round, partition=partition) as participant:
+            for name in sinks:
+                participant.write(name, RECORD)
             return participant.pre_commit()
 
     with ThreadPoolExecutor(WRITERS_AT_ONCE) as pool:

@@ -18,18 +18,15 @@ import time
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 import twopc
 from tests.benchmarks.measuring import Row, alone
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
+from tests.benchmarks.protocol import WRITERS_AT_ONCE, drivers_ms, votes
+from twopc import Committable, Coordinator, Round, TwoPhaseCommitSink, Vote
 from twopc.log.store import open_store
-from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import JsonValue, Transaction
 from twopc_kafka.client.control import Control
@@ -43,10 +40,7 @@ TASKS = 4
 """In each batch of these queries."""
 
 IDLE_S = 45.0
-WRITERS_AT_ONCE = 8
-RECORD = pa.record_batch({"value": ["a"]})
 MIB = 1024**2
-DRIVER_PHASES = (Phase.SEALING, Phase.DECIDING, Phase.COMMITTING, Phase.SWEEPING)
 
 Sinks = Mapping[str, TwoPhaseCommitSink[Any]]
 
@@ -145,7 +139,6 @@ def _wide(make: Callable[[], Sinks], log: str, transactions: int, what: str) -> 
     requests = store.asked.total()
     with _calls() as calls:
         ended = driver.run(2, functools.partial(_votes, sinks, transactions, at_end=calls.clear))
-    took_ms = sum(ended.phases_ms[phase.value] for phase in DRIVER_PHASES)
     killed = functools.partial(_votes, sinks, transactions, at_end=_killed)
     with contextlib.suppress(KeyboardInterrupt):
         driver.run(3, killed)
@@ -159,24 +152,17 @@ def _wide(make: Callable[[], Sinks], log: str, transactions: int, what: str) -> 
         Row(f"{what}: requests to the log", "requests per batch", (requests,)),
         Row(f"{what}: Python's calls after the last vote", "calls per transaction", (calls.total() / of_each,)),
         Row(f"{what}: Python's calls of a recovery", "calls per transaction", (in_recovery.total() / of_each,)),
-        Row(f"{what}: last vote to the end of phase two, with calls counted", "ms", (took_ms,)),
+        Row(f"{what}: last vote to the end of phase two, with calls counted", "ms", (drivers_ms(ended),)),
     ]
 
 
 def _votes(sinks: Sinks, transactions: int, round: Round, at_end: Callable[[], None] = lambda: None) -> list[Vote]:
-    def vote(partition: int) -> Vote:
-        with Participant(sinks, round, partition=partition) as participant:
-            for name in sinks:
-                participant.write(name, RECORD)
-            return participant.pre_commit()
-
-    with ThreadPoolExecutor(WRITERS_AT_ONCE) as pool:
-        votes = list(pool.map(vote, range(transactions)))
+    found = votes(sinks, round, transactions)
     gc.collect()
     if tracemalloc.is_tracing():
         tracemalloc.reset_peak()
     at_end()
-    return votes
+    return found
 
 
 def _killed() -> None:

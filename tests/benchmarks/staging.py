@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
 import time
 import uuid
@@ -10,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 import twopc
-from tests.benchmarks.measuring import Row
+from tests.benchmarks.measuring import Row, in_turns, ratio
 from twopc import Participant, Round
 from twopc.replay import ReplayCopies
 from twopc_kafka_broker import KafkaBroker
@@ -30,29 +31,26 @@ def _of_size(size_bytes: int, broker: KafkaBroker, folder: Path, quick: bool) ->
     topic = f"size-{size_bytes}"
     broker.create_topic(topic)
     records = BYTES_A_TURN // size_bytes // (10 if quick else 1)
-    plain: list[float] = []
-    staged: list[float] = []
-    stage = ReplayCopies(folder.as_uri())
-    for turn in range(3 if quick else 10):
-        batch = _batch(size_bytes, turn)
-        contestants = [(plain, None), (staged, stage)]
-        for seconds, where in contestants if turn % 2 else reversed(contestants):
-            seconds.append(_turn(broker, topic, batch, records, where))
+    turn = functools.partial(_turn, broker, topic, _batch(size_bytes), records)
+    contestants = {
+        "with": functools.partial(turn, ReplayCopies(folder.as_uri())),
+        "without": functools.partial(turn, None),
+    }
+    took = in_turns(contestants, 3 if quick else 10)
     copies = list(folder.iterdir())
     per_record = copies[0].stat().st_size / records
     for copy in copies:
         copy.unlink()
-    ratios = tuple(with_copy / without for with_copy, without in zip(staged, plain, strict=True))
-    more_us = tuple((with_copy - without) / records * 1e6 for with_copy, without in zip(staged, plain, strict=True))
+    more_us = tuple((copied - plain) / records * 1e6 for copied, plain in zip(*took.values(), strict=True))
     return [
-        Row(f"{size_bytes} B records: time with a copy, over without", "ratio", ratios),
+        ratio(f"{size_bytes} B records: time with a copy, over without", took, "with", "without"),
         Row(f"{size_bytes} B records: time of the copy", "µs/record", more_us),
         Row(f"{size_bytes} B records: size of the copy", "B/record", (per_record,)),
     ]
 
 
-def _batch(size_bytes: int, turn: int) -> pa.RecordBatch:
-    values = [f"{turn}-{number}-".encode().ljust(size_bytes, b"x") for number in range(RECORDS_A_BATCH)]
+def _batch(size_bytes: int) -> pa.RecordBatch:
+    values = [f"{number}-".encode().ljust(size_bytes, b"x") for number in range(RECORDS_A_BATCH)]
     return pa.record_batch({"value": pa.array(values, pa.binary())})
 
 

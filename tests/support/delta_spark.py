@@ -13,16 +13,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-DELTA_SPARK = "io.delta:delta-spark_4.2_2.13:4.4.0"
+_RUNTIME = "io.delta:delta-spark_4.2_2.13:4.4.0"
 
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 
+def delta_jars() -> list[Path]:
+    """Return the jars of Delta's runtime. Of the others Spark has its own, and would stumble over a second version."""
+    return [jar for jar in maven_jars("delta-spark-4.2-4.4.0", _RUNTIME) if jar.name.startswith("delta-")]
+
+
 def delta_session(warehouse: Path) -> SparkSession:
     """Start Spark with Delta."""
-    # Of the others Spark has its own, and would stumble over a second version.
-    jars = [str(jar) for jar in maven_jars("delta-spark-4.2-4.4.0", DELTA_SPARK) if jar.name.startswith("delta-")]
     settings = {
         "spark.sql.extensions": _EXTENSION,
         "spark.sql.catalog.spark_catalog": _CATALOG,
@@ -30,4 +33,4 @@ def delta_session(warehouse: Path) -> SparkSession:
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         "spark.databricks.delta.snapshotPartitions": "1",
     }
-    return session(settings=settings, jars=os.pathsep.join(jars))
+    return session(settings=settings, jars=os.pathsep.join(map(str, delta_jars())))

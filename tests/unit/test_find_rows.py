@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from twopc import keyed
-from twopc.keyed import Part, find_rows
+from twopc.keyed import Part, find_rows, in_shares
 
 COLUMNS = {
     "int": pa.array([0, None, 7, -1, 7, 2**40], pa.int64()),
@@ -95,3 +96,13 @@ def test_a_part_whose_bounds_tell_nothing_does_not_hide_the_keys_of_another() ->
     keys, columns = pa.table({"text": ["a"]}), [pa.array(["a"])]
     given = [Part(file, 0, columns, pa.array([may_have], pa.bool_())) for file, may_have in (("a", True), ("b", None))]
     assert [file for file, _ in find_rows(keys, given)] == ["a", "b"]
+
+
+@pytest.mark.parametrize(("files", "is_local", "threads"), [(0, True, 1), (1, False, 1), (20, True, 2), (20, False, 8)])
+def test_each_file_is_searched_once_on_a_disk_by_a_thread_per_processor(
+    files: int, is_local: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    shares = in_shares(list, range(files), is_local)
+    assert sorted(itertools.chain.from_iterable(shares)) == [*range(files)]
+    assert len(shares) == threads

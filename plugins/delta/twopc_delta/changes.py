@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import uuid
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,14 +19,13 @@ from urllib.parse import unquote
 
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 from pyroaring import BitMap64
 
 from twopc.columns import require_key_columns
 from twopc.errors import ConfigurationError, Retriable
-from twopc.keyed import READERS, ROWS_AT_ONCE, Part, find_rows
+from twopc.keyed import ROWS_AT_ONCE, Part, find_rows, in_shares
 from twopc_delta import vectors
 from twopc_delta.log_files import LogFiles
 from twopc_delta.storage import Storage
@@ -221,7 +221,7 @@ class Keys:
         self._columns = columns
         self._storage = storage
         self._keys = pa.Table.from_batches([part for path in files for part in self._parts(path)], columns)
-        self._bounds = _bounds(self._keys.column(0))
+        self._ascending = _ascending(self._keys.column(0))
 
     def _parts(self, path: str) -> Iterator[pa.RecordBatch]:
         """Yield the key's columns of a file, part by part; nothing if it lacks one, as a file does that is older than
@@ -259,7 +259,8 @@ class Keys:
         return [(files[number], rows, totals[number]) for number, rows in found.items()]
 
     def _is_outside(self, stats: str | None) -> bool:
-        if self._bounds is None or not stats:
+        """Return whether a file has none of the keys, by its statistics."""
+        if self._ascending is None or not stats:
             return False
         try:
             known = orjson.loads(stats)
@@ -268,15 +269,13 @@ class Keys:
             return False
         if not isinstance(least, int) or not isinstance(most, int):
             return False
-        return self._bounds[1] < least or most < self._bounds[0]
+        at = bisect_left(self._ascending, least, key=lambda each: each.as_py())
+        return at == len(self._ascending) or bool(self._ascending[at].as_py() > most)
 
 
-def _bounds(column: pa.ChunkedArray) -> tuple[int, int] | None:
-    """Return the bounds of whole numbers, whose statistics every writer has exact."""
-    if not types.is_signed_integer(column.type):
-        return None
-    found = pc.min_max(column)
-    return found["min"].as_py(), found["max"].as_py()
+def _ascending(column: pa.ChunkedArray) -> pa.Array | None:
+    """Return whole numbers, whose statistics every writer has exact, in ascending order."""
+    return column.combine_chunks().sort() if types.is_signed_integer(column.type) else None
 
 
 def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: int) -> Iterator[dict[str, Any]]:
@@ -286,9 +285,8 @@ def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: i
         ValueError: a file or a deletion vector of the table can't be read.
     """
     touched: dict[str, tuple[LiveFile, BitMap64, int]] = {}
-    groups = [live[number::READERS] for number in range(min(READERS, len(live)))]
-    found = storage.at_once(keys.rows_of, groups, READERS)
-    for file, rows, total in itertools.chain.from_iterable(found):
+    found = itertools.chain.from_iterable(in_shares(keys.rows_of, live, storage.is_local))
+    for file, rows, total in found:
         before = vectors.read(storage, file.vector) if file.vector is not None else BitMap64()
         if rows - before:
             touched[file.path] = file, rows | before, total

@@ -276,13 +276,11 @@ class Storage:
             found = self.filesystem.find(f"{self.path}/{folder}".rstrip("/"), prefix=prefix, detail=True)
         return {name.removeprefix(f"{self.path}/"): int(info["size"]) for name, info in found.items()}
 
-    def at_once(
-        self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT], most: int = _REQUESTS_AT_ONCE
-    ) -> list[ResultT]:
-        """Call with each of ``work``: at a store, up to ``most`` at a time."""
+    def at_once(self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT]) -> list[ResultT]:
+        """Call with each of ``work``: at a store, up to ``_REQUESTS_AT_ONCE`` at a time."""
         if self.is_local or len(work) < 2:
             return [call(each) for each in work]
-        with ThreadPoolExecutor(min(most, len(work))) as pool:
+        with ThreadPoolExecutor(min(_REQUESTS_AT_ONCE, len(work))) as pool:
             return list(pool.map(call, work))
 
     def remove(self, path: str) -> None:

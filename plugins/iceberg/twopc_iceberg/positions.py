@@ -24,9 +24,9 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import DoubleType, NestedField
 from pyroaring import BitMap64
 
-from twopc.keyed import READERS, ROWS_AT_ONCE, Part, find_rows
+from twopc.keyed import ROWS_AT_ONCE, Part, find_rows, in_shares
 from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
-from twopc_iceberg.files import in_threads
+from twopc_iceberg.files import LOCAL, in_threads
 from twopc_iceberg.manifests import entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.partitions import transformed
@@ -141,8 +141,8 @@ class Positions:
         files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
         if why := unfit(files, table.metadata):
             raise Unsearchable(f"the table {why}: {REWRITE}")
-        groups = [files[number::READERS] for number in range(min(READERS, len(files)))]
-        found = {file: rows for of_group in in_threads(search.rows_of, groups) for file, rows in of_group.items()}
+        is_local = io.scheme(table.location()) == LOCAL
+        found = {file: rows for share in in_shares(search.rows_of, files, is_local) for file, rows in share.items()}
         if not found:
             return NO_CHANGES
         deletes = DeletesOfSnapshot.read(io, manifests)

@@ -279,6 +279,19 @@ def test_rows_of_a_file_are_found_wherever_they_are_in_it(tmp_path: Path, monkey
     assert names(place) == ["1", "2", "5", "6", "7"]
 
 
+def test_files_whose_bounds_lie_between_the_keys_are_not_read(tmp_path: Path) -> None:
+    place = created(tmp_path / "customers")
+    added = list[dict[str, Any]]()
+    for batch_id in range(3):
+        run(place, batch_id, [(batch_id * 10, "old", "mon"), (batch_id * 10 + 9, "old", "mon")])
+        added += actions(place, "add")
+    file, kept = place.folder / added[1]["path"], tmp_path / "kept"
+    file.rename(kept)
+    run(place, 3, [(0, "new", "tue"), (20, "new", "tue")])
+    kept.rename(file)
+    assert names(place) == ["new", "new", "old", "old", "old", "old"]
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize(("day", "seen"), [("a&b", ["b"]), ("a b", ["a", "b"])])
 def test_polars_passes_over_vectors_of_files_whose_path_is_escaped_in_the_log(
