@@ -61,7 +61,8 @@ class Check:
     def configuration(self) -> str:
         """Return the text of TLC's configuration."""
         tasks, sinks = _values("t", self.tasks), _values("s", self.sinks)
-        checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS, *(["AppliedInOrder"] if self.module == "keyed" else [])]
+        of_keys = ["AppliedInOrder"] if self.module == "keyed" else []
+        checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS, *of_keys]
         return "\n".join(
             [
                 f"SPECIFICATION {self._specification}",
