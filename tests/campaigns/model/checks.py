@@ -134,8 +134,8 @@ FULL: Sequence[Check] = (
     Check(kept=9, unanswered=1, liveness=True),
     Check(kept=9, timeouts=1, falls=1, liveness=True),
     Check(kept=9, batches=1, module="steps"),
-    replace(_WHOLE, module="keyed"),
-    Check(unanswered=1, timeouts=1, module="keyed"),
+    Check(tasks=2, sinks=2, module="keyed"),
+    Check(rivals=1, unanswered=1, timeouts=1, module="keyed"),
     replace(_WHOLE, rivals=1, timeouts=1, unanswered=1, falls=1, seconds=70),
 )
 """Two lives with two tasks, two sinks and three batches: without faults, and with one fault of each kind. Then all
