@@ -25,7 +25,7 @@ class Check:
     see ``twopc.tla``.
 
     Attributes:
-        module: ``twopc``, or ``steps`` for the protocol in smaller steps.
+        module: ``twopc``; ``steps`` for the protocol in smaller steps; or ``keyed`` for sinks with keys.
         hole: the defect, which must lead to a counterexample.
         liveness: whether to check that what must happen does happen, instead of that nothing wrong happens.
         seconds: for how long to check random behaviors; 0 for all behaviors, to the end.
@@ -53,6 +53,7 @@ class Check:
         others = {
             "liveness": self.liveness,
             "smaller steps": self.module == "steps",
+            "keys": self.module == "keyed",
             f"random behaviors for {self.seconds} s": self.seconds,
         }
         return ", ".join([sizes, *faults, *(name for name, is_so in others.items() if is_so)])
@@ -60,7 +61,8 @@ class Check:
     def configuration(self) -> str:
         """Return the text of TLC's configuration."""
         tasks, sinks = _values("t", self.tasks), _values("s", self.sinks)
-        checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS]
+        of_keys = ["AppliedInOrder"] if self.module == "keyed" else []
+        checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS, *of_keys]
         return "\n".join(
             [
                 f"SPECIFICATION {self._specification}",
@@ -77,13 +79,13 @@ class Check:
 
     @property
     def _view(self) -> Sequence[str]:
-        """What makes a state. With a defect or with smaller steps, everything does."""
+        """What makes a state. With a defect or in another module, everything does."""
         return ["VIEW Relevant"] if self.hole == NO_HOLE and self.module == "twopc" else []
 
     @property
     def _specification(self) -> str:
-        if self.module == "steps":
-            return "StepsSpec"
+        if self.module != "twopc":
+            return f"{self.module.capitalize()}Spec"
         return "FairSpec" if self.liveness else "Spec"
 
     def numbers(self) -> Sequence[str]:
@@ -114,6 +116,7 @@ HOLES: Sequence[Check] = (
     Check(hole="a recovery commits nothing"),
     Check(hole="the log is read before the transactions are listed"),
     Check(hole="a sweep does not read the log again"),
+    Check(hole="a repeated commit applies its changes again", module="keyed"),
     Check(hole="a query that rests does not sweep", batches=1, kept=9, liveness=True),
 )
 """Each defect, and small bounds within which it shows."""
@@ -131,10 +134,12 @@ FULL: Sequence[Check] = (
     Check(kept=9, unanswered=1, liveness=True),
     Check(kept=9, timeouts=1, falls=1, liveness=True),
     Check(kept=9, batches=1, module="steps"),
+    Check(tasks=2, sinks=2, module="keyed"),
+    Check(rivals=1, unanswered=1, timeouts=1, module="keyed"),
     replace(_WHOLE, rivals=1, timeouts=1, unanswered=1, falls=1, seconds=70),
 )
 """Two lives with two tasks, two sinks and three batches: without faults, and with one fault of each kind. Then all
-faults, three lives and liveness within small bounds, and all faults within the large ones at random."""
+faults, three lives, liveness and keys within small bounds, and all faults within the large ones at random."""
 
 SHORT: Sequence[Check] = (
     Check(tasks=2, sinks=2),
@@ -142,5 +147,6 @@ SHORT: Sequence[Check] = (
     Check(timeouts=1),
     Check(falls=1),
     Check(kept=9, liveness=True),
+    Check(module="keyed"),
 )
 """For the tests: seconds each."""

@@ -45,7 +45,7 @@ NOT_IN_THE_MODEL = frozenset(
 def lack(scenario: Scenario, faults: Collection[Fault]) -> str | None:
     """Return what a run needs and the specification lacks, or None if it lacks nothing."""
     lacks = {
-        "tables that commit whole batches": "t" in scenario.sinks,
+        "tables that commit whole batches": not {"t", "d"}.isdisjoint(scenario.sinks),
         "sinks that commit last": "p" in scenario.sinks,
         "recomputation": scenario.recompute,
         "replay copies": scenario.stage,

@@ -21,6 +21,7 @@ SMALL = (
     Scenario(sinks="kk", batches=2, partitions=(2, 2, 1), recompute=True),
     Scenario(sinks="pk", batches=2, partitions=(1,), recompute=True),
     Scenario(sinks="ff", log="disk", batches=2, entries_kept=1, syncs_checkpoint=False),
+    Scenario(sinks="kd", batches=2, partitions=(2, 1)),
     Scenario(sinks="kft", batches=2, partitions=(2, 1), rests=True),
     Scenario(sinks="tt", stage=True, batches=2),
     Scenario(sinks="tt", partitions=(1,), batches=2, joint=True),

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
+from tests.campaigns.simulation.database_model import KeyedTable
 from tests.campaigns.simulation.disk import Disk, Folder, Inode
 from tests.campaigns.simulation.kafka_model import Broker, Fate, Written
 from tests.campaigns.simulation.promises import Promise, Violation
 from tests.campaigns.simulation.table_ledger import TableLedger
-from tests.campaigns.simulation.table_model import Table, Version
+from tests.campaigns.simulation.table_model import Table
 from tests.campaigns.simulation.world import Actor
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log import entries
@@ -24,7 +25,7 @@ DecidedKey: TypeAlias = "tuple[str, int, int]"
 class Ledger:
     """Reads every log entry as it becomes durable, and checks everything else against the log."""
 
-    def __init__(self, broker: Broker, disk: Disk, tables: Mapping[str, Table]) -> None:
+    def __init__(self, broker: Broker, disk: Disk, tables: Mapping[str, Table | KeyedTable]) -> None:
         self._broker, self._disk = broker, disk
         self._tables = TableLedger(tables)
         self._top = -1
@@ -46,8 +47,7 @@ class Ledger:
         broker.on_complete = self.batch_is_complete
         broker.on_announce = self.batch_is_announced
         disk.renamed = self.file_is_renamed
-        for table in tables.values():
-            table.before_commit = self.table_is_committed
+        self._tables.before_commit = self.table_is_committed
 
     # As it happens. -------------------------------------------------------------------------------------------------
 
@@ -78,6 +78,7 @@ class Ledger:
                     )
         if entry.kind == "decide":
             self._decided(entry.unresolved[-1])
+            self._tables.batch_is_decided(entry)
         elif entry.kind == "amend":
             self._amended(entry.unresolved)
 
@@ -183,9 +184,8 @@ class Ledger:
         if target[0] == "data" and source[-1] not in self._staged:
             raise Violation(Promise.COMMITTED_WHEN_DECIDED, f"{target[-1]} is visible without a durable decision")
 
-    def table_is_committed(self, table: Table, version: Version) -> None:
-        """Invariants 1 and 2, for the transactions that a version of a table makes visible."""
-        newest = self._tables.check_commit(table, version)
+    def table_is_committed(self, newest: int) -> None:
+        """Invariant 2, for the batch that becomes visible in a table."""
         if any(self._written[key].fate is Fate.OPEN for key, batch in self._batch_of.items() if batch < newest):
             raise Violation(Promise.COMMITTED_IN_ORDER, f"batch {newest} of a table is committed before an earlier one")
 

@@ -11,12 +11,13 @@ import operator
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from tests.campaigns.seams import Seam, nothing, returning
+from tests.campaigns.simulation.database_model import ModelTables, Row
 from tests.campaigns.simulation.exploration import FAILING, SMALL
 from tests.campaigns.simulation.schedule import Scenario
-from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, SimulatedTableSink, Version
+from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, Made, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
 from twopc import effects, protocol, sweep
 from twopc.commits import CommitCall, _Once
@@ -34,6 +35,7 @@ from twopc_files.stores.local import Local
 from twopc_kafka import leases
 from twopc_kafka.answers import Outcome
 from twopc_kafka.leases import Use
+from twopc_sql.sink import SqlSink
 
 ASLEEP = (Fault.SLEEP_SHORT, Fault.SLEEP_LONG, Fault.SLEEP_THROUGH, Fault.PREEMPT)
 DEAD = (Fault.CRASH_BEFORE,)
@@ -73,6 +75,8 @@ FILES = "twopc_files.stores.local:Local"
 SYSTEM = "tests.campaigns.simulation.disk:OperatingSystem"
 CALLS = "twopc.commits:calls_of"
 TABLE = "tests.campaigns.simulation.table_model:SimulatedTableSink"
+SQL = "twopc_sql.sink:SqlSink"
+CHANGES = "changes"
 
 PRUNED = Scenario(sinks="k", batches=3, partitions=(1,), rows_a_batch=1, entries_kept=1)
 ON_DISK = Scenario(sinks="f", log="disk", partitions=(1,), rows_a_batch=1)
@@ -86,6 +90,7 @@ WHOLE = Scenario(sinks="t", rows_a_batch=2)
 WHOLES = Scenario(sinks="t", partitions=(1,), rows_a_batch=1, batches=2)
 TORN = replace(WHOLE, stage=True)
 JOINT = replace(WHOLES, sinks="tt", joint=True)
+KEYED = Scenario(sinks="d", partitions=(1,), rows_a_batch=2, batches=2)
 RECOMPUTED = Scenario(sinks="k", partitions=(1, 2), rows_a_batch=2, recompute=True)
 PROGRESS = Scenario(sinks="pk", partitions=(1,), rows_a_batch=1, recompute=True)
 
@@ -513,6 +518,44 @@ def _counts_as_committed(*errors: type[Exception]) -> Callable[..., Any]:
             real(*arguments)
 
     return propose
+
+
+def _read_then_applied(
+    _: Any, self: SqlSink, connection: Any, batch_id: int, committables: Sequence[Committable]
+) -> None:
+    """As a MERGE of what was read before: the database transaction that applies the changes looks at nothing."""
+    scope = self.transactional_ids.scope
+    mark = self._tables.mark(connection, scope, lock=True)
+    if mark is not None and mark >= batch_id:
+        return
+    found = [*self._tables.locked(connection, [each.transaction_id for each in committables]).values()]
+    connection.rollback()
+    self._tables.move(connection, found, False)
+    self._tables.forget(connection, found)
+    self._tables.set_mark(connection, scope, batch_id, is_first=mark is None)
+
+
+def _with_changes(real: Any, self: SqlSink, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
+    rows = cast("ModelTables", self._tables).table.transactions
+    sealed: Sequence[Committable] = real(self, committables, age_s)
+    return [
+        replace(each, handle={**each.handle, CHANGES: " ".join(rows[each.transaction_id].changes)}) for each in sealed
+    ]
+
+
+def _from_the_decision(
+    _: Any, self: SqlSink, connection: Any, batch_id: int, committables: Sequence[Committable]
+) -> None:
+    """Apply the changes that the decision has, whatever the mark is."""
+    tables, scope = cast("ModelTables", self._tables), self.transactional_ids.scope
+    mark = tables.mark(connection, scope, lock=True)
+    rows = [
+        Row(each.transaction_id, Made(None, 0), changes=tuple(f"{each.handle[CHANGES]}".split()))
+        for each in committables
+    ]
+    tables.move(connection, rows, False)
+    tables.forget(connection, rows)
+    tables.set_mark(connection, scope, batch_id, is_first=mark is None)
 
 
 MUTANTS = (
@@ -946,5 +989,21 @@ MUTANTS = (
         "the notes of a batch that a table has stay for the sweep",
         (Seam(f"{TABLE}._settle", nothing, f"{TABLE}.commit_batch"),),
         (WHOLES,),
+    ),
+    Mutant(
+        "keyed changes are read before the database transaction that applies them, which looks at no mark",
+        (Seam(f"{SQL}._commit", _read_then_applied),),
+        (KEYED,),
+    ),
+    Mutant(
+        "keyed changes are in the decision, and a commit that is repeated applies them again",
+        (Seam(f"{SQL}.seal", _with_changes), Seam(f"{SQL}._commit", _from_the_decision)),
+        (KEYED,),
+        in_pairs=ASLEEP,
+    ),
+    Mutant(
+        "batches of keyed changes are committed out of order",
+        (Seam(f"{PROTOCOL}:settle", _newest_first),),
+        (Scenario(sinks="d", backlog=True),),
     ),
 )

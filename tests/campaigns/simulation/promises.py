@@ -18,6 +18,8 @@ class Promise(Enum):
     COMMITTED_IN_ORDER = "batches are committed in order"
     PROGRESS_LAST = "a sink that commits last is never ahead of the others"
     WHOLE_BATCHES = "a reader of a sink that commits whole batches never sees a part of a batch"
+    NEVER_OLDER = "no reader of a keyed table sees the value of a key go back, or a deleted row return"
+    CHANGES_IN_ORDER = "a reader of a keyed table sees the changes of the source, applied in the order of batches"
     RESOLVED_WHEN_COMMITTED = "batches that the log records as committed are committed"
     RESOLVED_AT_REST = "the log of a query at rest records every batch as committed"
     COMPLETE_WHEN_COMMITTED = "each sink is informed of complete batches in order, after every sink has committed them"

@@ -17,13 +17,14 @@ from unittest import mock
 import orjson
 
 from tests.campaigns.simulation.checkpoint import Checkpoint
+from tests.campaigns.simulation.database_model import KeyedTable, SimulatedSqlSink, keyed_tables
 from tests.campaigns.simulation.disk import Disk, Folder, OperatingSystem
 from tests.campaigns.simulation.kafka_model import Broker, SimulatedKafkaSink
 from tests.campaigns.simulation.ledger import FolderAsLog, Ledger, commits_last
 from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
 from tests.campaigns.simulation.promises import Broken, Promise, Violation
-from tests.campaigns.simulation.records import Records, RowsFormat, rows_between, share, sum_of_hashes
+from tests.campaigns.simulation.records import Records, RowsFormat, contents_of, rows_between, sum_of_hashes, written_to
 from tests.campaigns.simulation.spark_model import FAILS, MINUTES_AT_MOST, Batch, Cluster, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
@@ -45,6 +46,7 @@ from twopc_files.stores import local
 from twopc_files.stores.local import Local
 from twopc_kafka import ending, hanging, leases
 from twopc_kafka import sink as kafka_sink
+from twopc_sql import sink as sql_sink
 
 ResultT = TypeVar("ResultT")
 
@@ -52,6 +54,9 @@ REAL_SLOTS = transactional_ids.BATCH_SLOTS
 
 WITH_TABLES = ("t", "kt", "ft", "kft", "tt", "ktt")
 """The sinks of every fifth seed."""
+
+WITH_KEYS = ("d", "kd", "fd", "dt", "dd")
+"""The sinks of every thirteenth seed."""
 
 NAP = Op("wait before a repeat", None)
 
@@ -62,7 +67,7 @@ class Scenario:
 
     Attributes:
         sinks: one letter per sink: ``k`` for Kafka, ``f`` for files, ``t`` for a table that commits whole batches,
-            ``p`` for progress in Kafka, which commits last.
+            ``d`` for a keyed table in a database, ``p`` for progress in Kafka, which commits last.
         log: ``object store`` or ``disk``.
         batches: the batches of the first run. Each later run adds one, and so does the last, undisturbed restart.
         partitions: the number of partitions, for successive incarnations in turn.
@@ -215,6 +220,8 @@ def simulated() -> Iterator[None]:
     replaced: tuple[tuple[ModuleType, str, object], ...] = (
         (performer, "time", _CLOCK),
         (kafka_sink, "time", _CLOCK),
+        (sql_sink, "time", _CLOCK),
+        (sql_sink, "until_answered", _until_answered),
         (ending, "time", _CLOCK),
         (hanging, "time", _CLOCK),
         (commits, "until_answered", _until_answered),
@@ -299,6 +306,8 @@ def _scenario_of(seed: int, rng: random.Random) -> Scenario:
     if seed % 5 == 4:  # drawn apart, so that all other seeds stay as they are
         turn, sinks = divmod(seed // 5, len(WITH_TABLES))
         scenario = replace(scenario, sinks=WITH_TABLES[sinks], joint=turn % 2 == 1)
+    if seed % 13 == 9:
+        scenario = replace(scenario, sinks=WITH_KEYS[seed // 13 % len(WITH_KEYS)])
     if seed % 7 == 6:
         scenario = replace(scenario, recompute=True, stage=False)
     if seed % 11 == 7:
@@ -318,7 +327,10 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     _MACHINES.enter(world)
     disk = _OS.disk = Disk(world)
     broker = Broker(world, scenario.end_txn_version)
-    tables = tables_of(world, _names(scenario))
+    tables: Mapping[str, Table | KeyedTable] = {
+        **tables_of(world, _names(scenario)),
+        **keyed_tables(world, _names(scenario)),
+    }
     ledger = Ledger(broker, disk, tables)
     _disk_for(scenario, disk)
     spark = Spark(
@@ -375,14 +387,14 @@ def _let_happen(  # all that a fault can hit
     ledger: Ledger,
     broker: Broker,
     disk: Disk,
-    tables: Collection[Table],
+    tables: Collection[Table | KeyedTable],
 ) -> None:
     """Define the faults that hit more than one process."""
 
     def time_out() -> None:
         broker.time_out()
         for table in tables:
-            table.clean_up()
+            table.time_out()
 
     def expire() -> None:
         time_out()
@@ -442,7 +454,7 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
         ledger.check_quiescent()
         disk.power_cut(keeps_names=False)
         rows = rows_between(0, checkpoint.ends[spark.batches - 1])
-        ledger.check_contents(f"{name}/{row}" for name in _names(scenario) for row in rows)
+        ledger.check_contents(itertools.chain.from_iterable(contents_of(name, rows) for name in _names(scenario)))
     except Violation as violation:
         world.violation = violation.broken
 
@@ -491,9 +503,8 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
             for name, sink in sinks.items():
                 sink.bind(name, tail.log_id, coordinator._performer.replay_copies if sink.may_time_out else None)
             with Participant(sinks, Round(1, batch_id), partition=partition) as participant:
-                rows = share(batch.rows(), partition, scenario.partitions[0])
                 for name in sinks:
-                    records = Records(tuple(f"{name}/{row}" for row in rows))
+                    records = Records(written_to(name, batch.rows(), partition, scenario.partitions[0]))
                     hashes: Any = records.hashes() if scenario.recompute else None
                     participant.write(name, records, hashes)
                 votes.append(participant.pre_commit())
@@ -529,13 +540,16 @@ def _names(scenario: Scenario) -> list[str]:
 
 
 def _sinks_of(
-    scenario: Scenario, broker: Broker, disk: Disk, tables: Mapping[str, Table]
+    scenario: Scenario, broker: Broker, disk: Disk, tables: Mapping[str, Table | KeyedTable]
 ) -> Mapping[str, TwoPhaseCommitSink[Any]]:
     def made(name: str) -> TwoPhaseCommitSink[Any]:
         if name[-1] in "kp":
             return SimulatedKafkaSink(broker, commits_last=commits_last(name))
-        if name in tables:
-            return SimulatedTableSink(tables[name], broker.on_complete, scenario.joint)
+        match tables.get(name):
+            case Table() as table:
+                return SimulatedTableSink(table, broker.on_complete, scenario.joint)
+            case KeyedTable() as table:
+                return SimulatedSqlSink(table, broker.on_complete)
         return SimulatedFileSink(broker, disk, name)
 
     return {name: made(name) for name in _names(scenario)}

@@ -16,7 +16,7 @@ from typing import Any
 from tests.campaigns.simulation.checkpoint import NOTE, PLAN, READ, Checkpoint, ConcurrentUpdate, Damaged
 from tests.campaigns.simulation.ledger import Ledger
 from tests.campaigns.simulation.promises import Promise, Violation
-from tests.campaigns.simulation.records import Records, rows_between, share
+from tests.campaigns.simulation.records import Records, rows_between, written_to
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.world import Actor, Op, World
 from twopc.coordinator import Coordinator
@@ -508,12 +508,11 @@ class SparkJob:
             counts_on = self._spark.cluster.stage_retries_count_on
             serial = task_id - self._first_task_id if counts_on else recurring
             with Participant(self._sinks, self._round, partition=partition, serial=serial) as participant:
-                rows = share(self._rows, partition, self._partitions)
                 for name in self._sinks:
                     if self._wanted is not None and partition not in self._wanted.get(name, ()):
                         continue
-                    of_sink = [f"{name}/{row}" for row in rows]
-                    for half in (Records(tuple(of_sink[:1])), Records(tuple(of_sink[1:]))):
+                    of_sink = written_to(name, self._rows, partition, self._partitions)
+                    for half in (Records(of_sink[:1]), Records(of_sink[1:])):
                         hashes: Any = half.hashes() if self._spark.cluster.recomputes else None
                         participant.write(name, half, hashes)
                 vote = participant.pre_commit()

@@ -6,9 +6,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tests.campaigns.simulation.database_model import KeyedTable
 from tests.campaigns.simulation.promises import Promise, Violation
+from tests.campaigns.simulation.records import latest_changes, rows_between
 from tests.campaigns.simulation.table_model import Made, Table, Version, mark_before
-from twopc.log.entries import Decision
+from twopc.log.entries import Decision, Entry
 from twopc.transaction import Committable
 
 
@@ -16,7 +18,7 @@ from twopc.transaction import Committable
 class InTable:
     """A decided transaction's place."""
 
-    table: Table
+    table: Table | KeyedTable
     batch_id: int
 
 
@@ -25,18 +27,29 @@ class TableLedger:
 
     Attributes:
         restored: the tables from which a restored backup has removed a batch that nobody commits again.
+        before_commit: called with the newest batch that becomes visible.
     """
 
-    def __init__(self, tables: Mapping[str, Table]) -> None:
+    def __init__(self, tables: Mapping[str, Table | KeyedTable]) -> None:
         self._tables = tables
         self._decided: dict[str, InTable] = {}
         self._unresolved: Sequence[Decision] = ()
         self._excused: set[str] = set()
+        self._shown: dict[KeyedTable, int] = {}
         self.restored: set[Table] = set()
+        self._ends: dict[int, int] = {}
+        self.before_commit: Callable[[int], None] = lambda _batch_id: None
         for table in tables.values():
-            table.on_change = self._reader_looks
-            table.may_be_restored = self._may_be_restored
-            table.on_restored = self._is_restored
+            match table:
+                case Table():
+                    table.before_commit = self._version_is_committed
+                    table.on_change = self._reader_looks
+                    table.may_be_restored = self._may_be_restored
+                    table.on_restored = self._is_restored
+                case KeyedTable():
+                    table.before_commit = self._changes_are_committed
+                    table.on_change = self._reader_looks_up
+                    table.before_forgotten = self._are_forgotten
 
     # Entries of the log. --------------------------------------------------------------------------------------------
 
@@ -50,6 +63,12 @@ class TableLedger:
                 if sink in self._tables:
                     self._are_decided(self._tables[sink], decision.batch_id, committables)
 
+    def batch_is_decided(self, entry: Entry) -> None:
+        """Note the offset at which the batch ends."""
+        match entry.reads:
+            case {"end": int(end)}:
+                self._ends[entry.unresolved[-1].batch_id] = end
+
     def _are_replaced(self, decision: Decision) -> None:
         named = {each.transaction_id for of_sink in decision.committables.values() for each in of_sink}
         for table in self._tables.values():
@@ -60,7 +79,7 @@ class TableLedger:
             for name in replaced:
                 del self._decided[name]
 
-    def _are_decided(self, table: Table, batch_id: int, committables: Iterable[Committable]) -> None:
+    def _are_decided(self, table: Table | KeyedTable, batch_id: int, committables: Iterable[Committable]) -> None:
         for name in (each.transaction_id for each in committables):
             if name not in self._decided and name not in table.seen:
                 raise Violation(Promise.DECIDED_WHEN_OPEN, f"{name} is decided, but nobody has looked for its file")
@@ -68,25 +87,53 @@ class TableLedger:
 
     # Changes of a table. --------------------------------------------------------------------------------------------
 
-    def check_commit(self, table: Table, version: Version) -> int:
-        """Nothing is visible before its decision, twice, out of order, or in place of what others have committed.
-
-        Returns:
-            The newest batch that becomes visible.
-        """
+    def _version_is_committed(self, table: Table, version: Version) -> None:
+        """Nothing is visible before its decision, twice, out of order, or in place of what others have committed."""
         added = Counter(version.files) - Counter(table.newest.files)
-        if undecided := [name for name in added if name not in self._decided]:
-            raise Violation(Promise.COMMITTED_WHEN_DECIDED, f"{undecided} is committed without a durable decision")
+        self._require_decided(added)
         if lost := Counter(table.newest.files) - Counter(version.files):
             raise Violation(Promise.SAME_CONTENTS, f"a commit removes {sorted(lost)} from the table")
         if twice := [name for name, times in Counter(version.files).items() if times > 1]:
             raise Violation(Promise.SAME_CONTENTS, f"{twice} is in the table twice")
+        self._require_order(added)
+        if _mark(version) < _mark(table.newest):
+            raise Violation(Promise.COMMITTED_IN_ORDER, f"mark {version.mark} replaces mark {table.newest.mark}")
+
+    def _changes_are_committed(self, _: KeyedTable, names: Collection[str]) -> None:
+        self._require_decided(names)
+
+    def _require_decided(self, added: Iterable[str]) -> None:
+        if undecided := [name for name in added if name not in self._decided]:
+            raise Violation(Promise.COMMITTED_WHEN_DECIDED, f"{undecided} is committed without a durable decision")
+
+    def _require_order(self, added: Iterable[str]) -> None:
         newest = max((self._decided[name].batch_id for name in added), default=0)
         if undone := self.undone(lambda batch_id: batch_id < newest):
             raise Violation(Promise.COMMITTED_IN_ORDER, f"batch {newest} is committed before {undone}")
-        if _mark(version) < _mark(table.newest):
-            raise Violation(Promise.COMMITTED_IN_ORDER, f"mark {version.mark} replaces mark {table.newest.mark}")
-        return newest
+        self.before_commit(newest)
+
+    def _reader_looks_up(self, table: KeyedTable, names: Collection[str]) -> None:
+        """A reader sees what the source's changes through a batch make of the table. No later reader sees a change that
+        is older than the last one of its key through that batch."""
+        shown = self._shown.get(table)
+        newest = max(self._decided[name].batch_id for name in names)
+        if shown is not None:
+            changed = latest_changes(rows_between(0, self._ends[shown]))
+            for key, offset in table.values.items():
+                if key in changed and offset < abs(int(changed[key])):
+                    what = f"after batch {shown} with change {changed[key]} of key {key}, batch {newest} shows {offset}"
+                    raise Violation(Promise.NEVER_OLDER, what)
+        newest = self._shown[table] = max(newest, newest if shown is None else shown)
+        changed = latest_changes(rows_between(0, self._ends[newest]))
+        expected = {key: int(change) for key, change in changed.items() if change[0] != "-"}
+        if table.values != expected:
+            what = f"after batch {newest}, {table.values} is visible instead of {expected}"
+            raise Violation(Promise.CHANGES_IN_ORDER, what)
+        self._require_order(names)
+
+    def _are_forgotten(self, table: KeyedTable, names: Collection[str]) -> None:
+        if undone := [name for name in names if name in self._decided and not table.shows(name)]:
+            raise Violation(Promise.DECIDED_IS_KEPT, f"{undone} is decided, and its changes are removed")
 
     def _reader_looks(self, table: Table) -> None:
         """A reader sees all of a batch or nothing of it, and can read what it sees."""

@@ -176,9 +176,9 @@ class Table:
 
     # Effects of others, and of time. --------------------------------------------------------------------------------
 
-    def clean_up(self) -> None:
-        """Remove every file that the newest version does not have, and commit that, as the table's clean-up job does.
-        So a request from before is refused."""
+    def time_out(self) -> None:
+        """Let the table's clean-up job remove every file that the newest version does not have, and commit that. So a
+        request from before is refused."""
         unused = self.files.keys() - set(self.newest.files)
         if unused:
             for name in unused:

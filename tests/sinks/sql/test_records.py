@@ -280,6 +280,26 @@ def test_records_that_are_a_key_alone_leave_their_rows_as_they_are(keyed: Place)
     assert keyed.ask("SELECT id, day, value FROM {} ORDER BY id") == [(1, "then", "kept"), (2, "today", None)]
 
 
+def test_a_delete_asks_nothing_of_the_other_columns(place: Place) -> None:
+    place.create("id BIGINT PRIMARY KEY, value VARCHAR(9) NOT NULL CHECK (value <> '')")
+    place.ask("INSERT INTO {} VALUES (1, 'a'), (2, 'b')")
+    sink = place.sink(upsert_by="id")
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        participant.delete("orders", pa.record_batch({"id": [1], "value": [""]}))
+        votes = [*participant.pre_commit().values()]
+    sink.seal(votes, 0.0)
+    sink.commit_batch(0, votes)
+    assert place.values() == ["b"]
+
+
+def test_another_unique_index_is_refused_as_two_rows_may_exchange_its_values(place: Place) -> None:
+    place.create("id BIGINT PRIMARY KEY, value VARCHAR(9) UNIQUE")
+    sink = place.sink(upsert_by="id")
+    with pytest.raises(ConfigurationError, match="another unique index, "):
+        sink.validate(pa.schema({"id": pa.int64(), "value": pa.string()}))
+    sink.validate(pa.schema({"id": pa.int64()}))
+
+
 def test_without_upserts_a_key_that_is_there_fails_the_batch(keyed: Place) -> None:
     keyed.ask("INSERT INTO {} (id) VALUES (1)")
     vote = keyed.vote({"id": [1]})
