@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.errors import SchemaMismatch
 from twopc_kafka.writers.encoding.records import binary
 
 COLUMNS = ("value", "key", "topic", "partition", "headers", "timestamp")
@@ -63,21 +63,6 @@ def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str]
             "the kafka sink with 'upsert_by' takes no column 'partition': a tombstone has none, and would not reach the"
             " record that it deletes"
         )
-
-
-def require_keys(batch: pa.RecordBatch, upsert_by: Sequence[str]) -> None:
-    """Refuse a record without a key, which no other replaces.
-
-    Raises:
-        RecordRefused: the key of a record is null.
-    """
-    for name in upsert_by:
-        if batch.column(name).null_count:
-            raise RecordRefused(
-                "it has no key, and 'upsert_by' is set. Correct or filter such records.",
-                record=batch.column(name).is_null().index(True).as_py(),
-                column=name,
-            )
 
 
 def tombstones(keys: pa.RecordBatch) -> pa.RecordBatch:

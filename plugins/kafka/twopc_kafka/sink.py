@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
+from twopc.columns import require_keys
 from twopc.datasets import Dataset, of_topic
 from twopc.errors import (
     ConfigurationError,
@@ -53,7 +54,7 @@ from twopc_kafka.answers import (
 from twopc_kafka.client.cluster import TopicRules, cluster_of
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka.client.leaders import METADATA_MAX_AGE_S, Leaders
-from twopc_kafka.columns import check_columns, require_keys, tombstones
+from twopc_kafka.columns import check_columns, tombstones
 from twopc_kafka.ending import ADVICE, Stuck, abort, outcome_of, stuck, unmarked, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
