@@ -55,13 +55,6 @@ _INSIDE: dict[str, dict[str, str]] = {
 """fsspec's names of S3 options → delta-rs's. Options inside of ``_INSIDE`` with no counterpart there are for fsspec
 alone: both clients reach the same objects with them and without."""
 
-_ERRNOS = (
-    ({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}, errno.EACCES),
-    ({"ConnectionError", "HTTPClientError", "IncompleteReadError", "CredentialRetrievalError"}, errno.ETIMEDOUT),
-    ({"ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError"}, errno.ETIMEDOUT),
-)
-"""Errors of botocore and aiohttp → errno. Any other one is in no table: ``EPROTO``."""
-
 _SECRET = ("key", "secret", "token")
 _SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
 
@@ -203,9 +196,11 @@ class Storage:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("botocore", "aiobotocore", "aiohttp"):
                 raise
-            kinds = {each.__name__ for each in type(error).__mro__}
-            number = next((number for names, number in _ERRNOS if kinds & names), errno.EPROTO)
-            raise OSError(number, self.without_secrets(str(error))) from None
+            from twopc.stores.s3 import translate  # needs S3's client, which raised this
+
+            number = translate(error).errno
+            # An unknown error must not look like that of a disk, which may pass.
+            raise OSError(errno.EPROTO if number == errno.EIO else number, self.without_secrets(str(error))) from None
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new file below the folder for writing."""
