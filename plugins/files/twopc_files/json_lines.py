@@ -37,6 +37,7 @@ from twopc.refusals import (
     checker,
     counted,
     day_number,
+    is_list,
     outside,
 )
 from twopc_files.lines import Encode, LinesFormat
@@ -133,10 +134,7 @@ _CONVERSIONS: tuple[tuple[tuple[Callable[[Any], bool], ...], Callable[[Any], Con
         lambda _: lambda value: base64.b64encode(value).decode(),
     ),
     ((types.is_dictionary,), lambda type_: conversion(type_.value_type)),
-    (
-        (types.is_list, types.is_large_list, types.is_fixed_size_list),
-        lambda type_: _list_of(conversion(type_.value_type)),
-    ),
+    ((is_list,), lambda type_: _list_of(conversion(type_.value_type))),
     ((types.is_struct,), _struct_of),
     ((types.is_map,), _map_of),
 )

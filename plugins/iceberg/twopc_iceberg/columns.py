@@ -38,7 +38,7 @@ from pyiceberg.types import (
 
 from twopc.columns import ADVICE, has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, checker, holder
+from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, checker, holder, is_list
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 _TEXTS = (pa.string(), pa.large_string())
@@ -129,7 +129,7 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
     match wanted:
         case StructType() if types.is_struct(given):
             _check_struct(list(given), wanted, what, f"{name}.")
-        case ListType() if types.is_list(given) or types.is_large_list(given) or types.is_fixed_size_list(given):
+        case ListType() if is_list(given):
             _check(given.value_type, wanted.element_type, what, f"{name}.element")
         case MapType() if types.is_map(given):
             _check(given.key_type, wanted.key_type, what, f"{name}.key")

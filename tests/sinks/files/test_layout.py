@@ -26,10 +26,10 @@ from twopc_files.file_names import FileHandle
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.layout import Files, Layout, split
+from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
 from twopc_files.stores.store import PendingFile
-from twopc_files.text import Text
 
 
 class LocalFile(PendingFile):
