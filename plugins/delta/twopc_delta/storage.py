@@ -186,6 +186,14 @@ class Storage:
             return LocalFolder(Path(self.path) / NOTES)
         return ObjectFolder(self.filesystem, f"{self.path}/{NOTES}")
 
+    def content(self, folder: LocalFolder | ObjectFolder, name: str) -> bytes | None:
+        """Return the content of a file in the folder of notes; None where there is none."""
+        with self.meaning():
+            try:
+                return folder.read(name)
+            except FileNotFoundError:
+                return None
+
     @contextlib.contextmanager
     def meaning(self) -> Iterator[None]:
         """Around requests: errors of S3's clients become OSErrors, as those of a disk are."""

@@ -221,10 +221,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             transaction.writer.discard()
             transaction.notes.remove([transaction.id.exact])
 
-    @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
-        with mapped(CATALOG_ERRORS, self._not_written, name):
-            yield
+    def _writing(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return mapped(CATALOG_ERRORS, self._not_written, name)
 
     def _not_written(self, error: Exception, name: str) -> RoundAborted | Refused:
         says = f"transaction {name} to {self._options} could not be written: {told(error)}."
@@ -549,13 +547,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def _not_ours(self, committable: Committable) -> NoReturn:
         raise self.transactional_ids.not_owned(committable.transaction_id)
 
-    @contextlib.contextmanager
     def _asking(
         self, what: str, failed: Callable[[Exception, str], TwoPhaseCommitError] = asked_in_vain
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Map the errors of a request, ``what``."""
-        with mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what)):
-            yield
+        return mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what))
 
 
 def _files_of_keys(io: DurableFileIO, prepared: Iterable[Prepared]) -> list[str]:

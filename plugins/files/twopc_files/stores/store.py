@@ -221,7 +221,13 @@ class Store(Protocol):
         """Remove the pending file, never a target. Succeeds if it is gone."""
 
     def pending(self) -> Iterable[FileHandle]:
-        """List every pending file, of any sink."""
+        """List every pending file, of any sink. Without targets: the name of a pending file lacks its target's folder
+        and format."""
+        return [FileHandle(owner, name, "") for name in self.pending_names() if (owner := owner_of_pending(name))]
+
+    def pending_names(self) -> Iterable[str]:
+        """List the names in the folder of pending files, for ``pending``."""
+        return ()  # of a store without such a folder
 
 
 @dataclass(frozen=True, slots=True)

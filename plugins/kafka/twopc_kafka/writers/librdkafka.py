@@ -356,16 +356,14 @@ class Writer:
             f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
             f" the first, to topic {topic!r}"
         )
-        return _lasting(error, what) or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
+        return _failed(error, what)
 
     def _broken(self, error: confluent_kafka.KafkaError) -> TwoPhaseCommitError:
         """Return the error for a producer that is unusable."""
         what = f"transaction {self._transactional_id}" if self._transactional else "the producer"
         is_fenced = error.code() in _FENCED
         why = "another producer took over its transactional id" if is_fenced else "librdkafka gave up"
-        what = f"{what} can't go on at {self._options.bootstrap_servers}: {why}"
-        lasting = None if is_fenced else _lasting(error, what)
-        return lasting or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
+        return _failed(error, f"{what} can't go on at {self._options.bootstrap_servers}: {why}")
 
     def _refused(self, error: confluent_kafka.KafkaError) -> Exception:
         if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
@@ -373,7 +371,7 @@ class Writer:
         if self._reports.refused_login:
             return login_refused(self._reports.refused_login)
         what = f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}"
-        return _lasting(error, what) or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
+        return _failed(error, what)
 
 
 def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -448,12 +446,12 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
     return error.args[0]  # type: ignore[no-any-return]
 
 
-def _lasting(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError | None:
-    """Return the error for a broker's answer that recurs until somebody acts. None for one that may pass, also if only
-    librdkafka knows it, and for what librdkafka itself reports, whose codes are negative."""
+def _failed(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError:
+    """Return the error for an answer that fails the task. It may pass if librdkafka alone knows it, or reports it by a
+    code of its own, which is negative."""
     known = meaning(error.code())
     if error.code() < 0 or error.retriable() or known.answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN):
-        return None
+        return RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
     return failure(known, what)
 
 
