@@ -3,6 +3,7 @@ and the words for it. This module sends no request."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -68,8 +69,8 @@ def check_types(schema: pa.Schema, columns: Collection[TableColumn], table: str)
 
 def check_names(names: Collection[str], columns: Collection[str], table: str) -> None:
     """Make sure that each column of records is one of a table's ``columns``, once. Raises like ``check_columns``."""
-    if len({*names}) < len(names):
-        raise SchemaMismatch("Column names must be unique: rename or drop columns")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise SchemaMismatch(f"Column names must be unique: rename or drop {twice[0]!r}")
     for name in names:
         if name not in columns:
             raise SchemaMismatch(f"{table} has no column {name!r}. It has: {', '.join(columns)}. Drop or rename it.")

@@ -131,16 +131,14 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             self._store.require_answer()
         self._logs, self._logs_have_begun = self._located_logs(), False
         for log in self._logs:
-            with self._asking():
-                log.open()
+            log.open()
 
     def _begin_logs(self) -> None:
         """Create the logs of complete batches before the first commit of an incarnation: a reader that finds no log
         reads all files. Commits that come here at once are like two processes, which ``BatchLog.begin`` allows."""
         if not self._logs_have_begun:
             for log in self._logs:
-                with self._asking():
-                    log.begin()
+                log.begin()
             self._logs_have_begun = True
 
     def _located_logs(self) -> tuple[BatchLog, ...]:
@@ -331,8 +329,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         ]
         self._begin_logs()  # for a batch without transactions, which no commit precedes
         for log in self._logs:
-            with self._asking():
-                log.complete(batch_id, files)
+            log.complete(batch_id, files)
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
         return [of_folder(self._store.url, getattr(self._store, "storage_options", {}))]  # a disk has none

@@ -291,16 +291,15 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
                 raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
             since_s = time.monotonic()
             try:
-                of_batch = self._manifests(prepared)
-                self._require_files(of_batch)
-                if (keys := self._keys(of_batch)) is not None:
+                of_tasks, keys = self._of_batch(prepared)
+                if keys is not None:
                     self._positions.require_searchable(metadata, io, manifests, keys)
             except FileChanged as changed:
                 raise RoundAborted(
                     f"file {changed.location} of {self._options} is not there as its task has written it: the"
                     " transaction was rolled back, or the store has lost or changed the file"
                 ) from None
-        self._look = _Look(_names(committables), since_s, of_batch, keys)
+        self._look = _Look(_names(committables), since_s, of_tasks, keys)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
         return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
 
@@ -364,16 +363,22 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         except OperatorRequired as error:
             raise Refused(error.message) from error
 
-    def _manifests(self, prepared: Sequence[Prepared]) -> list[BatchManifest]:
-        table = self._lake.table()
-        locate = table.location_provider().new_metadata_location
-        return of_batch(self._lake.io(), prepared, target_bytes(table.metadata.properties), locate)
+    def _of_batch(self, prepared: Sequence[Prepared]) -> tuple[list[BatchManifest], Keys | None]:
+        """Return the manifests of a batch, and the keys whose rows its commit finds.
 
-    def _require_files(self, manifests: Sequence[BatchManifest]) -> None:
-        """Raises FileChanged."""
+        Raises:
+            FileChanged: a file of the batch is not there as its task has written it.
+        """
+        table, io = self._lake.table(), self._lake.io()
+        locate = table.location_provider().new_metadata_location
+        manifests = of_batch(io, prepared, target_bytes(table.metadata.properties), locate)
         lengths = {location: length for each in manifests for location, length in each.files().items()}
-        if (changed := self._lake.io().first_changed(lengths)) is not None:
+        if (changed := io.first_changed(lengths)) is not None:
             raise FileChanged(changed)
+        if not (of_keys := [each for each in manifests if each.prepared.by_position]):
+            return manifests, None
+        ids = of_keys[0].prepared.equality_ids or []
+        return manifests, Keys.read(io, ids, [location for each in of_keys for location in each.files()])
 
     # After it. --------------------------------------------------------------------------------------------------
 
@@ -421,19 +426,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         if look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
             manifests, keys = look.manifests, look.keys
         else:
-            manifests = self._manifests(prepared)
-            self._require_files(manifests)
-            keys = self._keys(manifests)
+            manifests, keys = self._of_batch(prepared)
         for each in manifests:
             each.write(io)
         return Added([each.prepared for each in manifests if not each.prepared.by_position], keys)
-
-    def _keys(self, manifests: Sequence[BatchManifest]) -> Keys | None:
-        of_keys = [each for each in manifests if each.prepared.by_position]
-        if not of_keys:
-            return None
-        ids = of_keys[0].prepared.equality_ids or []
-        return Keys.read(self._lake.io(), ids, [location for each in of_keys for location in each.files()])
 
     def _use(self, table: TableForTasks) -> None:
         """Write the next batches to the table as it is now. If its columns are others, records are checked again."""
