@@ -29,7 +29,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
-from twopc.failures import lost_batches, mapped, older_log
+from twopc.failures import behind, mapped, older_log
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -78,10 +78,6 @@ _MARK, _BRANCH = "mark", "branch"
 TRUSTED_S = 60.0
 """How long after ``seal`` has looked at them the files of a batch count as present. Clean-up jobs spare new files for
 far longer."""
-
-STALE_S = 60.0
-"""How long a catalog may show a table without a batch that it has committed, for example from a stale replica. Shorter
-than the coordinator's patience before a decision."""
 
 _OF_THIS_PROCESS = (
     "_lake",
@@ -336,14 +332,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         """Return the error for a table without a batch that was committed to it. The answer may be old, so it is final
         only when the catalog has repeated it for a while."""
         self._behind_since_s = self._behind_since_s or time.monotonic()
-        shows = (
+        return behind(
+            self._behind_since_s,
             f"{self._options} had batch {committed} of this query, and the catalog shows"
-            f" {'none' if found is None else f'batch {found}'}"
-        )
-        if time.monotonic() - self._behind_since_s < STALE_S:
-            return Retriable(f"{shows}: it answers with an old copy of the table, or has lost a commit")
-        return lost_batches(
-            shows,
+            f" {'none' if found is None else f'batch {found}'}",
             "Start again first: if the log does not have the last batch as complete, it is committed again. Else"
             " restore what is lost; or write the missing records by other means, set the table's property"
             f" {self._mark().property!r} to {committed}, and start again.",

@@ -50,9 +50,6 @@ ResultT = TypeVar("ResultT")
 IDENTITY_TIMEOUT_S = 10.0
 """How long to wait for statistics that contain the producer's epoch. librdkafka reports statistics every 5 ms."""
 
-KNOWN_TOPIC_S = 60.0
-"""How long a process relies on having found a topic before it looks the topic up again."""
-
 LOGIN_LOOK_S = 1.0
 """How often to check for a refused login while a producer waits for its transactional id."""
 
@@ -116,7 +113,7 @@ class Writer:
         self._has_ended = False
         self.is_closed = False
         self.topic_ids: dict[str, str] = {}
-        self._looked_up: set[str] = set()
+        self._counts: dict[str, int] = {}
         try:
             self._producer = _apart(lambda: confluent_kafka.Producer(self._properties(), logger=logger))
         except confluent_kafka.KafkaException as raised:
@@ -221,17 +218,10 @@ class Writer:
                 return
 
     def _partitions(self, topic: str, highest: int) -> int:
-        """Return the number of partitions of ``topic``, 0 if it does not exist.
-
-        The number is cached per process for ``KNOWN_TOPIC_S``. The topic is looked up again if the cached number is too
-        small for the partition ``highest``, and once per transaction, for its id."""
-        place = self._options.bootstrap_servers, topic
-        count, known_at = _known_topics.get(place, (0, 0.0))
-        is_new = self._transactional and topic not in self._looked_up
-        if is_new or count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:
-            count = self._look_up(topic)
-            if count:
-                _known_topics[place] = count, time.monotonic()
+        """Return the number of partitions of ``topic``, 0 if it does not exist. The topic is looked up once, and again
+        if the number is too small for the partition ``highest``."""
+        if (count := self._counts.get(topic, 0)) <= highest:
+            count = self._counts[topic] = self._look_up(topic)
         return count
 
     @cached_property
@@ -244,9 +234,8 @@ class Writer:
     def _look_up(self, topic: str) -> int:
         """Look up a topic over the tasks' connections of kafka-python, as librdkafka does not report a topic's id."""
         found = self._lookups.find(topic)
-        if self._transactional and found.id and topic not in self._looked_up:
-            self.topic_ids[topic] = found.id
-        self._looked_up.add(topic)
+        if self._transactional and found.id:
+            self.topic_ids.setdefault(topic, found.id)
         return len(found.leaders)
 
     @property
@@ -416,9 +405,6 @@ def _close(producer: confluent_kafka.Producer) -> None:
 def _no_thread(reason: str) -> RoundAborted:
     return RoundAborted(f"this host can start no thread for a producer: {reason}. The batch can be run again.")
 
-
-_known_topics: dict[tuple[str, str], tuple[int, float]] = {}
-"""This process's cache: brokers and topic → the number of partitions, and the time of the lookup."""
 
 _FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
 
