@@ -106,7 +106,7 @@ def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
 
 
 STALE_S = 60.0
-"""How long a database or a catalog may show less than was committed to it: a replica that is behind can't always be told
+"""How long a database or catalog may show less than was committed to it: a replica that is behind can't always be told
 from one that has lost a commit. Shorter than the coordinator's patience before a decision."""
 
 
