@@ -70,7 +70,6 @@ def split(batch: pa.RecordBatch, partition_by: Sequence[str]) -> Iterator[tuple[
 
 
 def _text(value: Any) -> str | None:
-    """Return a value as the log has it."""
     if value is None:
         return None
     if isinstance(value, bool):

@@ -71,7 +71,6 @@ class _Encoder:
         self._conversions = [conversion(field.type) for field in schema]
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """Yield the lines of ``batch``, one line per record."""
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
             columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]

@@ -105,7 +105,6 @@ class Text(LinesFormat):
 
 
 def _encode(batch: pa.RecordBatch) -> Iterator[Any]:
-    """Yield the lines of ``batch``."""
     if batch.num_rows:
         all_of_them = pa.array([0, batch.num_rows], pa.int64())
         lines = pa.LargeListArray.from_arrays(all_of_them, batch.column(0).cast(pa.large_string()))

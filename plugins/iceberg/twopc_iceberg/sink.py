@@ -437,7 +437,6 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             self._not_ours(committable)
 
     def _mark_before(self, committables: Sequence[Committable]) -> int | None:
-        """Return the mark that ``seal`` has found."""
         found = [committable.handle.get(_MARK) for committable in committables]
         return max((mark for mark in found if isinstance(mark, int)), default=None)
 

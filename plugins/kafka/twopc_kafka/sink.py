@@ -158,7 +158,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         self._forget()
 
     def _forget(self) -> None:
-        """Forget all that this process has observed."""
         self._hanging = hanging.Hanging(self._options.topic)
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._stuck = Stuck()

@@ -122,9 +122,9 @@ class Leaders:
 
     @blocking
     async def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Return each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
-        committed readers → the last stable offset, which is where. Partitions that can't be asked, or that this
-        principal may not READ or DESCRIBE, are left out."""
+        """Map each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
+        committed readers to its last stable offset. Partitions that can't be asked, or that this principal may not READ
+        or DESCRIBE, are left out."""
         led_by = await self._led_by(partitions, topic)
         away = _leaderless(led_by)
         return await self._behind({each: leader for each, leader in led_by.items() if each not in away}, away)
