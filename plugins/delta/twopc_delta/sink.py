@@ -16,11 +16,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import Schema
 
-from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.columns import not_whole, require_keys
 from twopc.datasets import Dataset, of_folder
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
+from twopc.errors import ConfigurationError, RoundAborted
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -73,6 +72,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. No request was made.
     """
 
+    refuses_before_writing = True
     _view: TableView | None = None
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -205,12 +205,6 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
     def _write(self, files: TaskFiles, batch: pa.RecordBatch) -> None:
         require_keys(batch.rename_columns(files.fit.schema.names), self.key)
         files.write(batch)
-
-    def delete_valid(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda part: self.delete(transaction, part), keys)
-
-    def write_valid(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda records: self.write(transaction, records), batch)
 
     def _table(self) -> TableView:
         if self._view is None:

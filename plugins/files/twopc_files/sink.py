@@ -13,7 +13,6 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from twopc.errors import RecordRefused
     from twopc.transactional_ids import TransactionId
     from twopc_files.batch_log import BatchLog
     from twopc_files.formats import Format
@@ -94,6 +92,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         ConfigurationError: an option is unknown, missing or wrong.
     """
 
+    refuses_before_writing = True
     _logs: tuple[BatchLog, ...] = ()
     _logs_have_begun = False
 
@@ -201,9 +200,6 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """
         with self._writing(transaction.id):
             transaction.files.write(batch)
-
-    def write_valid(self, transaction: FileTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda records: self.write(transaction, records), batch)
 
     def pre_commit(self, transaction: FileTransaction) -> Committable:
         """Make every file durable, and vote yes. Raises OSError if any byte is not durable."""

@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from twopc.bad_records import written_without
 from twopc.datasets import Dataset, of_folder
 from twopc.errors import (
     LogMismatch,
     OperatorRequired,
-    RecordRefused,
     Refused,
     Retriable,
     RoundAborted,
@@ -136,6 +134,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         ConfigurationError: an option is unknown, missing or wrong. No connection was made.
     """
 
+    refuses_before_writing = True
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = IcebergOptions.parse(options)
         self._for_tasks: TableForTasks | None = None
@@ -184,9 +184,6 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         with self._writing(transaction.id.exact):
             transaction.writer.write(batch)
 
-    def write_valid(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda records: self.write(transaction, records), batch)
-
     @property
     def key(self) -> tuple[str, ...]:
         return self._options.upsert_by
@@ -194,9 +191,6 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def delete(self, transaction: IcebergTransaction, keys: pa.RecordBatch) -> None:
         with self._writing(transaction.id.exact):
             transaction.writer.delete(keys)
-
-    def delete_valid(self, transaction: IcebergTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda part: self.delete(transaction, part), keys)
 
     def pre_commit(self, transaction: IcebergTransaction) -> Committable:
         name = transaction.id.exact
