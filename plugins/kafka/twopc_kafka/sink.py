@@ -44,7 +44,6 @@ from twopc_kafka.answers import (
     RefusedByBrokers,
     TransactionState,
     Unprovable,
-    after_the_decision,
     denied,
     failure,
     meaning,
@@ -497,7 +496,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             f" or raise the timeout and the broker's transaction.max.timeout.ms, to {enough_s:.0f} s or more."
         )
 
-    @after_the_decision()
     def commit(self, committable: Committable) -> None:
         if not committable.handle:
             return  # delivered without a transaction
@@ -619,7 +617,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         coordinator writes them again, or says how to have them written."""
         return TransactionLost(what if committable.replay_copy else f"{what}. {self.if_lost}")
 
-    @after_the_decision()
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Return when readers see the whole batch. Kafka answers a commit before it has written its markers, and may
         leave one out. So a sink that commits last comes after that, too."""
