@@ -11,9 +11,9 @@ import functools
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import kafka.errors
 from kafka.protocol.consumer.offsets import IsolationLevel
@@ -24,12 +24,14 @@ from twopc_kafka.client import requests
 from twopc_kafka.client.kafka_python import blocking
 from twopc_kafka.client.requests import Partitions
 
+if TYPE_CHECKING:
+    from twopc_kafka.client.control import Control
+
 logger = logging.getLogger(__name__)
 
 TopicPartition: TypeAlias = "tuple[str, int]"
 
 ReportT = TypeVar("ReportT")
-ResultT = TypeVar("ResultT")
 
 METADATA_MAX_AGE_S = 1.0
 """How old the metadata may be by which leaders are found. It lets the sweep right after a completed batch reuse that
@@ -82,22 +84,10 @@ class _Topic:
     seen_at_s: float
 
 
-class _Connection(Protocol):
-    """What ``Control`` has of which this module needs to know."""
-
-    @property
-    def manager(self) -> Any: ...
-    def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT: ...
-    def send(self, request: Any, node: int | None = None) -> Any: ...
-    async def metadata(self, topics: Iterable[str] = ()) -> Any: ...
-    def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any: ...
-    def brokers(self) -> list[int]: ...
-
-
 class Leaders:
     """Requests to the leaders of partitions, over a control connection. They raise the errors of ``Control``."""
 
-    def __init__(self, control: _Connection) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
         self.run = control.run
         self._topics: dict[str, _Topic] = {}
