@@ -8,19 +8,16 @@ a catalog that names an empty metadata file.
 from __future__ import annotations
 
 import errno
+import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
-
-if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it from Python 3.11 on
 
 from twopc.keyed import READERS
 from twopc.stores.disk import make_folder, sync_folder
@@ -58,42 +55,23 @@ class DurableFile(PyArrowFile):
         return self.stream
 
 
-class _SyncedStream:
+class _SyncedStream(io.BufferedWriter):
     """A stream to a new file of a local disk. Closing it makes the file and its name survive a power cut."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         make_folder(self._path.parent)
-        self._file = self._path.open("wb")
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
+        super().__init__(io.FileIO(path, "wb"))
 
     def close(self) -> None:
-        if self._file.closed:
+        if self.closed:
             return
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
+        try:
+            self.flush()
+            os.fsync(self.fileno())
+        finally:
+            super().close()
         sync_folder(self._path.parent)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class DurableFileIO(PyArrowFileIO):
