@@ -20,7 +20,7 @@ import contextlib
 import errno
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from azure.core import MatchConditions
@@ -131,24 +131,12 @@ class AzureFile(FileOfParts):
     """A pending file as uncommitted blocks."""
 
     most_parts = 50_000  # Azure takes more uncommitted blocks, and then refuses their list
-
-    def __init__(self, store: Azure, handle: FileHandle) -> None:
-        super().__init__(handle)
-        self._store = store
+    _store: Azure
 
     def upload_part(self, number: int, data: bytearray) -> None:
         self._store.call(
             self.handle.target, "stage_block", block_id(self.handle, number), bytes(data), validate_content=True
         )
-
-    def made_durable(self) -> FileHandle:
-        if self._buffer:
-            self.upload_rest()
-        return replace(self.handle, size_bytes=self._size_bytes)
-
-    def discard(self) -> None:
-        self._buffer.clear()
-        self._store.discard(self.handle)
 
 
 def block_id(file: FileHandle, number: int) -> str:

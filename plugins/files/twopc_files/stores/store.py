@@ -8,7 +8,7 @@ import io
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from twopc.checks import CheckResult
@@ -78,8 +78,9 @@ class FileOfParts(PendingFile):
     most_parts: int
     buffer_bytes = 2 * PART_BYTES
 
-    def __init__(self, handle: FileHandle) -> None:
+    def __init__(self, store: Store, handle: FileHandle) -> None:
         self.handle = handle
+        self._store = store
         self._buffer = bytearray()
         self._size_bytes = 0
         self._parts = 0
@@ -115,6 +116,15 @@ class FileOfParts(PendingFile):
         self.upload_part(self._parts, self._buffer)
         self._parts += 1
         self._buffer = bytearray()
+
+    def made_durable(self) -> FileHandle:
+        if self._buffer:
+            self.upload_rest()
+        return replace(self.handle, size_bytes=self._size_bytes)
+
+    def discard(self) -> None:
+        self._buffer.clear()
+        self._store.discard(self.handle)
 
 
 @dataclass(frozen=True, slots=True)
