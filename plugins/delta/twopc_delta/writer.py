@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from twopc.open_files import OpenFiles, RowGroups, with_bounds
+from twopc.open_files import OpenFiles, RowGroups, partition_folder, with_bounds
 from twopc_delta.columns import Fit
 from twopc_delta.notes import AddedFile
-from twopc_delta.partitions import Partition, folder_of, split
+from twopc_delta.partitions import Partition, split
 from twopc_delta.statistics import FloatBounds, indexed, statistics
 from twopc_delta.storage import Storage
 
@@ -107,7 +107,7 @@ class TaskFiles:
         # The common prefix lets the driver list the files of a batch at once. The random suffix prevents collisions
         # where a commit log that is an old copy gives out the names of transactions again.
         name = f"part-{self._name}-{number:05d}-{secrets.token_hex(8)}.snappy.parquet"
-        return "/".join([*(folder_of(column, value) for column, value in values.items()), name])
+        return "/".join([*(partition_folder(column, value) for column, value in values.items()), name])
 
     def _finished(self, path: str, values: Mapping[str, str | None], file: _OpenFile) -> None:
         size_bytes = file.output.tell()
