@@ -17,7 +17,7 @@ import fsspec
 import pyarrow as pa
 
 from twopc.errors import ConfigurationError
-from twopc.stores.disk import LocalFolder, make_folder, sync_folder
+from twopc.stores.disk import LocalFolder, SyncedFile
 from twopc.stores.places import LOCAL, canonical, parsed_place
 from twopc.stores.remote import ObjectFolder
 
@@ -211,29 +211,18 @@ class Storage:
             raise OSError(errno.EPROTO if number == errno.EIO else number, self.without_secrets(str(error))) from None
 
     def create(self, path: str) -> IO[bytes]:
-        """Open a new file below the folder for writing."""
+        """Open a new file below the folder for writing. It is durable when it is closed."""
         if self.is_local:
-            local = Path(self.path) / path
-            make_folder(local.parent)
-            return local.open("xb")
+            return SyncedFile(Path(self.path) / path)
         opened: IO[bytes] = self.filesystem.open(f"{self.path}/{path}", "wb", block_size=_BLOCK_BYTES)
         return opened
-
-    def close(self, file: IO[bytes], path: str) -> None:
-        """Close a file that ``create`` opened, durably."""
-        if self.is_local:
-            file.flush()
-            os.fsync(file.fileno())
-        file.close()
-        if self.is_local:
-            sync_folder((Path(self.path) / path).parent)
 
     def write(self, path: str, data: bytes) -> None:
         """Create a file below the folder, durably."""
         with self.meaning():
             file = self.create(path)
             file.write(data)
-            self.close(file, path)
+            file.close()
 
     def open(self, path: str) -> Any:
         """Open a file below the folder for reading: at once by Arrow, if it is on a disk."""

@@ -111,7 +111,7 @@ class TaskFiles:
 
     def _finished(self, path: str, values: Mapping[str, str | None], file: _OpenFile) -> None:
         size_bytes = file.output.tell()
-        self._storage.close(file.output, path)
+        file.output.close()
         stats = statistics(file.footers[0], self._schema, self._indexed, file.floats)
         now_ms = int(time.time() * 1000)  # for readers alone; nothing here compares it
         self.finished.append(AddedFile(path, size_bytes, values, now_ms, stats))

@@ -8,7 +8,6 @@ a catalog that names an empty metadata file.
 from __future__ import annotations
 
 import errno
-import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from twopc.keyed import READERS
-from twopc.stores.disk import make_folder, sync_folder
+from twopc.stores.disk import SyncedFile, sync_folder
 
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
@@ -51,27 +50,8 @@ class DurableFile(PyArrowFile):
 
     def create(self, overwrite: bool = False) -> Any:
         is_local = isinstance(self._filesystem, pa.fs.LocalFileSystem)
-        self.stream = _SyncedStream(self._path) if is_local else super().create(overwrite)
+        self.stream = SyncedFile(Path(self._path), "wb") if is_local else super().create(overwrite)
         return self.stream
-
-
-class _SyncedStream(io.BufferedWriter):
-    """A stream to a new file of a local disk. Closing it makes the file and its name survive a power cut."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        make_folder(self._path.parent)
-        super().__init__(io.FileIO(path, "wb"))
-
-    def close(self) -> None:
-        if self.closed:
-            return
-        try:
-            self.flush()
-            os.fsync(self.fileno())
-        finally:
-            super().close()
-        sync_folder(self._path.parent)
 
 
 class DurableFileIO(PyArrowFileIO):
