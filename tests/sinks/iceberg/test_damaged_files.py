@@ -243,7 +243,7 @@ def test_a_catalog_that_shows_an_older_table_at_the_start_is_asked_again(place: 
     sink.bind("orders", "log")
     sink.last_batch_id = 1
     place.point_to(old)
-    with pytest.raises(Retriable, match="old copy"):
+    with pytest.raises(Retriable, match="it is behind"):
         sink.open()
     place.point_to(new)
     sink.open()
