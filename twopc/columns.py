@@ -3,7 +3,8 @@ and the words for it. This module sends no request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from twopc.bad_records import first_bad
@@ -68,11 +69,47 @@ def check_types(schema: pa.Schema, columns: Collection[TableColumn], table: str)
 
 def check_names(names: Collection[str], columns: Collection[str], table: str) -> None:
     """Make sure that each column of records is one of a table's ``columns``, once. Raises like ``check_columns``."""
-    if len({*names}) < len(names):
-        raise SchemaMismatch("Column names must be unique: rename or drop columns")
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise SchemaMismatch(f"Column names must be unique: rename or drop {twice[0]!r}")
     for name in names:
         if name not in columns:
             raise SchemaMismatch(f"{table} has no column {name!r}. It has: {', '.join(columns)}. Drop or rename it.")
+
+
+def check_fixed_columns(
+    schema: pa.Schema,
+    sink: str,
+    columns: Mapping[str, str],
+    fits: Callable[[str, pa.DataType], bool],
+    converted: Callable[[str, pa.DataType], str],
+) -> None:
+    """Make sure that records have only columns of a sink whose columns have a meaning of their own, such as ``key``,
+    each once and of a type that fits, and that they have the column ``value``. Raises SchemaMismatch, which names it.
+
+    Args:
+        schema: the records'.
+        sink: the sink, for messages.
+        columns: name → the types that it may have, in words.
+        fits: whether a column of this name may have a type.
+        converted: an expression of Spark SQL that makes such a column one that fits.
+    """
+    names = schema.names
+    for name in names:
+        if name not in columns:
+            raise SchemaMismatch(
+                f"the {sink} sink has no column {name!r}; it takes {', '.join(columns)}. Convert your columns, for"
+                f" example with 'to_json(struct(*)) AS value'."
+            )
+        if names.count(name) > 1:
+            raise SchemaMismatch(f"column {name!r} occurs {names.count(name)} times")
+        if not fits(name, type := schema.field(name).type):
+            raise SchemaMismatch(
+                f"column {name!r} is {type}, but the {sink} sink needs {columns[name]}. Convert it, for example with"
+                f" '{converted(name, type)} AS {name}'."
+            )
+    if "value" not in names:
+        got = ", ".join(names) or "no column"
+        raise SchemaMismatch(f"the {sink} sink needs a column 'value' ({columns['value']}); it got {got}")
 
 
 def has_room(type: pa.Decimal128Type, precision: int, scale: int) -> bool:

@@ -106,12 +106,12 @@ def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:
 
 
 STALE_S = 60.0
-"""How long a database may show less than was committed to it: a member of a cluster that is behind can't always be told
+"""How long a database or catalog may show less than was committed to it: a replica that is behind can't always be told
 from one that has lost a commit. Shorter than the coordinator's patience before a decision."""
 
 
 def behind(since_s: float, shows: str, advice: str) -> LogMismatch | Retriable:
-    """Return the error for a database that has lacked a batch since ``since_s``, by ``time.monotonic``."""
+    """Return the error for a target system that has lacked a batch since ``since_s``, by ``time.monotonic``."""
     if time.monotonic() - since_s < STALE_S:
         return Retriable(f"{shows}: it is behind, or has lost a commit")
     return lost_batches(shows, advice)

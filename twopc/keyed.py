@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from twopc.bad_records import written_without
 from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc.sink import TransactionT, TwoPhaseCommitSink
 
@@ -74,14 +75,16 @@ class KeyedSink(TwoPhaseCommitSink[TransactionT]):
 
     def delete_valid(self, transaction: TransactionT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
         """Delete the keys of a batch that the sink can look for, and yield a refusal for each of the others, with its
-        position in ``keys``. Called in place of ``delete`` if bad records are to go elsewhere. The default refuses the
-        whole batch, as ``delete`` does.
+        position in ``keys``. Called in place of ``delete`` if bad records are to go elsewhere. The default is that of
+        ``write_valid``: ``refuses_before_writing`` is about ``delete``, too.
 
         Raises:
             RecordRefused: the refusal is not about one key of this batch.
         """
-        self.delete(transaction, keys)
-        yield from ()
+        if self.refuses_before_writing:
+            yield from written_without(functools.partial(self.delete, transaction), keys)
+        else:
+            self.delete(transaction, keys)
 
 
 ROWS_AT_ONCE = 2**18

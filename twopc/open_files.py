@@ -7,10 +7,12 @@ in any order need few more files than sorted ones.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -305,3 +307,34 @@ def split_by(records: pa.RecordBatch, columns: Sequence[pa.Array]) -> Iterator[t
         positions = order.slice(start, end - start)
         yield positions[0].as_py(), records if len(positions) == len(records) else records.take(positions)
         start = end
+
+
+# Folders of partitions, as Hive and Spark name them. -----------------------------------------------------------------
+
+DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+"""The value in a folder's name that Hive and Spark read as null."""
+
+_ESCAPED = {code: f"%{code:02X}" for code in (*range(32), 127, *map(ord, "\"#%'*/:=?\\{[]^"))}
+"""The characters that Spark escapes in a folder's name (``ExternalCatalogUtils``), and NUL. polars reads the name."""
+
+
+def partition_text(value: Any) -> str | None:
+    """Return the value of a partition column as Spark casts it to a string; None for null."""
+    match value:
+        case None:
+            return None
+        case bool():
+            return str(value).lower()
+        case Decimal():
+            return format(value, "f")  # never an exponent
+        case dt.date():
+            return value.isoformat()
+        case _:
+            return str(value)
+
+
+def partition_folder(column: str, value: Any) -> str:
+    """Return ``column=value`` as Spark writes it. Two values have two names, but for texts that readers take for null:
+    sinks refuse these."""
+    text = partition_text(value)
+    return f"{column.translate(_ESCAPED)}={DEFAULT_PARTITION if text is None else text.translate(_ESCAPED)}"

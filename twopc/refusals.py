@@ -120,12 +120,30 @@ def first_null(column: pa.Array) -> int | None:
     return first_true(column.is_null()) if column.null_count else None
 
 
+# Kinds of types. ------------------------------------------------------------------------------------------------------
+
+
+def is_string(kind: pa.DataType) -> bool:
+    """Return whether a type is one of text that Spark and all readers of files know."""
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Return whether a type is one of bytes, of any length."""
+    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Return whether a type is a list, in any of Arrow's layouts with offsets or of a fixed size."""
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
 # Rules that several sinks share. ----------------------------------------------------------------------------
 
 
 def is_text(field: pa.Field) -> bool:
     """Whether the values are strings, in any of Arrow's layouts."""
-    return bool(types.is_string(field.type) or types.is_large_string(field.type) or types.is_string_view(field.type))
+    return is_string(field.type) or bool(types.is_string_view(field.type))
 
 
 NOT_UTF8 = Rule(

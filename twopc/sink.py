@@ -14,11 +14,13 @@ A sink is pickled on its way to the participants, so what can't be pickled (conn
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, final
 
+from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset
 from twopc.errors import ConfigurationError, RecordRefused
@@ -61,6 +63,10 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     """The folder, as path or URL, whose files readers take for records; None if the sink writes no files. Commit logs,
     replay copies and checkpoints must lie outside of it, or below a name that its readers skip."""
 
+    refuses_before_writing: bool = False
+    """Whether ``write`` refuses a record, by its position, before it writes any of the record batch. Then the default
+    ``write_valid`` writes the others."""
+
     @abstractmethod
     def begin(self, transaction_id: TransactionId) -> TransactionT:
         """Start a transaction for one task attempt. Cheap, and without effect on any reader."""
@@ -74,14 +80,15 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         position in ``batch``.
 
         Called in place of ``write`` if bad records are to go elsewhere. The default refuses the whole batch, as
-        ``write`` does. A sink whose ``write`` refuses a record before it writes any can return
-        ``twopc.bad_records.written_without``.
+        ``write`` does, unless the sink ``refuses_before_writing``.
 
         Raises:
             RecordRefused: the refusal is not about one record of this batch.
         """
-        self.write(transaction, batch)
-        yield from ()
+        if self.refuses_before_writing:
+            yield from written_without(functools.partial(self.write, transaction), batch)
+        else:
+            self.write(transaction, batch)
 
     @abstractmethod
     def pre_commit(self, transaction: TransactionT) -> Committable:

@@ -265,16 +265,6 @@ def test_the_code_map_lists_exactly_the_modules_of_a_folder() -> None:
     assert code_map() == {folder: contents(ROOT / folder) - {"conftest"} for folder in code_map()}
 
 
-def test_the_table_in_a_packages_docstring_lists_exactly_its_modules() -> None:
-    packages = {module: source.parent for module, source in SOURCES.items() if source.name == "__init__.py"}
-    docstrings = {module: ast.get_docstring(tree(module)) or "" for module in packages}
-    tables = {module: text for module, text in docstrings.items() if "\nmodule  " in text}
-    assert len(tables) > 1
-    for module, text in tables.items():
-        listed = re.findall(r"^`*(\w+)", re.split(r"^=+ +=+$", text, flags=re.MULTILINE)[2], re.MULTILINE)
-        assert {*listed} == {name.rstrip("/") for name in contents(packages[module])}, module
-
-
 def test_the_picture_of_the_phases_shows_the_table_of_phases() -> None:
     arrows = ["    [*] --> closed"]
     arrows += [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote, participant
-from twopc.bad_records import written_without
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, SchemaMismatch
 from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
@@ -252,14 +251,13 @@ def noted_and_asked(asked: list[str], what: str, *arguments: Any, **patience: An
 class Picky(Recorder):
     """Takes no record whose value begins with "bad"."""
 
+    refuses_before_writing = True
+
     def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
         for position, value in enumerate(batch["value"].to_pylist()):
             if value.startswith("bad"):
                 raise RecordRefused("it is bad", record=position, column="value")
         super().write(transaction, batch)
-
-    def write_valid(self, transaction: Transaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(partial(self.write, transaction), batch)
 
 
 def values(*given: str) -> pa.RecordBatch:
@@ -406,8 +404,7 @@ def test_a_transaction_may_have_deletes_alone() -> None:
 
 def test_a_delete_that_a_sink_refuses_is_left_out() -> None:
     class Choosy(MemorySink):
-        def delete_valid(self, transaction: Transaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
-            return written_without(partial(self.delete, transaction), keys)
+        refuses_before_writing = True
 
         def delete(self, transaction: Transaction, keys: pa.RecordBatch) -> None:
             if 2 in keys.column("id").to_pylist():

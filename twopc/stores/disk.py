@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import io
 import itertools
 import os
 from collections.abc import Iterator
@@ -127,6 +128,26 @@ class LocalFolder(Folder):
 
     def _written_s(self, name: str) -> float:
         return (self.path / name).stat().st_mtime
+
+
+class SyncedFile(io.BufferedWriter):
+    """A new file, in a folder that is made where it is missing. Closing it makes the file and its name survive a power
+    cut."""
+
+    def __init__(self, path: Path, mode: str = "xb") -> None:
+        self._path = path
+        make_folder(path.parent)
+        super().__init__(io.FileIO(path, mode))
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        try:
+            self.flush()
+            os.fsync(self.fileno())
+        finally:
+            super().close()
+        sync_folder(self._path.parent)
 
 
 def put_in_place(aside: Path, path: Path) -> None:

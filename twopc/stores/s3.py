@@ -51,7 +51,7 @@ def translate(error: Exception) -> OSError:
         return cause
     if is_untrusted(cause):
         return OSError(errno.EACCES, text)
-    if isinstance(cause, _NO_ANSWER):
+    if isinstance(cause, _NO_ANSWER) or type(cause).__module__.partition(".")[0] == "aiohttp":  # under botocore
         return OSError(errno.ETIMEDOUT, text)
     return OSError(errno.EACCES if isinstance(cause, _NO_CREDENTIALS) else errno.EIO, text)
 

@@ -16,7 +16,7 @@ from pyarrow import types
 from twopc.bad_records import first_bad
 from twopc.columns import has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc.refusals import KEY_TWICE, NOT_UTF8, Rule, checker, first_null, parts
+from twopc.refusals import KEY_TWICE, NOT_UTF8, Rule, checker, first_null, is_list, parts
 from twopc_delta.partitions import IN_LOG, require_readable
 from twopc_delta.storage import LONGEST_NAME_ON_DISKS
 from twopc_delta.table import TableView
@@ -188,7 +188,7 @@ def _fits(given: pa.DataType, field: pa.DataType) -> bool:
 
 
 def _nested_fits(given: pa.DataType, field: pa.DataType) -> bool:
-    if _is_list(given) and types.is_list(field):
+    if is_list(given) and types.is_list(field):
         return _fits(given.value_type, field.value_type)
     if types.is_map(given) and types.is_map(field):
         return _fits(given.key_type, field.key_type) and _fits(given.item_type, field.item_type)
@@ -215,10 +215,6 @@ def _is_other_text(type: pa.DataType) -> bool:
 
 def _is_other_binary(type: pa.DataType) -> bool:
     return bool(types.is_large_binary(type) or types.is_binary_view(type))
-
-
-def _is_list(type: pa.DataType) -> bool:
-    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))
 
 
 def _nullable(field: pa.Field) -> pa.Field:

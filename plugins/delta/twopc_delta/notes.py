@@ -120,11 +120,7 @@ class Notes:
 
     def read(self, transaction_id: str) -> bytes | None:
         """Return the content of a note; None where there is none."""
-        with self._storage.meaning():
-            try:
-                return self._folder.read(transaction_id + _ENDING)
-            except FileNotFoundError:
-                return None
+        return self._storage.content(self._folder, transaction_id + _ENDING)
 
     def remove(self, *transaction_ids: str) -> None:
         """Remove notes, or do nothing where there are none."""

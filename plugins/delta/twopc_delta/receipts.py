@@ -61,11 +61,8 @@ class Receipts:
         return self._newest
 
     def _read(self) -> Receipt | None:
-        with self._storage.meaning():
-            try:
-                data = self._folder.read(self._name)
-            except FileNotFoundError:
-                return None
+        if (data := self._storage.content(self._folder, self._name)) is None:
+            return None
         try:
             found = Receipt(**orjson.loads(data))
         except TypeError as error:

@@ -16,11 +16,10 @@ from typing import Any
 import pyarrow as pa
 from deltalake import Schema
 
-from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.columns import not_whole, require_keys
 from twopc.datasets import Dataset, of_folder
-from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
+from twopc.errors import ConfigurationError, RoundAborted
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -44,21 +43,21 @@ class DeltaTransaction(Transaction):
     """The files of one task attempt.
 
     Attributes:
-        fit: how its records go into the table, once there are any.
-        files: distributes them.
-        fit_of_keys: how the keys of its deletes go into files, once there are any.
-        deletes: distributes them.
+        files: distributes its records, once there are any.
+        deletes: distributes the keys of its deletes, once there are any.
     """
 
-    fit: Fit | None = None
     files: TaskFiles | None = None
-    fit_of_keys: Fit | None = None
     deletes: TaskFiles | None = None
+
+    @property
+    def written(self) -> list[TaskFiles]:
+        return [each for each in (self.files, self.deletes) if each is not None]
 
     @property
     def paths(self) -> list[str]:
         """The paths of all files."""
-        return [path for files in (self.files, self.deletes) if files is not None for path in files.paths]
+        return [path for files in self.written for path in files.paths]
 
 
 class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
@@ -73,6 +72,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. No request was made.
     """
 
+    refuses_before_writing = True
     _view: TableView | None = None
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -189,28 +189,22 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
     def write(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> None:
         with self._writing(transaction.id):
             if transaction.files is None:
-                transaction.fit = fit(batch.schema, self._table(), self._name)
-                self._require_whole(batch.schema, self._table())
-                transaction.files = self._files(transaction, transaction.fit)
-            assert transaction.fit is not None
-            require_keys(batch.rename_columns(transaction.fit.schema.names), self.key)
-            transaction.files.write(batch)
+                fitted = fit(batch.schema, self._table(), self._name)
+                self._require_whole(batch.schema, fitted.view)
+                transaction.files = self._files(transaction, fitted)
+            self._write(transaction.files, batch)
 
     def delete(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> None:
         with self._writing(transaction.id):
             if transaction.deletes is None:
                 view = self._table()
-                transaction.fit_of_keys = Fit(pa.schema([view.schema.field(name) for name in self.key]), (), view)
-                transaction.deletes = self._files(transaction, transaction.fit_of_keys)
-            assert transaction.fit_of_keys is not None
-            require_keys(keys.rename_columns(transaction.fit_of_keys.schema.names), self.key)
-            transaction.deletes.write(keys)
+                fit = Fit(pa.schema([view.schema.field(name) for name in self.key]), (), view)
+                transaction.deletes = self._files(transaction, fit)
+            self._write(transaction.deletes, keys)
 
-    def delete_valid(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda part: self.delete(transaction, part), keys)
-
-    def write_valid(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda records: self.write(transaction, records), batch)
+    def _write(self, files: TaskFiles, batch: pa.RecordBatch) -> None:
+        require_keys(batch.rename_columns(files.fit.schema.names), self.key)
+        files.write(batch)
 
     def _table(self) -> TableView:
         if self._view is None:
@@ -228,7 +222,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
 
     def pre_commit(self, transaction: DeltaTransaction) -> Committable:
         name = transaction.id.exact
-        if (used := transaction.fit or transaction.fit_of_keys) is None:
+        if not transaction.written:
             raise ValueError(f"transaction {name} has no record")
         with self._writing(transaction.id):
             files = [] if transaction.files is None else transaction.files.finish()
@@ -241,7 +235,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                         " Was it removed or replaced, or does its store keep something else than it was sent? The batch"
                         " can be run again."
                     )
-            view, columns = used.view, type_names(used.schema)
+            fit = transaction.written[0].fit
+            view, columns = fit.view, type_names(fit.schema)
             note = Note([], view.id, columns, view.required, view.partition_by, files, self.key, deletes)
             data = Notes(self._storage).write(name, note)
         return vote_of(name, data, len(files), transaction.records)
@@ -260,9 +255,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
 
     def discard(self, transaction: DeltaTransaction) -> None:
         with self._writing(transaction.id):
-            for files in (transaction.files, transaction.deletes):
-                if files is not None:
-                    files.discard()
+            for files in transaction.written:
+                files.discard()
             if transaction.paths:
                 Notes(self._storage).remove(transaction.id.exact)
 

@@ -17,7 +17,7 @@ import fsspec
 import pyarrow as pa
 
 from twopc.errors import ConfigurationError
-from twopc.stores.disk import LocalFolder, make_folder, sync_folder
+from twopc.stores.disk import LocalFolder, SyncedFile
 from twopc.stores.places import LOCAL, canonical, parsed_place
 from twopc.stores.remote import ObjectFolder
 
@@ -54,13 +54,6 @@ _INSIDE: dict[str, dict[str, str]] = {
 }
 """fsspec's names of S3 options → delta-rs's. Options inside of ``_INSIDE`` with no counterpart there are for fsspec
 alone: both clients reach the same objects with them and without."""
-
-_ERRNOS = (
-    ({"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}, errno.EACCES),
-    ({"ConnectionError", "HTTPClientError", "IncompleteReadError", "CredentialRetrievalError"}, errno.ETIMEDOUT),
-    ({"ClientConnectionError", "ClientPayloadError", "ServerDisconnectedError"}, errno.ETIMEDOUT),
-)
-"""Errors of botocore and aiohttp → errno. Any other one is in no table: ``EPROTO``."""
 
 _SECRET = ("key", "secret", "token")
 _SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
@@ -193,6 +186,14 @@ class Storage:
             return LocalFolder(Path(self.path) / NOTES)
         return ObjectFolder(self.filesystem, f"{self.path}/{NOTES}")
 
+    def content(self, folder: LocalFolder | ObjectFolder, name: str) -> bytes | None:
+        """Return the content of a file in the folder of notes; None where there is none."""
+        with self.meaning():
+            try:
+                return folder.read(name)
+            except FileNotFoundError:
+                return None
+
     @contextlib.contextmanager
     def meaning(self) -> Iterator[None]:
         """Around requests: errors of S3's clients become OSErrors, as those of a disk are."""
@@ -203,34 +204,25 @@ class Storage:
         except Exception as error:
             if type(error).__module__.partition(".")[0] not in ("botocore", "aiobotocore", "aiohttp"):
                 raise
-            kinds = {each.__name__ for each in type(error).__mro__}
-            number = next((number for names, number in _ERRNOS if kinds & names), errno.EPROTO)
-            raise OSError(number, self.without_secrets(str(error))) from None
+            from twopc.stores.s3 import translate  # needs S3's client, which raised this
+
+            number = translate(error).errno
+            # An unknown error must not look like that of a disk, which may pass.
+            raise OSError(errno.EPROTO if number == errno.EIO else number, self.without_secrets(str(error))) from None
 
     def create(self, path: str) -> IO[bytes]:
-        """Open a new file below the folder for writing."""
+        """Open a new file below the folder for writing. It is durable when it is closed."""
         if self.is_local:
-            local = Path(self.path) / path
-            make_folder(local.parent)
-            return local.open("xb")
+            return SyncedFile(Path(self.path) / path)
         opened: IO[bytes] = self.filesystem.open(f"{self.path}/{path}", "wb", block_size=_BLOCK_BYTES)
         return opened
-
-    def close(self, file: IO[bytes], path: str) -> None:
-        """Close a file that ``create`` opened, durably."""
-        if self.is_local:
-            file.flush()
-            os.fsync(file.fileno())
-        file.close()
-        if self.is_local:
-            sync_folder((Path(self.path) / path).parent)
 
     def write(self, path: str, data: bytes) -> None:
         """Create a file below the folder, durably."""
         with self.meaning():
             file = self.create(path)
             file.write(data)
-            self.close(file, path)
+            file.close()
 
     def open(self, path: str) -> Any:
         """Open a file below the folder for reading: at once by Arrow, if it is on a disk."""

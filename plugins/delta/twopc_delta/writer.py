@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from twopc.open_files import OpenFiles, RowGroups, with_bounds
+from twopc.open_files import OpenFiles, RowGroups, partition_folder, with_bounds
 from twopc_delta.columns import Fit
 from twopc_delta.notes import AddedFile
-from twopc_delta.partitions import Partition, folder_of, split
+from twopc_delta.partitions import Partition, split
 from twopc_delta.statistics import FloatBounds, indexed, statistics
 from twopc_delta.storage import Storage
 
@@ -79,7 +79,7 @@ class TaskFiles:
         self, storage: Storage, fit: Fit, name: str, target_bytes: int, begins: Callable[[list[str]], object]
     ) -> None:
         self._storage = storage
-        self._fit = fit
+        self.fit = fit
         self._name = name
         self._target_bytes = target_bytes
         self._begins = begins
@@ -91,11 +91,11 @@ class TaskFiles:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write each record to a file of its partition."""
-        self._open.write(split(self._fit.convert(batch), self._fit.partition_by))
+        self._open.write(split(self.fit.convert(batch), self.fit.partition_by))
 
     def _create_each(self, partitions: Sequence[Partition]) -> Iterator[_OpenFile]:
         """Create a file for each partition, once ``begins`` knows the paths of all."""
-        created = [dict(zip(self._fit.partition_by, each, strict=True)) for each in partitions]
+        created = [dict(zip(self.fit.partition_by, each, strict=True)) for each in partitions]
         paths = [self._new_path(values, number) for number, values in enumerate(created, len(self.paths))]
         self.paths += paths
         self._begins(self.paths)
@@ -104,14 +104,14 @@ class TaskFiles:
             yield _OpenFile(self._storage.create(path), self._schema, self._target_bytes, finished)
 
     def _new_path(self, values: Mapping[str, str | None], number: int) -> str:
-        # First what the files of one batch have in common: the driver finds them by one listing of names that begin so.
-        # A commit log that is an old copy gives out the names of transactions again, whose files the table has.
+        # The common prefix lets the driver list the files of a batch at once. The random suffix prevents collisions
+        # where a commit log that is an old copy gives out the names of transactions again.
         name = f"part-{self._name}-{number:05d}-{secrets.token_hex(8)}.snappy.parquet"
-        return "/".join([*(folder_of(column, value) for column, value in values.items()), name])
+        return "/".join([*(partition_folder(column, value) for column, value in values.items()), name])
 
     def _finished(self, path: str, values: Mapping[str, str | None], file: _OpenFile) -> None:
         size_bytes = file.output.tell()
-        self._storage.close(file.output, path)
+        file.output.close()
         stats = statistics(file.footers[0], self._schema, self._indexed, file.floats)
         now_ms = int(time.time() * 1000)  # for readers alone; nothing here compares it
         self.finished.append(AddedFile(path, size_bytes, values, now_ms, stats))

@@ -96,7 +96,6 @@ class _Encoder:
         )
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
-        """Yield the lines of ``batch``."""
         columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
         lines = pa.BufferOutputStream()
         csv.write_csv(pa.record_batch(columns, schema=self._schema), lines, self._options)

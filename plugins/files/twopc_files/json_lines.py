@@ -37,6 +37,7 @@ from twopc.refusals import (
     checker,
     counted,
     day_number,
+    is_list,
     outside,
 )
 from twopc_files.lines import Encode, LinesFormat
@@ -70,7 +71,6 @@ class _Encoder:
         self._conversions = [conversion(field.type) for field in schema]
 
     def encode(self, batch: pa.RecordBatch) -> Iterator[bytes]:
-        """Yield the lines of ``batch``, one line per record."""
         for start in range(0, batch.num_rows, RECORDS_AT_ONCE):
             part = batch.slice(start, RECORDS_AT_ONCE)
             columns = [_converted(c, convert) for c, convert in zip(part.columns, self._conversions, strict=True)]
@@ -134,10 +134,7 @@ _CONVERSIONS: tuple[tuple[tuple[Callable[[Any], bool], ...], Callable[[Any], Con
     ),
     ((types.is_time,), lambda _: dt.time.isoformat),  # orjson 3.13 writes 40,101 microseconds as .40101
     ((types.is_dictionary,), lambda type_: conversion(type_.value_type)),
-    (
-        (types.is_list, types.is_large_list, types.is_fixed_size_list),
-        lambda type_: _list_of(conversion(type_.value_type)),
-    ),
+    ((is_list,), lambda type_: _list_of(conversion(type_.value_type))),
     ((types.is_struct,), _struct_of),
     ((types.is_map,), _map_of),
 )

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import types
 
+from twopc.refusals import is_bytes, is_list, is_string
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -30,16 +32,8 @@ class Kind:
     instead: str = "drop it"
 
 
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(types.is_string(type_) or types.is_large_string(type_))
-
-
 def _is_binary(type_: pa.DataType) -> bool:
-    return bool(types.is_binary(type_) or types.is_large_binary(type_) or types.is_fixed_size_binary(type_))
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_))
+    return is_bytes(type_) or bool(types.is_fixed_size_binary(type_))
 
 
 def _is_of_spark_alone(type_: pa.DataType) -> bool:
@@ -70,7 +64,7 @@ KINDS = (
         "parquet json csv orc",
         "CAST(c AS STRING)",
     ),
-    Kind("string, large_string", _is_text, "parquet json csv orc text"),
+    Kind("string, large_string", is_string, "parquet json csv orc text"),
     Kind("binary, large_binary, fixed_size_binary", _is_binary, "parquet json orc", "base64(c)"),
     Kind("date32", types.is_date32, "parquet json csv orc", "CAST(c AS STRING)"),
     Kind(
@@ -91,7 +85,7 @@ KINDS = (
         "parquet json csv",
         "CAST(c AS TIMESTAMP)",
     ),
-    Kind("list, large_list, fixed_size_list", _is_list, "parquet json orc", "to_json(c)"),
+    Kind("list, large_list, fixed_size_list", is_list, "parquet json orc", "to_json(c)"),
     Kind("VARIANT, GEOMETRY, GEOGRAPHY of Spark", _is_of_spark_alone, "", "to_json(c), or st_asbinary(c)"),
     Kind("struct", types.is_struct, "parquet json orc", "to_json(c)"),
     Kind("map", types.is_map, "parquet json orc", "to_json(c)"),
@@ -153,5 +147,5 @@ def _require_key(format: str, type_: pa.DataType) -> None:
     key = type_.key_type
     if key.num_fields:
         raise TypeError(f"the keys of {type_} are nested. Instead: to_json(c)")
-    if format == "json" and not (_is_text(key) or types.is_integer(key)):
+    if format == "json" and not (is_string(key) or types.is_integer(key)):
         raise TypeError(f"the keys of {type_} must be text or integers to become names in a JSON object")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import difflib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -15,16 +12,10 @@ from pyarrow import types
 
 from twopc.columns import ADVICE
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc.open_files import MOST_FILES, Encoder, OpenFiles, split_by
+from twopc.open_files import DEFAULT_PARTITION, MOST_FILES, Encoder, OpenFiles, partition_folder, split_by
 from twopc.refusals import NOT_UTF8, YEARS, Check, Rule, first_true, is_text
 from twopc_files.formats import Format, check_names, check_same_schema
 from twopc_files.stores.store import PendingFile
-
-DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-"""The value in a folder's name that Hive and Spark read as null."""
-
-# The characters that Spark escapes (ExternalCatalogUtils.charToEscape), as Hive does.
-_ESCAPED = str.maketrans({c: f"%{ord(c):02X}" for c in (*map(chr, range(1, 0x20)), *"\"#%'*/:=?\\\x7f{[]^")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +204,7 @@ def _folders(batch: pa.RecordBatch, partition_by: tuple[str, ...], longest_name:
         for rule in _NAME_RULES:
             if rule.concerns(field):
                 _refuse(column, rule.reason, values.indices, rule.first(values.dictionary))
-        names = pa.array([folder_name(column, value) for value in values.dictionary.to_pylist()], pa.string())
+        names = pa.array([partition_folder(column, value) for value in values.dictionary.to_pylist()], pa.string())
         if longest_name is not None:
             too_long = first_true(pc.greater(pc.binary_length(names), longest_name))
             reason = f"a folder named after it would have more than {longest_name} bytes in its name. {ADVICE}"
@@ -242,23 +233,3 @@ _NAME_RULES = (
         f"readers take an empty text, 'null' and {DEFAULT_PARTITION!r} in a folder's name for null. {ADVICE}",
     ),
 )
-
-
-def folder_name(column: str, value: Any) -> str:
-    """Return ``column=value`` as Spark writes it. Injective, as text that Spark does not distinguish from null is
-    refused before."""
-    text = "" if value is None else _text(value)
-    return f"{column.translate(_ESCAPED)}={text.translate(_ESCAPED) or DEFAULT_PARTITION}"
-
-
-def _text(value: Any) -> str:
-    """Return ``value`` as Spark casts it to a string."""
-    match value:
-        case bool():
-            return str(value).lower()
-        case Decimal():
-            return format(value, "f")  # never an exponent
-        case dt.date():
-            return value.isoformat()
-        case _:
-            return str(value)

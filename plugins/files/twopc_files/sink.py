@@ -13,7 +13,6 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from twopc.errors import RecordRefused
     from twopc.transactional_ids import TransactionId
     from twopc_files.batch_log import BatchLog
     from twopc_files.formats import Format
@@ -94,6 +92,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         ConfigurationError: an option is unknown, missing or wrong.
     """
 
+    refuses_before_writing = True
     _logs: tuple[BatchLog, ...] = ()
     _logs_have_begun = False
 
@@ -131,16 +130,14 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             self._store.require_answer()
         self._logs, self._logs_have_begun = self._located_logs(), False
         for log in self._logs:
-            with self._asking():
-                log.open()
+            log.open()
 
     def _begin_logs(self) -> None:
         """Create the logs of complete batches before the first commit of an incarnation: a reader that finds no log
         reads all files. Commits that come here at once are like two processes, which ``BatchLog.begin`` allows."""
         if not self._logs_have_begun:
             for log in self._logs:
-                with self._asking():
-                    log.begin()
+                log.begin()
             self._logs_have_begun = True
 
     def _located_logs(self) -> tuple[BatchLog, ...]:
@@ -203,9 +200,6 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """
         with self._writing(transaction.id):
             transaction.files.write(batch)
-
-    def write_valid(self, transaction: FileTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda records: self.write(transaction, records), batch)
 
     def pre_commit(self, transaction: FileTransaction) -> Committable:
         """Make every file durable, and vote yes. Raises OSError if any byte is not durable."""
@@ -331,8 +325,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         ]
         self._begin_logs()  # for a batch without transactions, which no commit precedes
         for log in self._logs:
-            with self._asking():
-                log.complete(batch_id, files)
+            log.complete(batch_id, files)
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
         return [of_folder(self._store.url, getattr(self._store, "storage_options", {}))]  # a disk has none

@@ -183,8 +183,20 @@ def _kind(options: IcebergOptions, properties: Mapping[str, Any]) -> CatalogType
     raise ConfigurationError(f"catalog {options.catalog!r} needs the option '{OF_CATALOG}type', one of {_KINDS}.")
 
 
-class _BoundedRestCatalog(RestCatalog):
-    """A REST catalog none of whose requests waits without a limit."""
+class TransactionalCatalog(RestCatalog):
+    """A REST catalog that may be able to change several tables by one request, for which pyiceberg has no call. None of
+    its requests waits without a limit.
+
+    Attributes:
+        identity: the same for all connections to one catalog with the same properties and credentials.
+        changes_several: whether the catalog lists the request, and has not refused it.
+    """
+
+    def __init__(self, name: str, **properties: Any) -> None:
+        super().__init__(name, **properties)
+        given = json.dumps(properties, sort_keys=True, default=str)
+        self.identity = hashlib.sha256(given.encode()).hexdigest()  # they may have credentials
+        self.changes_several = _TRANSACTION in self._supported_endpoints
 
     def _config_headers(self, session: Session) -> None:
         """Set up a session, before it is first used to fetch a token."""
@@ -197,21 +209,6 @@ class _BoundedRestCatalog(RestCatalog):
             provider = self._auth_manager.token_provider
             provider._refresh_token = functools.partial(_refresh_token, provider)  # type: ignore[method-assign]  # noqa: SLF001
         return session
-
-
-class TransactionalCatalog(_BoundedRestCatalog):
-    """A REST catalog that may be able to change several tables by one request, for which pyiceberg has no call.
-
-    Attributes:
-        identity: the same for all connections to one catalog with the same properties and credentials.
-        changes_several: whether the catalog lists the request, and has not refused it.
-    """
-
-    def __init__(self, name: str, **properties: Any) -> None:
-        super().__init__(name, **properties)
-        given = json.dumps(properties, sort_keys=True, default=str)
-        self.identity = hashlib.sha256(given.encode()).hexdigest()  # they may have credentials
-        self.changes_several = _TRANSACTION in self._supported_endpoints
 
     def commit_tables(self, changes: Sequence[CommitTableRequest]) -> None:
         """Ask once to change several tables. The answer to success has no content. Raises like ``commit_table``, and

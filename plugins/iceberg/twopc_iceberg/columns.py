@@ -36,9 +36,9 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from twopc.columns import ADVICE, has_room, require_each
+from twopc.columns import ADVICE, check_names, has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, checker, holder
+from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, checker, holder, is_list
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 _TEXTS = (pa.string(), pa.large_string())
@@ -107,20 +107,15 @@ def check_columns(records: pa.Schema, table: Schema, what: str) -> None:
 
 
 def _check_struct(given: list[pa.Field], wanted: StructType, what: str, path: str) -> None:
-    by_name = {field.name: field for field in wanted.fields}
-    if len({field.name for field in given}) < len(given):
-        where = f"column {path[:-1]!r} of " if path else ""
-        raise SchemaMismatch(f"two columns of {where}the records for {what} have one name. Rename or drop one.")
-    for field in given:
-        name = f"{path}{field.name}"
-        if field.name not in by_name:
-            raise SchemaMismatch(f"{what} has no column {name!r}. It has: {', '.join(by_name)}. Drop or rename it.")
-        _check(field.type, by_name[field.name].field_type, what, name, is_nested=bool(path))
-    missing = [field for name, field in by_name.items() if name not in {field.name for field in given}]
-    for absent in missing:
-        if absent.required or absent.write_default is not None:
-            why = "is required" if absent.required else "has a default, which the sink does not write"
-            raise SchemaMismatch(f"column {path + absent.name!r} of {what} {why}: add it")
+    by_name = {f"{path}{field.name}": field for field in wanted.fields}
+    names = [f"{path}{field.name}" for field in given]
+    check_names(names, by_name, what)
+    for name, field in zip(names, given, strict=True):
+        _check(field.type, by_name[name].field_type, what, name, is_nested=bool(path))
+    for name, field in by_name.items():
+        if name not in names and (field.required or field.write_default is not None):
+            why = "is required" if field.required else "has a default, which the sink does not write"
+            raise SchemaMismatch(f"column {name!r} of {what} {why}: add it")
 
 
 def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nested: bool = True) -> None:
@@ -129,7 +124,7 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
     match wanted:
         case StructType() if types.is_struct(given):
             _check_struct(list(given), wanted, what, f"{name}.")
-        case ListType() if types.is_list(given) or types.is_large_list(given) or types.is_fixed_size_list(given):
+        case ListType() if is_list(given):
             _check(given.value_type, wanted.element_type, what, f"{name}.element")
         case MapType() if types.is_map(given):
             _check(given.key_type, wanted.key_type, what, f"{name}.key")
@@ -164,9 +159,7 @@ def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> p
         RecordRefused: a value does not fit; with its column and its position in ``batch``.
         SchemaMismatch: the records have a column that the table lacks. Its values would be lost.
     """
-    known = {field.name for field in schema.fields}
-    if unknown := [name for name in batch.schema.names if name not in known]:
-        raise SchemaMismatch(f"the table has no column {unknown[0]!r}. Drop or rename it.")
+    check_names(batch.schema.names, [field.name for field in schema.fields], "the table")
     checker(batch.schema, _RULES)(batch)
     columns = []
     for field, target in zip(schema.fields, arrow_schema, strict=True):

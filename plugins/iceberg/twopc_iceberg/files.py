@@ -12,18 +12,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
-if TYPE_CHECKING:
-    from typing_extensions import Self  # typing has it from Python 3.11 on
-
 from twopc.keyed import READERS
-from twopc.stores.disk import make_folder, sync_folder
+from twopc.stores.disk import SyncedFile, sync_folder
 
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
@@ -54,46 +50,8 @@ class DurableFile(PyArrowFile):
 
     def create(self, overwrite: bool = False) -> Any:
         is_local = isinstance(self._filesystem, pa.fs.LocalFileSystem)
-        self.stream = _SyncedStream(self._path) if is_local else super().create(overwrite)
+        self.stream = SyncedFile(Path(self._path), "wb") if is_local else super().create(overwrite)
         return self.stream
-
-
-class _SyncedStream:
-    """A stream to a new file of a local disk. Closing it makes the file and its name survive a power cut."""
-
-    def __init__(self, path: str) -> None:
-        self._path = Path(path)
-        make_folder(self._path.parent)
-        self._file = self._path.open("wb")
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def write(self, data: Any) -> int:
-        return self._file.write(data)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        if self._file.closed:
-            return
-        with self._file:
-            self._file.flush()
-            os.fsync(self._file.fileno())
-        sync_folder(self._path.parent)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class DurableFileIO(PyArrowFileIO):

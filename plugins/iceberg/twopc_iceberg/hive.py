@@ -27,20 +27,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hive_metastore import ttypes
 from hive_metastore.ThriftHiveMetastore import Client
-from hive_metastore.ttypes import (
-    CheckLockRequest,
-    LockComponent,
-    LockLevel,
-    LockRequest,
-    LockResponse,
-    LockState,
-    LockType,
-    NoSuchLockException,
-    ShowLocksRequest,
-    TxnAbortedException,
-    UnlockRequest,
-)
 from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION
 from pyiceberg.catalog.hive import HIVE_KERBEROS_AUTH, HiveCatalog, _construct_hive_storage_descriptor, _HiveClient
 from pyiceberg.exceptions import CommitFailedException, NoSuchIcebergTableError, RESTError, WaitingForLockException
@@ -157,8 +145,8 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
         with _answers(), self._locking(database, name), self._client as client:
             locks = [client.lock(self._create_lock_request(database, name)) for _ in range(2)]
             for lock in locks:
-                client.unlock(UnlockRequest(lockid=lock.lockid))
-        if locks[1].state != LockState.ACQUIRED:
+                client.unlock(ttypes.UnlockRequest(lockid=lock.lockid))
+        if locks[1].state != ttypes.LockState.ACQUIRED:
             raise CommitFailedException("a second lock waits")
 
     @contextlib.contextmanager
@@ -180,37 +168,39 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
             return
         with self._client as client:
             now = self._get_hive_table(client, *table).parameters.get(METADATA_LOCATION)
-            locks = client.show_locks(ShowLocksRequest(*table)).locks
+            locks = client.show_locks(ttypes.ShowLocksRequest(*table)).locks
             for agent, of_us in left.items():
                 ids = [each.lockid for each in locks if each.agentInfo == agent]
                 left_s = LATE_S - (time.monotonic() - of_us.since_s)
                 if of_us.replaces == now and left_s > 0:
                     for lock_id in ids:  # a lock without a sign of life expires
-                        client.check_lock(CheckLockRequest(lockid=lock_id))
+                        client.check_lock(ttypes.CheckLockRequest(lockid=lock_id))
                     raise TimeoutError(
                         f"the answer to a change of {'.'.join(table)} was lost, and it may still be made. This process"
                         f" drops its lock {ids} in {left_s:.0f} s"
                     )
                 for lock_id in ids:
-                    client.unlock(UnlockRequest(lockid=lock_id))
+                    client.unlock(ttypes.UnlockRequest(lockid=lock_id))
                 if ids or of_us.is_known or left_s <= 0:
                     _left.pop((here, agent), None)
 
-    def _create_lock_request(self, database_name: str, table_name: str) -> LockRequest:
-        component = LockComponent(
-            level=LockLevel.TABLE,
-            type=LockType.EXCLUSIVE,
+    def _create_lock_request(self, database_name: str, table_name: str) -> ttypes.LockRequest:
+        component = ttypes.LockComponent(
+            level=ttypes.LockLevel.TABLE,
+            type=ttypes.LockType.EXCLUSIVE,
             dbname=database_name,
             tablename=table_name,
             isTransactional=True,
         )
-        return LockRequest([component], user=_user(), hostname=socket.gethostname(), agentInfo=self._agent)
+        return ttypes.LockRequest([component], user=_user(), hostname=socket.gethostname(), agentInfo=self._agent)
 
-    def _wait_for_lock(self, database_name: str, table_name: str, lockid: int, open_client: Client) -> LockResponse:
+    def _wait_for_lock(
+        self, database_name: str, table_name: str, lockid: int, open_client: Client
+    ) -> ttypes.LockResponse:
         try:
             return super()._wait_for_lock(database_name, table_name, lockid, open_client)
         except WaitingForLockException:
-            locks = open_client.show_locks(ShowLocksRequest(database_name, table_name)).locks
+            locks = open_client.show_locks(ttypes.ShowLocksRequest(database_name, table_name)).locks
         first = min((each for each in locks if each.lockid != lockid), key=lambda each: each.lockid, default=None)
         if first is None:
             raise CommitFailedException(f"{database_name}.{table_name} was locked until now")
@@ -229,7 +219,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
         if left_s > 0:
             raise CommitFailedException(f"{held}. That process has ended. This one drops the lock in {left_s:.0f} s")
         logger.warning("%s. That process has ended: its lock is dropped.", held)
-        open_client.unlock(UnlockRequest(lockid=first.lockid))
+        open_client.unlock(ttypes.UnlockRequest(lockid=first.lockid))
         _ended.pop(first.agentInfo, None)
         return super()._wait_for_lock(database_name, table_name, lockid, open_client)
 
@@ -256,7 +246,7 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
     left: _Left | None = None
     before: Any = None
 
-    def lock(self, rqst: LockRequest) -> LockResponse:
+    def lock(self, rqst: ttypes.LockRequest) -> ttypes.LockResponse:
         [component] = rqst.component
         self.agent, self.left = rqst.agentInfo, _Left((component.dbname, component.tablename), False, None, 0.0)
         answer = super().lock(rqst)
@@ -278,7 +268,7 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
         expected = {"expected_parameter_key": METADATA_LOCATION, "expected_parameter_value": replaces}
         environment_context.properties.update(expected)
         # A process that was suspended may have lost its lock. This also tells the metastore that it lives.
-        if super().check_lock(CheckLockRequest(lockid=self.lockid)).state != LockState.ACQUIRED:
+        if super().check_lock(ttypes.CheckLockRequest(lockid=self.lockid)).state != ttypes.LockState.ACQUIRED:
             raise CommitFailedException(f"{dbname}.{tbl_name}: the lock was lost before the change")
         locked, self.left = self.left, _Left((dbname, tbl_name), True, replaces, 0.0)
         try:
@@ -290,7 +280,7 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
             raise
         self.left = locked
 
-    def unlock(self, rqst: UnlockRequest) -> None:
+    def unlock(self, rqst: ttypes.UnlockRequest) -> None:
         if self.left is None or self.left.replaces is None:
             super().unlock(rqst)
             if rqst.lockid == self.lockid:
@@ -399,7 +389,7 @@ def _answers() -> Iterator[None]:
         yield
     except (TTransportException, TProtocolException) as error:
         raise TimeoutError(f"the metastore: {error.message}") from None
-    except (NoSuchLockException, TxnAbortedException) as error:
+    except (ttypes.NoSuchLockException, ttypes.TxnAbortedException) as error:
         raise CommitFailedException(f"the lock was lost: {error.message}") from None
     except TApplicationException as error:
         if error.type == TApplicationException.INTERNAL_ERROR:  # such as its database, which is away

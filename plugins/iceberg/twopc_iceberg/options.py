@@ -81,18 +81,18 @@ class IcebergOptions:
         catalog: the catalog's name.
         properties: those of the catalog that were given, without the prefix.
         branch: the branch that batches are appended to.
+        deletes: how rows are deleted, ``equality`` or ``position``.
         target_file_bytes: when a task begins a new data file; None for the table's own setting.
         upsert_by: the columns by which a record replaces a row; empty if records are only added.
-        deletes: how rows are deleted, ``equality`` or ``position``.
     """
 
     table: str
     catalog: str
     properties: Mapping[str, str] = field(repr=False)
     branch: str
-    target_file_bytes: int | None
-    upsert_by: tuple[str, ...]
     deletes: str
+    target_file_bytes: int | None = None
+    upsert_by: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> IcebergOptions:
@@ -112,15 +112,7 @@ class IcebergOptions:
         values = parse(OWNER, OPTIONS, own, _PASSED_ON)
         if "deletes" in own and "upsert_by" not in values:
             raise ConfigurationError(f"{OWNER} takes 'deletes' only with 'upsert_by'.", option="deletes")
-        return cls(
-            values["table"],
-            values["catalog"],
-            properties,
-            values["branch"],
-            values.get("target_file_bytes"),
-            values.get("upsert_by", ()),
-            values["deletes"],
-        )
+        return cls(properties=properties, **values)
 
     def __str__(self) -> str:
         """Return the table, its catalog and the branch, for messages."""

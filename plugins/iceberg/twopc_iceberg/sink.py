@@ -18,18 +18,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pyarrow as pa
 
-from twopc.bad_records import written_without
 from twopc.datasets import Dataset, of_folder
 from twopc.errors import (
     LogMismatch,
     OperatorRequired,
-    RecordRefused,
     Refused,
     Retriable,
     RoundAborted,
     TwoPhaseCommitError,
 )
-from twopc.failures import lost_batches, mapped, older_log
+from twopc.failures import behind, mapped, older_log
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -78,10 +76,6 @@ _MARK, _BRANCH = "mark", "branch"
 TRUSTED_S = 60.0
 """How long after ``seal`` has looked at them the files of a batch count as present. Clean-up jobs spare new files for
 far longer."""
-
-STALE_S = 60.0
-"""How long a catalog may show a table without a batch that it has committed, for example from a stale replica. Shorter
-than the coordinator's patience before a decision."""
 
 _OF_THIS_PROCESS = (
     "_lake",
@@ -140,6 +134,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         ConfigurationError: an option is unknown, missing or wrong. No connection was made.
     """
 
+    refuses_before_writing = True
+
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = IcebergOptions.parse(options)
         self._for_tasks: TableForTasks | None = None
@@ -188,9 +184,6 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         with self._writing(transaction.id.exact):
             transaction.writer.write(batch)
 
-    def write_valid(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda records: self.write(transaction, records), batch)
-
     @property
     def key(self) -> tuple[str, ...]:
         return self._options.upsert_by
@@ -198,9 +191,6 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def delete(self, transaction: IcebergTransaction, keys: pa.RecordBatch) -> None:
         with self._writing(transaction.id.exact):
             transaction.writer.delete(keys)
-
-    def delete_valid(self, transaction: IcebergTransaction, keys: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda part: self.delete(transaction, part), keys)
 
     def pre_commit(self, transaction: IcebergTransaction) -> Committable:
         name = transaction.id.exact
@@ -221,10 +211,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             transaction.writer.discard()
             transaction.notes.remove([transaction.id.exact])
 
-    @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[None]:
-        with mapped(CATALOG_ERRORS, self._not_written, name):
-            yield
+    def _writing(self, name: str) -> contextlib.AbstractContextManager[None]:
+        return mapped(CATALOG_ERRORS, self._not_written, name)
 
     def _not_written(self, error: Exception, name: str) -> RoundAborted | Refused:
         says = f"transaction {name} to {self._options} could not be written: {told(error)}."
@@ -293,16 +281,15 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
                 raise RoundAborted(f"{self._options} was changed while the batch was written: it {why}")
             since_s = time.monotonic()
             try:
-                of_batch = self._manifests(prepared)
-                self._require_files(of_batch)
-                if (keys := self._keys(of_batch)) is not None:
+                of_tasks, keys = self._of_batch(prepared)
+                if keys is not None:
                     self._positions.require_searchable(metadata, io, manifests, keys)
             except FileChanged as changed:
                 raise RoundAborted(
                     f"file {changed.location} of {self._options} is not there as its task has written it: the"
                     " transaction was rolled back, or the store has lost or changed the file"
                 ) from None
-        self._look = _Look(_names(committables), since_s, of_batch, keys)
+        self._look = _Look(_names(committables), since_s, of_tasks, keys)
         sealed: Mapping[str, JsonValue] = {_MARK: found, _BRANCH: self._options.branch}
         return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
 
@@ -339,14 +326,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         """Return the error for a table without a batch that was committed to it. The answer may be old, so it is final
         only when the catalog has repeated it for a while."""
         self._behind_since_s = self._behind_since_s or time.monotonic()
-        shows = (
+        return behind(
+            self._behind_since_s,
             f"{self._options} had batch {committed} of this query, and the catalog shows"
-            f" {'none' if found is None else f'batch {found}'}"
-        )
-        if time.monotonic() - self._behind_since_s < STALE_S:
-            return Retriable(f"{shows}: it answers with an old copy of the table, or has lost a commit")
-        return lost_batches(
-            shows,
+            f" {'none' if found is None else f'batch {found}'}",
             "Start again first: if the log does not have the last batch as complete, it is committed again. Else"
             " restore what is lost; or write the missing records by other means, set the table's property"
             f" {self._mark().property!r} to {committed}, and start again.",
@@ -366,16 +349,22 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         except OperatorRequired as error:
             raise Refused(error.message) from error
 
-    def _manifests(self, prepared: Sequence[Prepared]) -> list[BatchManifest]:
-        table = self._lake.table()
-        locate = table.location_provider().new_metadata_location
-        return of_batch(self._lake.io(), prepared, target_bytes(table.metadata.properties), locate)
+    def _of_batch(self, prepared: Sequence[Prepared]) -> tuple[list[BatchManifest], Keys | None]:
+        """Return the manifests of a batch, and the keys whose rows its commit finds.
 
-    def _require_files(self, manifests: Sequence[BatchManifest]) -> None:
-        """Raises FileChanged."""
+        Raises:
+            FileChanged: a file of the batch is not there as its task has written it.
+        """
+        table, io = self._lake.table(), self._lake.io()
+        locate = table.location_provider().new_metadata_location
+        manifests = of_batch(io, prepared, target_bytes(table.metadata.properties), locate)
         lengths = {location: length for each in manifests for location, length in each.files().items()}
-        if (changed := self._lake.io().first_changed(lengths)) is not None:
+        if (changed := io.first_changed(lengths)) is not None:
             raise FileChanged(changed)
+        if not (of_keys := [each for each in manifests if each.prepared.by_position]):
+            return manifests, None
+        ids = of_keys[0].prepared.equality_ids or []
+        return manifests, Keys.read(io, ids, [location for each in of_keys for location in each.files()])
 
     # After it. --------------------------------------------------------------------------------------------------
 
@@ -423,19 +412,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         if look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
             manifests, keys = look.manifests, look.keys
         else:
-            manifests = self._manifests(prepared)
-            self._require_files(manifests)
-            keys = self._keys(manifests)
+            manifests, keys = self._of_batch(prepared)
         for each in manifests:
             each.write(io)
         return Added([each.prepared for each in manifests if not each.prepared.by_position], keys)
-
-    def _keys(self, manifests: Sequence[BatchManifest]) -> Keys | None:
-        of_keys = [each for each in manifests if each.prepared.by_position]
-        if not of_keys:
-            return None
-        ids = of_keys[0].prepared.equality_ids or []
-        return Keys.read(self._lake.io(), ids, [location for each in of_keys for location in each.files()])
 
     def _use(self, table: TableForTasks) -> None:
         """Write the next batches to the table as it is now. If its columns are others, records are checked again."""
@@ -451,7 +431,6 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             self._not_ours(committable)
 
     def _mark_before(self, committables: Sequence[Committable]) -> int | None:
-        """Return the mark that ``seal`` has found."""
         found = [committable.handle.get(_MARK) for committable in committables]
         return max((mark for mark in found if isinstance(mark, int)), default=None)
 
@@ -549,13 +528,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def _not_ours(self, committable: Committable) -> NoReturn:
         raise self.transactional_ids.not_owned(committable.transaction_id)
 
-    @contextlib.contextmanager
     def _asking(
         self, what: str, failed: Callable[[Exception, str], TwoPhaseCommitError] = asked_in_vain
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Map the errors of a request, ``what``."""
-        with mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what)):
-            yield
+        return mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what))
 
 
 def _files_of_keys(io: DurableFileIO, prepared: Iterable[Prepared]) -> list[str]:

@@ -13,8 +13,7 @@ the transaction. Up to version 4 it leaves the epoch unchanged. A rollback by ti
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -302,18 +301,6 @@ def login_refused(reason: str) -> OperatorRequired:
         " what the issuer grants, or which principals the brokers accept), or this user's credentials at the"
         " brokers, and start again: recovery continues where it stopped."
     )
-
-
-@contextlib.contextmanager
-def after_the_decision() -> Iterator[None]:
-    """Raise a refusal as ``OperatorRequired``: nothing that is decided is refused any more."""
-    try:
-        yield
-    except Refused as error:
-        raise OperatorRequired(
-            f"the batch is decided, and {error.message.removesuffix('.')}. Correct that and start again: recovery"
-            " continues where it stopped."
-        ) from error
 
 
 def lasting(error: BaseException) -> TwoPhaseCommitError | None:

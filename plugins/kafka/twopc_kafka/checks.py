@@ -15,7 +15,7 @@ from twopc.transaction import Committable
 from twopc_kafka.answers import EPOCH_BUMPING_END_TXN, UNKNOWN_TOPIC, EndTxnAnswer, ProducerIdentity, to_end
 from twopc_kafka.client import requests
 from twopc_kafka.client.control import Control
-from twopc_kafka.ending import unmarked, wait_for_markers
+from twopc_kafka.ending import require_markers
 from twopc_kafka.handles import identity_of
 from twopc_kafka.options import DEFAULTS, EXACTLY_ONCE, KafkaOptions
 
@@ -261,8 +261,7 @@ def try_to_commit(control: Control, name: str, producer: ProducerIdentity) -> Ch
     answer = control.end(name, *identity_of(committable), commit=True, version=version)
     if to_end(answer) is not EndTxnAnswer.DONE:
         raise Retriable(f"the broker answered {answer} to the commit of {name}")
-    if left := wait_for_markers(control, [committable]):
-        raise unmarked(left[0])
+    require_markers(control, [committable])
     state = control.describe([name]).get(name)
     if state is not None and state.may_go_on:
         return CheckResult.passed(check)

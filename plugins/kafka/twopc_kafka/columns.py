@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
 
-from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.columns import check_fixed_columns
+from twopc.errors import SchemaMismatch
+from twopc.refusals import is_bytes, is_string
 from twopc_kafka.writers.encoding.records import binary
-
-COLUMNS = ("value", "key", "topic", "partition", "headers", "timestamp")
 
 _NO_PARTITION = -1  # librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides
 _NOW = 0
@@ -37,22 +37,8 @@ def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str]
     Raises:
         SchemaMismatch: a column does not fit. The error names the column, its type and the type that is needed.
     """
+    check_fixed_columns(schema, "kafka", _NEEDED, _fits, _converted)
     names = schema.names
-    for name in names:
-        if name not in COLUMNS:
-            raise SchemaMismatch(
-                f"the kafka sink has no column {name!r}; it takes {', '.join(COLUMNS)}. Convert your columns, for"
-                f" example with 'to_json(struct(*)) AS value'."
-            )
-        if names.count(name) > 1:
-            raise SchemaMismatch(f"column {name!r} occurs {names.count(name)} times")
-        if not _fits(name, schema.field(name).type):
-            raise SchemaMismatch(
-                f"column {name!r} is {schema.field(name).type}, but the kafka sink needs {_NEEDED[name]}. Convert it,"
-                f" for example with '{_converted(name, schema.field(name).type)} AS {name}'."
-            )
-    if "value" not in names:
-        raise SchemaMismatch(f"the kafka sink needs a column 'value' (string or binary); it got {', '.join(names)}")
     if topic is None and "topic" not in names:
         raise SchemaMismatch("the kafka sink needs the option 'topic' or a column 'topic' (string)")
     if upsert_by and ("key" not in names or (topic is None and "topic" not in upsert_by)):
@@ -63,21 +49,6 @@ def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str]
             "the kafka sink with 'upsert_by' takes no column 'partition': a tombstone has none, and would not reach the"
             " record that it deletes"
         )
-
-
-def require_keys(batch: pa.RecordBatch, upsert_by: Sequence[str]) -> None:
-    """Refuse a record without a key, which no other replaces.
-
-    Raises:
-        RecordRefused: the key of a record is null.
-    """
-    for name in upsert_by:
-        if batch.column(name).null_count:
-            raise RecordRefused(
-                "it has no key, and 'upsert_by' is set. Correct or filter such records.",
-                record=batch.column(name).is_null().index(True).as_py(),
-                column=name,
-            )
 
 
 def tombstones(keys: pa.RecordBatch) -> pa.RecordBatch:
@@ -95,20 +66,12 @@ _NEEDED = {
 }
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(t.is_string(kind) or t.is_large_string(kind))
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return bool(t.is_binary(kind) or t.is_large_binary(kind))
-
-
 def _fits(name: str, kind: pa.DataType) -> bool:
     match name:
         case "value" | "key":
-            return _is_text(kind) or _is_bytes(kind)
+            return is_string(kind) or is_bytes(kind)
         case "topic":
-            return _is_text(kind)
+            return is_string(kind)
         case "partition":
             return bool(t.is_int32(kind))
         case "timestamp":
@@ -117,7 +80,7 @@ def _fits(name: str, kind: pa.DataType) -> bool:
             if not (t.is_list(kind) or t.is_large_list(kind)) or not t.is_struct(kind.value_type):
                 return False
             fields = {field.name: field.type for field in kind.value_type}
-            return fields.keys() == {"key", "value"} and _is_text(fields["key"]) and _is_bytes(fields["value"])
+            return fields.keys() == {"key", "value"} and is_string(fields["key"]) and is_bytes(fields["value"])
 
 
 def _converted(name: str, kind: pa.DataType) -> str:
@@ -143,7 +106,7 @@ def _headers_of(kind: pa.DataType) -> str:
         pairs, pair = "map_entries(headers)", pa.struct([("key", kind.key_type), ("value", kind.item_type)])
     if pair is None or not t.is_struct(pair) or {field.name for field in pair} != {"key", "value"}:
         return "array(named_struct('key', 'a name', 'value', CAST('a value' AS BINARY)))"
-    value = "h.value" if _is_bytes(pair.field("value").type) else "CAST(CAST(h.value AS STRING) AS BINARY)"
+    value = "h.value" if is_bytes(pair.field("value").type) else "CAST(CAST(h.value AS STRING) AS BINARY)"
     return f"transform({pairs}, h -> named_struct('key', CAST(h.key AS STRING), 'value', {value}))"
 
 

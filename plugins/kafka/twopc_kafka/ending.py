@@ -89,6 +89,12 @@ def _without_markers(control: Control, ended: Sequence[Committable]) -> list[Com
     return [c for c in ended if outcome_of(described.get(c.transaction_id), c, version) is Outcome.ENDING]
 
 
+def require_markers(control: Control, ended: Sequence[Committable]) -> None:
+    """Wait like ``wait_for_markers``. Raises Retriable if a transaction was not finished in time."""
+    if left := wait_for_markers(control, ended):
+        raise unmarked(left[0])
+
+
 def unmarked(committable: Committable) -> Retriable:
     """Return the error for a transaction that ``wait_for_markers`` has returned."""
     name = committable.transaction_id

@@ -21,7 +21,7 @@ from twopc_kafka.answers import OpenInPartition, Outcome, TransactionState, hang
 from twopc_kafka.client.control import Control
 from twopc_kafka.client.leaders import Away, Leaders, Seen, TopicPartition
 from twopc_kafka.client.requests import Partitions
-from twopc_kafka.ending import outcome_of, unmarked, wait_for_markers
+from twopc_kafka.ending import outcome_of, require_markers
 from twopc_kafka.handles import identity_of
 
 logger = logging.getLogger(__name__)
@@ -94,8 +94,7 @@ class Hanging:
             ]
             if not ending:
                 break
-            if left := wait_for_markers(control, ending):
-                raise unmarked(left[0])
+            require_markers(control, ending)
         self._note_away(away)
         version = control.end_txn_version
         return [transaction for transaction, state in open_ if hangs(state, identity_of(transaction)[1], version)]

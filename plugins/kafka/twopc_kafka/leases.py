@@ -223,9 +223,8 @@ def _boot() -> str:
         return ""
 
 
-@functools.cache
+@functools.cache  # so that a process warns once
 def _warn(reason: str) -> None:
-    """Warn once per process."""
     logger.warning(
         "transactional ids can't be used again on this machine (%s), so each transaction has a new one, which its"
         " target keeps for days. Give the process a temporary folder (TMPDIR) that it may write to.",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from twopc.bad_records import written_without
 from twopc.checks import CheckResult
+from twopc.columns import require_keys
 from twopc.datasets import Dataset, of_topic
 from twopc.errors import (
     ConfigurationError,
@@ -43,7 +44,6 @@ from twopc_kafka.answers import (
     RefusedByBrokers,
     TransactionState,
     Unprovable,
-    after_the_decision,
     denied,
     failure,
     meaning,
@@ -53,7 +53,7 @@ from twopc_kafka.answers import (
 from twopc_kafka.client.cluster import TopicRules, cluster_of
 from twopc_kafka.client.control import Control, control_of
 from twopc_kafka.client.leaders import METADATA_MAX_AGE_S, Leaders
-from twopc_kafka.columns import check_columns, require_keys, tombstones
+from twopc_kafka.columns import check_columns, tombstones
 from twopc_kafka.ending import ADVICE, Stuck, abort, outcome_of, stuck, unmarked, wait_for_markers
 from twopc_kafka.handles import has_timeout, identity_of, is_ongoing, partitions_of, topic_ids_of, version_of
 from twopc_kafka.options import ARROW, EXACTLY_ONCE, OFF, REQUIRE, parse_options
@@ -157,7 +157,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         self._forget()
 
     def _forget(self) -> None:
-        """Forget all that this process has observed."""
         self._hanging = hanging.Hanging(self._options.topic)
         self._visible: Collection[tuple[int, int]] = ()  # the newest batch's transactions, when readers see them
         self._stuck = Stuck()
@@ -497,7 +496,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             f" or raise the timeout and the broker's transaction.max.timeout.ms, to {enough_s:.0f} s or more."
         )
 
-    @after_the_decision()
     def commit(self, committable: Committable) -> None:
         if not committable.handle:
             return  # delivered without a transaction
@@ -619,7 +617,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
         coordinator writes them again, or says how to have them written."""
         return TransactionLost(what if committable.replay_copy else f"{what}. {self.if_lost}")
 
-    @after_the_decision()
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:  # noqa: ARG002
         """Return when readers see the whole batch. Kafka answers a commit before it has written its markers, and may
         leave one out. So a sink that commits last comes after that, too."""

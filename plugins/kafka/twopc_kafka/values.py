@@ -12,7 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from twopc.bad_records import are_utf8, first_bad
+from twopc.columns import ADVICE, require_each
 from twopc.errors import ConfigurationError, RecordRefused
+from twopc.refusals import first_null, first_true, holder
 from twopc_kafka.client.cluster import TopicRules
 from twopc_kafka.columns import epoch_ms
 from twopc_kafka.options import LIBRDKAFKA, KafkaOptions, wrong_topic
@@ -80,15 +83,12 @@ def _require_accepted(
 
     if rules.needs_keys:
         keys = batch.column("key") if "key" in batch.schema.names else pa.nulls(batch.num_rows)
-        if keys.null_count:
+        if (record := first_null(keys)) is not None:
             why = "it has no key, and the topic is compacted (cleanup.policy). Give such records a key, or filter them."
-            raise refused(_first(keys.is_null()), why, "key")
+            raise refused(record, why, "key")
     if "timestamp" in batch.schema.names and (found := _first_wrong_time(batch.column("timestamp"), rules)):
         record, limit = found
-        why = (
-            f"the time is further from now than the topic's {limit} allows. Correct or filter such records, or raise"
-            " that limit."
-        )
+        why = f"the time is further from now than the topic's {limit} allows. Raise that limit, or filter such records."
         raise refused(record, why, "timestamp")
     is_compressed = str(options.properties.get("compression.type", "none")) != "none"
     if rules.max_bytes is not None and not is_compressed and (oversize := _first_oversize(batch, rules.max_bytes)):
@@ -106,9 +106,9 @@ def _first_wrong_time(column: pa.Array, rules: TopicRules) -> tuple[int, str] | 
     times = epoch_ms(column)
     for limit_ms, sign, name in (rules.before_ms, -1, "before"), (rules.after_ms, 1, "after"):
         if limit_ms is not None and (bound := limit_ms + CLOCKS_APART_MS) < _MOST_MS:
-            is_wrong = pc.fill_null(pc.greater(pc.multiply(pc.subtract(times, now_ms), sign), bound), False)
-            if pc.any(is_wrong).as_py():
-                return _first(is_wrong), f"message.timestamp.{name}.max.ms = {limit_ms}"
+            record = first_true(pc.greater(pc.multiply(pc.subtract(times, now_ms), sign), bound))
+            if record is not None:
+                return record, f"message.timestamp.{name}.max.ms = {limit_ms}"
     return None
 
 
@@ -122,17 +122,17 @@ def no_such_topic(topic: str, servers: str, option: str = "topic") -> Configurat
 
 
 def _check_topics(column: pa.Array) -> None:
-    if column.null_count:
+    if (record := first_null(column)) is not None:
         raise RecordRefused(
             "it is null, and the option 'topic' is not set. Filter such records, or set the option.",
-            record=_first(column.is_null()),
+            record=record,
             column="topic",
         )
     names = binary(column)
     for name in pc.unique(names).to_pylist():
         if wrong := wrong_topic(name):
             raise RecordRefused(
-                f"{wrong}. Correct or filter such records.",
+                f"{wrong}. {ADVICE}",
                 record=pc.index(names, name).as_py(),
                 topic=name.decode(errors="backslashreplace"),
                 column="topic",
@@ -142,7 +142,7 @@ def _check_topics(column: pa.Array) -> None:
 def _refuse_topic_of_markers(column: pa.Array, marker_topic: str | None) -> None:
     if marker_topic is not None and (record := pc.index(binary(column), marker_topic.encode()).as_py()) >= 0:
         raise RecordRefused(
-            "it is the topic of 'batch.markers', which needs to be the markers' own. Correct or filter such records.",
+            f"it is the topic of 'batch.markers', which needs to be the markers' own. {ADVICE}",
             record=record,
             topic=marker_topic,
             column="topic",
@@ -150,59 +150,30 @@ def _refuse_topic_of_markers(column: pa.Array, marker_topic: str | None) -> None
 
 
 def _check_headers(column: pa.Array) -> None:
-    keys = binary(pc.struct_field(column.flatten(), ["key"]))
-    if keys.null_count:
-        raise _header_refused(column, _first(keys.is_null()), "a header without a key, which Kafka does not allow")
-    with_nul = pc.match_substring(keys, "\0")
-    if pc.any(with_nul).as_py():
-        raise _header_refused(column, _first(with_nul), "a header with a NUL in its key, where librdkafka cuts it off")
-    try:
-        keys.cast(pa.string())
-    except pa.ArrowInvalid:
-        wrong = next(n for n, key in enumerate(keys.to_pylist()) if not _is_utf8(key))
-        raise _header_refused(column, wrong, "a header with a key that is not UTF-8, which readers expect") from None
-
-
-def _header_refused(column: pa.Array, header: int, what: str) -> RecordRefused:
-    starts = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
-    record = int(np.searchsorted(starts, header, side="right"))
-    return RecordRefused(f"there is {what}. Correct or filter such headers.", record=record, column="headers")
-
-
-def _is_utf8(key: bytes) -> bool:
-    try:
-        key.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    keys = pc.struct_field(column.flatten(), ["key"])
+    for header, what in (
+        (first_null(keys), "without a key, which Kafka does not allow"),
+        (first_true(pc.match_substring(binary(keys), "\0")), "with a NUL in its key, where librdkafka cuts it off"),
+        (first_bad(keys, are_utf8), "with a key that is not UTF-8, which readers expect"),
+    ):
+        if header is not None:
+            why = f"there is a header {what}. Correct or filter such headers."
+            raise RecordRefused(why, record=holder(column, header), column="headers")
 
 
 def _check_timestamps(column: pa.Array, writer: str) -> None:
-    given = column.cast(pa.int64())
-    bounds = pc.min_max(given)
-    earliest, latest = bounds["min"].as_py(), bounds["max"].as_py()
-    if earliest is None:
-        return
-    if earliest < 0:
-        raise RecordRefused(
-            "the time is before 1970, which Kafka can't store. Correct or filter such records.",
-            record=_first(pc.less(given, 0)),
-            column="timestamp",
+    given, unit = column.cast(pa.int64()), column.type.unit
+    require_each(pc.greater_equal(given, 0), "the time is before 1970, which Kafka can't store", "timestamp")
+    if unit == "s":
+        why = "the time is too far in the future: Kafka stores milliseconds in 64 bits"
+        require_each(pc.less_equal(given, _MOST_S), why, "timestamp")
+    if writer == LIBRDKAFKA:
+        why = (
+            "the time is 1970-01-01 00:00:00.000, which librdkafka replaces by the time of sending, unlike"
+            " 'writer' = 'arrow', which writes it"
         )
-    if column.type.unit == "s" and latest > _MOST_S:
-        raise RecordRefused(
-            "the time is too far in the future: Kafka stores milliseconds in 64 bits. Correct or filter such records.",
-            record=_first(pc.greater(given, _MOST_S)),
-            column="timestamp",
-        )
-    first_ms = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[column.type.unit]
-    if writer == LIBRDKAFKA and earliest < first_ms:
-        raise RecordRefused(
-            "the time is 1970-01-01 00:00:00.000, which librdkafka replaces by the time of sending. Correct or filter"
-            " such records, or set 'writer' = 'arrow', which writes it.",
-            record=_first(pc.less(given, first_ms)),
-            column="timestamp",
-        )
+        first_ms = {"s": 1, "ms": 1, "us": 1_000, "ns": 1_000_000}[unit]
+        require_each(pc.greater_equal(given, first_ms), why, "timestamp")
 
 
 def _check_sizes(batch: pa.RecordBatch, limit: int) -> None:
@@ -219,12 +190,12 @@ def _first_oversize(batch: pa.RecordBatch, limit: int) -> tuple[int, int, str] |
     """Return the first record that takes more than ``limit`` bytes, how many it takes, and for what."""
     if _largest_at_most(batch) <= limit:
         return None
-    for record in np.flatnonzero(_at_most(batch) > limit).tolist():
-        alone = records_of(batch.slice(record, 1))
-        size = int(alone_bytes(alone)[0])
-        if size > limit:
-            key, value, headers = alone.key_length[0], alone.value_length[0], alone.headers_length[0]
-            return record, size, f"key {max(key, 0)}, value {max(value, 0)}, headers {headers}"
+    records = records_of(batch)
+    sizes = alone_bytes(records)
+    for record in np.flatnonzero(sizes > limit).tolist():
+        lengths = (records.key_length, records.value_length, records.headers_length)
+        key, value, headers = (int(max(length[record], 0)) for length in lengths)
+        return record, int(sizes[record]), f"key {key}, value {value}, headers {headers}"
     return None
 
 
@@ -240,33 +211,6 @@ def _largest_at_most(batch: pa.RecordBatch) -> int:
         largest = _MOST_NUMBERS_BYTES + sum(pc.max(pc.binary_length(part)).as_py() or 0 for part in parts)
         size += largest * (pc.max(pc.list_value_length(column)).as_py() or 0)
     return size
-
-
-def _at_most(batch: pa.RecordBatch) -> Integers:
-    """Return an upper bound for the bytes of each record."""
-    size = np.full(batch.num_rows, OVERHEAD_BYTES + _MOST_NUMBERS_BYTES)
-    for name in ("value", "key"):
-        if name in batch.schema.names:
-            size += _lengths(batch.column(name))
-    if "headers" in batch.schema.names:
-        size += _headers_at_most(batch.column("headers"))
-    return size
-
-
-def _headers_at_most(column: pa.Array) -> Integers:
-    headers = column.flatten()
-    size = np.full(len(headers), _MOST_NUMBERS_BYTES)
-    for name in ("key", "value"):
-        size += _lengths(pc.struct_field(headers, [name]))
-    before = np.concatenate([[0], np.cumsum(size)])
-    ends = np.cumsum(pc.fill_null(pc.list_value_length(column), 0).to_numpy())
-    of_records: Integers = np.diff(before[ends], prepend=0)
-    return of_records
-
-
-def _lengths(column: pa.Array) -> Integers:
-    lengths: Integers = pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
-    return lengths
 
 
 def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
@@ -292,7 +236,7 @@ def _check_partitions(
     if not count:
         raise _missing(topic, batch, options)
     if lowest < 0 or highest >= count:
-        record = _first(pc.or_(pc.less(named, 0), pc.greater_equal(named, count)))
+        record = pc.index(pc.or_(pc.less(named, 0), pc.greater_equal(named, count)), True).as_py()
         raise RecordRefused(
             f"the topic does not have this partition: it has {count} (0 to {count - 1}). Correct the column, or add"
             " partitions to the topic.",
@@ -313,8 +257,3 @@ def _missing(topic: str, batch: pa.RecordBatch, options: KafkaOptions) -> Record
         topic=topic,
         column="topic",
     )
-
-
-def _first(is_wrong: pa.Array) -> int:
-    found: int = pc.index(is_wrong, True).as_py()  # Arrow has no types
-    return found

@@ -8,14 +8,14 @@ import mmh3
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as t
 
 from twopc.bad_records import are_utf8, first_bad
-from twopc.columns import require
-from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.columns import check_fixed_columns, require
+from twopc.errors import RecordRefused
+from twopc.refusals import is_bytes, is_string
 from twopc_pravega.controller import Segment
 
-COLUMNS = ("value", "key")
+COLUMNS = {"value": "string or binary", "key": "string"}
 
 LARGEST_EVENT = 8 * 1024 * 1024 - 8
 """The longest value, in bytes. Pravega's readers take 8 MiB with the event's header."""
@@ -32,30 +32,11 @@ def check_columns(schema: pa.Schema) -> None:
     Raises:
         SchemaMismatch: a column is missing, unknown or of another type. The message names it.
     """
-    names = schema.names
-    for name in names:
-        if name not in COLUMNS:
-            raise SchemaMismatch(
-                f"the pravega sink has no column {name!r}; it takes {', '.join(COLUMNS)}. Convert your columns, for"
-                " example with 'to_json(struct(*)) AS value'."
-            )
-        if names.count(name) > 1:
-            raise SchemaMismatch(f"column {name!r} occurs {names.count(name)} times")
-        type = schema.field(name).type
-        if not (_is_text(type) or (name == "value" and (t.is_binary(type) or t.is_large_binary(type)))):
-            needed = "string or binary" if name == "value" else "string"
-            raise SchemaMismatch(
-                f"column {name!r} is {type}, but the pravega sink needs {needed}. Cast it, for example with"
-                f" 'CAST({name} AS STRING) AS {name}'."
-            )
-    if "value" not in names:
-        raise SchemaMismatch(
-            f"the pravega sink needs a column 'value' (string or binary); it got {', '.join(names) or 'no column'}"
-        )
+    check_fixed_columns(schema, "pravega", COLUMNS, _fits, lambda name, _: f"CAST({name} AS STRING)")
 
 
-def _is_text(type: pa.DataType) -> bool:
-    return bool(t.is_string(type) or t.is_large_string(type))
+def _fits(name: str, type: pa.DataType) -> bool:
+    return is_string(type) or (name == "value" and is_bytes(type))
 
 
 def check_records(batch: pa.RecordBatch) -> None:

@@ -13,7 +13,7 @@ from twopc_pravega.segments import Command, SegmentError
 PravegaError: TypeAlias = "grpc.RpcError | SegmentError | OSError"
 
 ERRORS = (grpc.RpcError, SegmentError, OSError)
-"""Everything that the controller and the segment stores can answer or fail to answer."""
+"""Every exception that these clients raise."""
 
 DENIED = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 

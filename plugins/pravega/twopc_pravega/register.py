@@ -120,7 +120,7 @@ class Register:
             return [_entry(event, start + end) for event, end in unframed(data)]
         except (ValueError, KeyError, TypeError) as error:
             raise OperatorRequired(
-                f"the register {self.stream} has an entry that is none of this sink: {error!r}. Only this sink may"
+                f"the register {self.stream} has an entry that this sink did not write: {error!r}. Only this sink may"
                 " write to that stream. If something else did, stop the query, replace the stream by an empty one with"
                 " one segment, and start again. Transactions that are open then end by their lease."
             ) from error

@@ -185,11 +185,7 @@ def _text(text: str) -> bytes:
 
 
 class Place:
-    """A segment and how to find the store that has it now.
-
-    Attributes:
-        name: the segment's name in its store.
-    """
+    """A segment and how to find the store that has it now."""
 
     def __init__(self, controller: Controller, server: Server, stream: Stream, segment: int) -> None:
         self._controller, self._server, self._stream, self._segment = controller, server, stream, segment

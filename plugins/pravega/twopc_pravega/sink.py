@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from twopc.bad_records import written_without
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset
 from twopc.errors import (
@@ -22,7 +21,6 @@ from twopc.errors import (
     CorruptLog,
     OperatorRequired,
     OutcomeUnknown,
-    RecordRefused,
     Retriable,
     RoundAborted,
     TransactionLost,
@@ -83,6 +81,7 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
     """
 
     may_time_out = True
+    refuses_before_writing = True
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = PravegaOptions.parse(options)
@@ -122,9 +121,6 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
             for position, values in routed(batch, transaction.segments):
                 for block, events in blocks(values):
                     self._appender(transaction, position).append(block, events)
-
-    def write_valid(self, transaction: PravegaTransaction, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        return written_without(lambda records: self.write(transaction, records), batch)
 
     def _keep_alive(self, transaction: PravegaTransaction) -> None:
         """Renew the lease and the token when a part of their time is over."""

@@ -408,7 +408,7 @@ class ModelControl(Control):
                 break
         return answers
 
-    def _end(self, *asked: Any) -> str:  # type: ignore[override]
+    def _end(self, *asked: Any) -> str:
         if not self._is_stale():
             return self._broker.end(*asked)
         try:

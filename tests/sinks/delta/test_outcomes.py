@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 
+import aiohttp
 import pytest
+from botocore import exceptions as boto
 from deltalake.exceptions import DeltaError
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
@@ -103,3 +105,18 @@ def test_a_store_that_does_not_answer_is_repeated(error: str | OSError) -> None:
 def test_a_request_that_a_store_does_not_have_is_not_repeated() -> None:
     given = failure("Server returned non-2xx status code 501 Not Implemented")
     assert not isinstance(outcomes.look_failed(given, "a look", is_decided=True), Retriable)
+
+
+@pytest.mark.parametrize(
+    ("error", "number"),
+    [
+        (boto.NoCredentialsError(), errno.EACCES),
+        (boto.EndpointConnectionError(endpoint_url="u"), errno.ETIMEDOUT),
+        (aiohttp.ClientPayloadError("cut short"), errno.ETIMEDOUT),
+        (aiohttp.ServerDisconnectedError(), errno.ETIMEDOUT),
+        (boto.ParamValidationError(report="an argument"), errno.EPROTO),  # in no table, and no error of a disk
+    ],
+)
+def test_an_error_of_s3s_client_means_what_it_means_to_every_sink(error: Exception, number: int) -> None:
+    with pytest.raises(OSError, check=lambda raised: raised.errno == number), Storage.at(DISK, {}).meaning():
+        raise error

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_readers import READERS
 from twopc.errors import RecordRefused
-from twopc_delta.partitions import folder_of, require_readable, split
+from twopc.open_files import partition_folder
+from twopc_delta.partitions import require_readable, split
 from twopc_delta.storage import Storage
 
 # All that a folder's name could lose: what it ends with, what is escaped, what lies behind its end, and case.
@@ -112,7 +113,7 @@ def test_a_store_takes_longer_names_of_folders_than_a_disk() -> None:
 @pytest.mark.long
 @given(st.text(), st.text())
 def test_a_folder_has_the_whole_value_in_its_name(one: str, other: str) -> None:
-    assert (folder_of("c", one) == folder_of("c", other)) is (one == other)
+    assert (partition_folder("c", one) == partition_folder("c", other)) is (one == other)
 
 
 @pytest.mark.variants

@@ -129,7 +129,7 @@ def test_parts_of_a_large_file_have_one_size(bucket: Bucket, proxy: HttpProxy) -
     file = storage.create("large.parquet")
     for _ in range(4):
         file.write(b"x" * (5 * 1024 * 1024 + 1))
-    storage.close(file, "large.parquet")
+    file.close()
     parts = {
         int(each.target.partition("partNumber=")[2].partition("&")[0]): len(each.body)
         for each in proxy.sent("PUT", "partNumber=")

@@ -10,15 +10,15 @@ import pytest
 
 from twopc.errors import ConfigurationError
 from twopc.options import names
-from twopc_files import format_options
+from twopc_files import options as options_module
 from twopc_files.delimited import Csv
-from twopc_files.format_options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.layout import Layout
+from twopc_files.lines import Text
+from twopc_files.options import FORMAT_OPTIONS, LAYOUT_OPTIONS, parse_format, parse_layout
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-from twopc_files.text import Text
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_an_option_cant_be_is_refused_with_what_it_may_be(options: dict[str
 
 
 def test_each_option_that_is_read_is_documented_once() -> None:
-    of_formats = {option.name for _, options in format_options._FORMATS.values() for option in options}
+    of_formats = {option.name for _, options in options_module._FORMATS.values() for option in options}
     assert sorted(names(FORMAT_OPTIONS)) == sorted({"format", *of_formats})
     assert sorted(names(LAYOUT_OPTIONS)) == sorted(field.name for field in fields(Layout))
     assert not {*names(FORMAT_OPTIONS)} & {*names(LAYOUT_OPTIONS)}

@@ -22,9 +22,9 @@ from twopc_files import orc, parquet
 from twopc_files.delimited import Csv
 from twopc_files.formats import Format, check_schema
 from twopc_files.json_lines import RECORDS_AT_ONCE, JsonLines
+from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-from twopc_files.text import Text
 
 if TYPE_CHECKING:
     from tests.sinks.files.conftest import MakeSink, PreCommit

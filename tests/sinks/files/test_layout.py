@@ -20,16 +20,15 @@ from hypothesis import strategies as st
 from tests.support.typed_records import unchecked_text
 from twopc import open_files
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc_files import layout
 from twopc_files.delimited import Csv
 from twopc_files.file_names import FileHandle
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.layout import Files, Layout, split
+from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
 from twopc_files.stores.store import PendingFile
-from twopc_files.text import Text
 
 
 class LocalFile(PendingFile):
@@ -116,7 +115,7 @@ def test_a_batch_is_split_without_loss_and_each_part_keeps_its_order(keys: list[
     rows = [{"k": k, "n": n, "j": j} for n, (k, j) in enumerate(keys)]
     expected = defaultdict(list)
     for row in rows:
-        folder = f"j={row['j']}/k={row['k']}".replace("None", layout.DEFAULT_PARTITION).replace("/b/", "/b%2F")
+        folder = f"j={row['j']}/k={row['k']}".replace("None", open_files.DEFAULT_PARTITION).replace("/b/", "/b%2F")
         expected[folder.replace("b/", "b%2F")].append(row["n"])
     whole = pa.RecordBatch.from_pylist(rows, schema)
     parts = list(split(whole, ("j", "k")))
@@ -126,8 +125,8 @@ def test_a_batch_is_split_without_loss_and_each_part_keeps_its_order(keys: list[
 
 @given(st.sets(st.one_of(st.none(), st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))))
 def test_each_value_has_a_folder_of_its_own(values: set[str | None]) -> None:
-    values -= {"", layout.DEFAULT_PARTITION}  # refused
-    assert len({layout.folder_name("c", value) for value in values}) == len(values)
+    values -= {"", open_files.DEFAULT_PARTITION}  # refused
+    assert len({open_files.partition_folder("c", value) for value in values}) == len(values)
 
 
 @pytest.mark.parametrize(
@@ -217,15 +216,15 @@ def test_a_bad_record_is_refused_although_its_folder_would_have_to_wait_for_a_fi
 
 @pytest.mark.parametrize("value", ["../../etc", "/etc", "..", ".", "a/../../b", "C:\\x"])
 def test_no_value_leads_out_of_its_folder(value: str) -> None:
-    [name] = Path(layout.folder_name("p", value)).parts
+    [name] = Path(open_files.partition_folder("p", value)).parts
     assert name.startswith("p=")
-    [name] = Path(layout.folder_name(value, "x")).parts
+    [name] = Path(open_files.partition_folder(value, "x")).parts
     assert name.endswith("=x")
 
 
 def test_values_are_written_as_spark_casts_them_to_strings() -> None:
     values = [True, 7, Decimal("0.0000000001"), dt.date(1, 2, 3), "ü"]
-    assert [layout.folder_name("p", value) for value in values] == [
+    assert [open_files.partition_folder("p", value) for value in values] == [
         *("p=true", "p=7", "p=0.0000000001", "p=0001-02-03", "p=ü"),
     ]
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 from twopc_files.file_names import FileHandle
-from twopc_files.format_options import parse_format
 from twopc_files.layout import Files, Layout
+from twopc_files.options import parse_format
 from twopc_files.stores.store import PendingFile
 
 MIB = 1024 * 1024

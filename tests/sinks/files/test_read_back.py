@@ -19,9 +19,9 @@ from twopc_files.delimited import Csv
 from twopc_files.formats import check_schema
 from twopc_files.json_lines import JsonLines
 from twopc_files.layout import Layout, split
+from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-from twopc_files.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -23,9 +23,9 @@ from twopc.refusals import Check, Rule, checker, first_true
 from twopc_files.delimited import Csv, _taken_for_null
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
+from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-from twopc_files.text import Text
 
 if TYPE_CHECKING:
     from tests.sinks.files.conftest import MakeSink

@@ -203,7 +203,7 @@ def test_a_mark_that_is_not_a_number_stops_the_query(mark: str, place: Place) ->
 @pytest.fixture
 def restored(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Query]:
     """A query whose catalog was restored while it was stopped: batches 1 and 2 are gone."""
-    monkeypatch.setattr("twopc_iceberg.sink.STALE_S", 0.0)
+    monkeypatch.setattr("twopc.failures.STALE_S", 0.0)
     query = Query(place, tmp_path / "log")
     query.run(0, value=["a"])
     copy = place.table().metadata_location
@@ -243,7 +243,7 @@ def test_a_catalog_that_shows_an_older_table_at_the_start_is_asked_again(place: 
     sink.bind("orders", "log")
     sink.last_batch_id = 1
     place.point_to(old)
-    with pytest.raises(Retriable, match="old copy"):
+    with pytest.raises(Retriable, match="it is behind"):
         sink.open()
     place.point_to(new)
     sink.open()

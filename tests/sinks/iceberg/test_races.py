@@ -357,9 +357,9 @@ def test_a_catalog_that_has_lost_the_commit_of_a_batch_decides_no_further_one(
     sink.commit_batch(1, batch)
     place.lose_commit()
     vote = place.vote(["c"], Round(1, 2))
-    with pytest.raises(Retriable, match="shows batch 0: it answers with an old copy"):
+    with pytest.raises(Retriable, match="shows batch 0: it is behind"):
         sink.seal([vote], 0.0)
-    monkeypatch.setattr("twopc_iceberg.sink.STALE_S", 0.0)
+    monkeypatch.setattr("twopc.failures.STALE_S", 0.0)
     with pytest.raises(LogMismatch, match="write the missing records by other means"):
         sink.seal([vote], 0.0)
     place.sink().commit_batch(1, batch)  # as recovery does

@@ -78,13 +78,12 @@ def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message
     topic.becomes(["next"])
 
 
-@pytest.mark.advice("the batch is decided, and")
 def test_a_decided_batch_is_committed_when_what_the_brokers_refuse_is_corrected(
     query: Query, topic: Any, answer_first: Any
 ) -> None:
     query.decide(0, "a")
     answer_first([ConfigurationError("the brokers are too old")])
-    error = query.stops(0, "the batch is decided, and")
+    error = query.stops(0, "batch 0 is decided, and can't be finished now")
     assert isinstance(error, OperatorRequired)
     told(error, r"the brokers are too old\. Correct that and start again")
     query.run(0)

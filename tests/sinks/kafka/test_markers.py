@@ -84,7 +84,7 @@ def test_a_record_for_the_topic_of_markers_is_refused(kind: pa.DataType) -> None
 
 
 def test_stamps_make_no_batch_so_large_that_each_record_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "_at_most", lambda *_: pytest.fail("each record was measured"))
+    monkeypatch.setattr(values, "alone_bytes", lambda *_: pytest.fail("each record was measured"))
     batch = stamped(pa.record_batch({"value": ["v"] * 100_000}), "3f2a9c4e71b0/42")
     check_values(batch, parse_options({**SERVERS, "topic": "orders", "batch.markers": "markers"}), lambda *_: 1)
 

@@ -34,7 +34,7 @@ def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message
     assert place.values() == ["next"]
 
 
-@pytest.mark.advice("has an entry that is none of this sink")
+@pytest.mark.advice("has an entry that this sink did not write")
 def test_a_query_whose_register_was_replaced_by_an_empty_one_goes_on(place: Place, query: Query) -> None:
     """A batch is decided meanwhile: its completion reads the register."""
     query.decide(0, "a")
@@ -44,7 +44,7 @@ def test_a_query_whose_register_was_replaced_by_an_empty_one_goes_on(place: Plac
     appender = Appender(register._place, register._segment, "")
     appender.append(block, events)
     appender.flush()
-    error = query.stops(0, "has an entry that is none of this sink")
+    error = query.stops(0, "has an entry that this sink did not write")
     found = told(error, r"the register (\S+)/(\S+) has an entry .* replace the stream by an empty one with one segment")
     stream = Stream(*found.groups())
     place.admin.delete_stream(stream)

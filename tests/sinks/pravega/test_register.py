@@ -88,7 +88,7 @@ def test_a_register_with_something_else_is_an_error_and_not_an_empty_list(place:
     appender.append(block, events)
     appender.flush()
     for call in (lambda: [*sink.recover()], lambda: sink.complete(0, [])):
-        with pytest.raises(OperatorRequired, match="none of this sink"):
+        with pytest.raises(OperatorRequired, match="this sink did not write"):
             call()
 
 

@@ -19,15 +19,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from azure.core import MatchConditions
 from azure.storage.blob import BlobBlock
 
 from twopc.stores.places import file_system
-from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
 from twopc_files.stores.store import FileOfParts, Sight, Store
 
 MARK = "twopc_transaction"
@@ -91,15 +91,13 @@ class Azure(Store):
         with contextlib.suppress(FileNotFoundError):
             self.call(_marker(file), "delete_blob")
 
-    def pending(self) -> Iterable[FileHandle]:
-        """List the pending files, without targets: the name of a marker lacks its target's folder and format."""
+    def pending_names(self) -> list[str]:
         fs, folder = self.located()
         try:
             paths = fs.ls(f"{folder.rstrip('/')}/{PENDING_FOLDER}", detail=False)
         except FileNotFoundError:
             return []
-        names = [path.rpartition("/")[2] for path in paths]
-        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
+        return [path.rpartition("/")[2] for path in paths]
 
     def call(self, below: str, method: str, *arguments: object, **keywords: object) -> Any:
         """Call a method of Azure's client of the blob that is at ``below`` in this folder.
@@ -133,24 +131,12 @@ class AzureFile(FileOfParts):
     """A pending file as uncommitted blocks."""
 
     most_parts = 50_000  # Azure takes more uncommitted blocks, and then refuses their list
-
-    def __init__(self, store: Azure, handle: FileHandle) -> None:
-        super().__init__(handle)
-        self._store = store
+    _store: Azure
 
     def upload_part(self, number: int, data: bytearray) -> None:
         self._store.call(
             self.handle.target, "stage_block", block_id(self.handle, number), bytes(data), validate_content=True
         )
-
-    def made_durable(self) -> FileHandle:
-        if self._buffer:
-            self.upload_rest()
-        return replace(self.handle, size_bytes=self._size_bytes)
-
-    def discard(self) -> None:
-        self._buffer.clear()
-        self._store.discard(self.handle)
 
 
 def block_id(file: FileHandle, number: int) -> str:

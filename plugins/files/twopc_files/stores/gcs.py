@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twopc.stores.gcs import gcs_client
-from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
 from twopc_files.stores.remote import RemoteFile
 from twopc_files.stores.store import MARK, Bucket, Sight
 
@@ -78,14 +78,12 @@ class Gcs(Bucket):
     def discard(self, file: FileHandle) -> None:
         self._remove(self._pending(file))
 
-    def pending(self) -> Iterator[FileHandle]:
+    def pending_names(self) -> Iterator[str]:
         prefix, token = self._name(f"{PENDING_FOLDER}/"), None
         while True:
             page = self._page(prefix, pageToken=token)
             for listed in page.get("items", ()):
-                name = listed["name"].removeprefix(prefix)
-                if owner := owner_of_pending(name):
-                    yield FileHandle(owner, name, "")
+                yield listed["name"].removeprefix(prefix)
             if not (token := page.get("nextPageToken")):
                 return
 

@@ -17,11 +17,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from twopc.stores.disk import folder_for_a_trial, make_folder, sync_folder
 from twopc.stores.errors import NotSynced
-from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -108,14 +107,12 @@ class Local(Store):
         """Remove the pending file, without a sync: if a power cut brings it back, it is swept again."""
         (self._pending / file.pending).unlink(missing_ok=True)
 
-    def pending(self) -> Iterable[FileHandle]:
-        """List the pending files, without targets: the name of a pending file lacks its target's folder and format."""
+    def pending_names(self) -> list[str]:
         try:
             with os.scandir(self._pending) as entries:
-                names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+                return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
         except FileNotFoundError:
             return []
-        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
 
     def sync_pending(self) -> None:
         """Make the name of a pending file survive a power cut."""

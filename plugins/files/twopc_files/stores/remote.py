@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from twopc.stores.places import file_system
 from twopc.stores.remote import folder_at_store
-from twopc_files.file_names import PENDING_FOLDER, FileHandle, owner_of_pending, pending_name
+from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 
 ResultT = TypeVar("ResultT")
@@ -128,15 +128,13 @@ class Remote(Store):
         with contextlib.suppress(FileNotFoundError):
             _ask(self._fs.rm_file, self._pending_path(file.pending))
 
-    def pending(self) -> Iterable[FileHandle]:
-        """List the pending files, without targets: the name of a pending file lacks its target's folder and format."""
+    def pending_names(self) -> list[str]:
         self._fs.invalidate_cache()
         try:
             entries = _ask(self._fs.ls, self._path(PENDING_FOLDER), detail=True)
         except FileNotFoundError:
             return []
-        names = sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
-        return [FileHandle(owner, name, "") for name in names if (owner := owner_of_pending(name))]
+        return sorted(entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file")
 
     def _size(self, path: str) -> int | None:
         """Return the size, or None only if the store reports that the file does not exist. Raises any other error."""

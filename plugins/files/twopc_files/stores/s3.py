@@ -243,10 +243,10 @@ class S3File(FileOfParts):
     """A pending file as a multipart upload."""
 
     most_parts = 10_000
+    _store: S3
 
     def __init__(self, store: S3, handle: FileHandle) -> None:
-        super().__init__(handle)
-        self._store = store
+        super().__init__(store, handle)
         self._etags: list[str] = []
 
     def upload_part(self, number: int, data: bytearray) -> None:
@@ -262,11 +262,7 @@ class S3File(FileOfParts):
     def made_durable(self) -> FileHandle:
         if self._buffer or not self._etags:
             self.upload_rest()
-        return replace(self.handle, size_bytes=self._size_bytes, parts=digest(self._etags))
-
-    def discard(self) -> None:
-        self._buffer.clear()
-        self._store.discard(self.handle)
+        return replace(super().made_durable(), parts=digest(self._etags))
 
 
 def _not_known(check: str, error: OSError) -> CheckResult:

@@ -8,7 +8,7 @@ import io
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 from twopc.checks import CheckResult
@@ -78,8 +78,9 @@ class FileOfParts(PendingFile):
     most_parts: int
     buffer_bytes = 2 * PART_BYTES
 
-    def __init__(self, handle: FileHandle) -> None:
+    def __init__(self, store: Store, handle: FileHandle) -> None:
         self.handle = handle
+        self._store = store
         self._buffer = bytearray()
         self._size_bytes = 0
         self._parts = 0
@@ -115,6 +116,15 @@ class FileOfParts(PendingFile):
         self.upload_part(self._parts, self._buffer)
         self._parts += 1
         self._buffer = bytearray()
+
+    def made_durable(self) -> FileHandle:
+        if self._buffer:
+            self.upload_rest()
+        return replace(self.handle, size_bytes=self._size_bytes)
+
+    def discard(self) -> None:
+        self._buffer.clear()
+        self._store.discard(self.handle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +231,13 @@ class Store(Protocol):
         """Remove the pending file, never a target. Succeeds if it is gone."""
 
     def pending(self) -> Iterable[FileHandle]:
-        """List every pending file, of any sink."""
+        """List every pending file, of any sink. Without targets: the name of a pending file lacks its target's folder
+        and format."""
+        return [FileHandle(owner, name, "") for name in self.pending_names() if (owner := owner_of_pending(name))]
+
+    def pending_names(self) -> Iterable[str]:
+        """List the names in the folder of pending files, for ``pending``."""
+        return ()  # of a store without such a folder
 
 
 @dataclass(frozen=True, slots=True)

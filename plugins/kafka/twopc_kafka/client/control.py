@@ -35,7 +35,7 @@ from twopc_kafka.answers import (
     unanswered,
 )
 from twopc_kafka.client import requests
-from twopc_kafka.client.kafka_python import Loop, OfProcess, close, connections
+from twopc_kafka.client.kafka_python import Loop, OfProcess, blocking, close, connections
 from twopc_kafka.client.leaders import Leaders
 from twopc_kafka.client.tokens import require_token
 
@@ -118,28 +118,52 @@ class Control:
 
     # Requests. --------------------------------------------------------------------------------------------------
 
-    def unknown_topics(self, topics: Iterable[str]) -> list[str]:
+    @blocking
+    async def unknown_topics(self, topics: Iterable[str]) -> list[str]:
         """Return the ``topics`` that one broker reports as nonexistent or as invalid names. Creates none of them."""
-        return self.run(self._unknown_topics, list(topics))
+        missing = []
+        for topic in (await self.metadata(topics)).topics:
+            error = kafka.errors.for_code(topic.error_code)
+            if error in (kafka.errors.UnknownTopicOrPartitionError, kafka.errors.InvalidTopicError):
+                missing.append(topic.name)
+            elif issubclass(error, kafka.errors.AuthorizationError):
+                raise error(topic.name)
+        return missing
 
     @functools.cached_property
     def cluster_id(self) -> str:
         """Kafka's id of the cluster, which it keeps for as long as it exists."""
-        return self.run(self._cluster_id)
+        return self.run(self.metadata).cluster_id or ""
 
-    def taken_by(self, group: str) -> str:
+    @blocking
+    async def taken_by(self, group: str) -> str:
         """Return what keeps offsets out of a consumer group: its members, by either of Kafka's group protocols, or its
         type. Return an empty string if nothing does."""
-        return self.run(self._taken_by, group)
+        response = await self.send(requests.groups(), await self.coordinator_of(group))
+        self._raise(kafka.errors.for_code(response.error_code), f"consumer group {group!r}")
+        for listed in response.groups:
+            if listed.group_id == group and (listed.group_type or "").lower() not in _TAKE_OFFSETS:
+                return f"it is a {listed.group_type} group"
+            if listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS:
+                return "it has members"
+        return ""
 
-    def require_transactions(self, transactional_id: str) -> None:
+    @blocking
+    async def require_transactions(self, transactional_id: str) -> None:
         """Raise unless the cluster can begin transactions, and has all requests that the sink needs after a crash.
         Begins no transaction under that id, but Kafka keeps the id.
 
         Raises:
             ConfigurationError: the brokers lack a request.
         """
-        self.run(self._require_transactions, transactional_id)
+        if missing := [each.__name__.removesuffix("Request") for each in _NEEDED if not self._supports(each)]:
+            raise ConfigurationError(
+                f"the brokers at {', '.join(self._servers)} do not support {' and '.join(missing)}, without which the"
+                " sink can't roll back what a crash leaves open. Use brokers that do, such as Kafka 3.0 or later."
+            )
+        node = (await self.coordinators_of([transactional_id]))[transactional_id]
+        response = await self.send(requests.init_producer_id(transactional_id, _PROOF_MS), node)
+        self._raise(kafka.errors.for_code(response.error_code), f"transactional id {transactional_id}")
 
     def require_coordinator(self, group: str) -> None:
         """Raise unless a broker coordinates the consumer group."""
@@ -159,32 +183,46 @@ class Control:
         return self.run(self._transaction_version)
 
     @property
-    def release(self) -> str:
+    @blocking
+    async def release(self) -> str:
         """The oldest release of Kafka that has all the requests that the brokers support. They don't report theirs."""
-        return ".".join(map(str, self.run(self._release)))
+        return ".".join(map(str, self.manager.broker_version))
 
     @property
-    def writes_markers(self) -> bool:
+    @blocking
+    async def writes_markers(self) -> bool:
         """Whether the brokers support the request that writes a marker that they left out."""
-        return self.run(self._supports, WriteTxnMarkersRequest)
+        return self._supports(WriteTxnMarkersRequest)
 
     def largest_timeout_ms(self) -> int | None:
         """Return the longest transaction timeout that a broker grants, or None if this principal may not read it."""
-        try:
-            return self.run(self._broker_setting, "transaction.max.timeout.ms")
-        except OperatorRequired:
-            return None
+        return self._broker_setting("transaction.max.timeout.ms")
 
     def expiration_ms(self) -> int | None:
         """Return how long Kafka keeps an unused transactional id, or None if this principal may not read it."""
+        return self._broker_setting("transactional.id.expiration.ms")
+
+    def _broker_setting(self, name: str) -> int | None:
         try:
-            return self.run(self._broker_setting, "transactional.id.expiration.ms")
+            return self.run(self._setting_of_a_broker, name)
         except OperatorRequired:
             return None
 
-    def grants_no_timeout(self, transactional_id: str) -> bool:
+    @blocking
+    async def grants_no_timeout(self, transactional_id: str) -> bool:
         """Return whether this principal's transactions may have no timeout. Begins no transaction under that id."""
-        return self.run(self._grants_no_timeout, transactional_id)
+        if self.manager.broker_version_data.api_version(InitProducerIdRequest) < requests.GRANTS_NO_TIMEOUT:
+            return False
+        node = (await self.coordinators_of([transactional_id]))[transactional_id]
+        try:
+            response = await self.send(requests.init_producer_id(transactional_id, None), node)
+        except kafka.errors.IncompatibleBrokerVersion:  # this broker is not upgraded yet
+            return False
+        error = kafka.errors.for_code(response.error_code)
+        if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # by an ACL, or by the brokers' setting
+            return False
+        self._raise(error, transactional_id)
+        return True
 
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         """Return the state of each id that the cluster knows."""
@@ -211,9 +249,11 @@ class Control:
         """
         return self.run(self._describe_proven, transactional_ids, scope) if transactional_ids else {}
 
-    def can_prove(self, scope: str) -> bool:
+    @blocking
+    async def can_prove(self, scope: str) -> bool:
         """Return whether ``describe_proven`` can prove its answers. It always can on a cluster with one broker."""
-        return self.run(self._can_prove, scope)
+        names = [f"{scope}{number}" for number in range(_TRIED_NAMES)]
+        return not any([await self._are_apart(name, name_beside(name, f"{scope}probe")) for name in names])
 
     @functools.cached_property
     def leaders(self) -> Leaders:
@@ -228,14 +268,16 @@ class Control:
         """Return the transactional ids of all brokers that start with ``scope`` and have one of these producer ids."""
         return self.run(self._list, scope, [], producer_ids)
 
-    def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
+    @blocking
+    async def end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
         """Commit or abort the transaction ``(producer_id, epoch)`` by this version of EndTxn. A coordinator whose
         ``transaction.version`` is 0 is sent version 4 instead: version 5 would fail there and leave it stuck.
 
         Returns:
             Kafka's name of the error, ``NO_ERROR`` for none.
         """
-        return self.run(self._end, transactional_id, producer_id, epoch, commit, version)
+        asked = await self._ask_to_end(transactional_id, producer_id, epoch, commit, version)
+        return self._answer_to_end(transactional_id, await asked)
 
     def commit_many(self, due: Mapping[tuple[int, int], tuple[str, int]]) -> dict[tuple[int, int], str | None]:
         """Ask to commit transactions, ``COMMITS_UNDER_WAY`` at a time. Stop asking after ``COMMITTING_S``, or when the
@@ -332,20 +374,7 @@ class Control:
                 " their listener?"
             ) from None
 
-    # The coroutines behind the requests. ------------------------------------------------------------------------
-
-    async def _unknown_topics(self, topics: list[str]) -> list[str]:
-        missing = []
-        for topic in (await self.metadata(topics)).topics:
-            error = kafka.errors.for_code(topic.error_code)
-            if error in (kafka.errors.UnknownTopicOrPartitionError, kafka.errors.InvalidTopicError):
-                missing.append(topic.name)
-            elif issubclass(error, kafka.errors.AuthorizationError):
-                raise error(topic.name)
-        return missing
-
-    async def _cluster_id(self) -> str:
-        return (await self.metadata()).cluster_id or ""
+    # Coroutines for the connections. ----------------------------------------------------------------------------
 
     async def coordinator_of(self, group: str) -> int:
         """Within ``run``: return the coordinator of a consumer group."""
@@ -354,28 +383,8 @@ class Control:
         node: int = coordinator.node_id
         return node
 
-    async def _taken_by(self, group: str) -> str:
-        response = await self.send(requests.groups(), await self.coordinator_of(group))
-        self._raise(kafka.errors.for_code(response.error_code), f"consumer group {group!r}")
-        for listed in response.groups:
-            if listed.group_id == group and (listed.group_type or "").lower() not in _TAKE_OFFSETS:
-                return f"it is a {listed.group_type} group"
-            if listed.group_id == group and listed.group_state not in _WITHOUT_MEMBERS:
-                return "it has members"
-        return ""
-
-    async def _supports(self, request: Any) -> bool:
+    def _supports(self, request: Any) -> bool:
         return request.API_KEY in self.manager.broker_version_data.api_versions
-
-    async def _require_transactions(self, transactional_id: str) -> None:
-        if missing := [each.__name__.removesuffix("Request") for each in _NEEDED if not await self._supports(each)]:
-            raise ConfigurationError(
-                f"the brokers at {', '.join(self._servers)} do not support {' and '.join(missing)}, without which the"
-                " sink can't roll back what a crash leaves open. Use brokers that do, such as Kafka 3.0 or later."
-            )
-        node = (await self.coordinators_of([transactional_id]))[transactional_id]
-        response = await self.send(requests.init_producer_id(transactional_id, _PROOF_MS), node)
-        self._raise(kafka.errors.for_code(response.error_code), f"transactional id {transactional_id}")
 
     async def _transaction_version(self, node: int | None = None) -> int:
         """Return the version that this broker, or any broker, reported recently."""
@@ -391,10 +400,7 @@ class Control:
         self._versions[node] = version, at
         return version
 
-    async def _release(self) -> tuple[int, ...]:
-        return self.manager.broker_version  # type: ignore[no-any-return]
-
-    async def _broker_setting(self, name: str) -> int | None:
+    async def _setting_of_a_broker(self, name: str) -> int | None:
         broker = self._anybody()
         return await self.setting(name, requests.BROKER, str(broker), broker)
 
@@ -407,20 +413,6 @@ class Control:
                 if config.name == name and config.value is not None:
                     return int(config.value)
         return None
-
-    async def _grants_no_timeout(self, transactional_id: str) -> bool:
-        if self.manager.broker_version_data.api_version(InitProducerIdRequest) < requests.GRANTS_NO_TIMEOUT:
-            return False
-        node = (await self.coordinators_of([transactional_id]))[transactional_id]
-        try:
-            response = await self.send(requests.init_producer_id(transactional_id, None), node)
-        except kafka.errors.IncompatibleBrokerVersion:  # this broker is not upgraded yet
-            return False
-        error = kafka.errors.for_code(response.error_code)
-        if error is kafka.errors.TransactionalIdAuthorizationFailedError:  # by an ACL, or by the brokers' setting
-            return False
-        self._raise(error, transactional_id)
-        return True
 
     async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         return await self._describe_at(await self.coordinators_of(transactional_ids))
@@ -451,10 +443,6 @@ class Control:
         """Return whether a single broker, at one time, reports two coordinators for names of one Java hash."""
         found = [each for _, each in await self.find([name, other], CoordinatorType.TRANSACTION)]
         return not any(each.error_code for each in found) and len({each.node_id for each in found}) > 1
-
-    async def _can_prove(self, scope: str) -> bool:
-        names = [f"{scope}{number}" for number in range(_TRIED_NAMES)]
-        return not any([await self._are_apart(name, name_beside(name, f"{scope}probe")) for name in names])
 
     async def _describe_at(self, coordinators: Mapping[str, int]) -> dict[str, TransactionState]:
         at: dict[int, list[str]] = defaultdict(list)
@@ -517,10 +505,6 @@ class Control:
     def brokers(self) -> list[int]:
         """Within ``run``: return the known brokers."""
         return [broker.node_id for broker in self.manager.cluster.brokers()]
-
-    async def _end(self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int) -> str:
-        asked = await self._ask_to_end(transactional_id, producer_id, epoch, commit, version)
-        return self._answer_to_end(transactional_id, await asked)
 
     async def _ask_to_end(
         self, transactional_id: str, producer_id: int, epoch: int, commit: bool, version: int

@@ -25,8 +25,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import kafka.errors
 from kafka.future import Future
@@ -43,6 +43,7 @@ __all__ = [
     "Loop",
     "MemoryRecordsBuilder",
     "OfProcess",
+    "blocking",
     "close",
     "connections",
 ]
@@ -88,7 +89,27 @@ class _Kept(Protocol):
     def close(self) -> None: ...
 
 
+class _Runs(Protocol):
+    @property
+    def run(self) -> Callable[..., Any]: ...
+
+
 KeptT = TypeVar("KeptT", bound=_Kept)
+RunsT = TypeVar("RunsT", bound=_Runs)
+ResultT = TypeVar("ResultT")
+ArgumentsP = ParamSpec("ArgumentsP")
+
+
+def blocking(
+    asked: Callable[Concatenate[RunsT, ArgumentsP], Coroutine[Any, Any, ResultT]],
+) -> Callable[Concatenate[RunsT, ArgumentsP], ResultT]:
+    """Turn a coroutine of a class with the method ``run`` into a method that any thread can call."""
+
+    @functools.wraps(asked)
+    def call(self: RunsT, /, *args: ArgumentsP.args, **keywords: ArgumentsP.kwargs) -> ResultT:
+        return self.run(functools.partial(asked, self, *args, **keywords))  # type: ignore[no-any-return]
+
+    return call
 
 
 class Loop(NetworkSelector):  # type: ignore[misc]  # kafka-python has no types

@@ -11,9 +11,9 @@ import functools
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import kafka.errors
 from kafka.protocol.consumer.offsets import IsolationLevel
@@ -21,14 +21,17 @@ from kafka.protocol.consumer.offsets import IsolationLevel
 from twopc.errors import Retriable
 from twopc_kafka.answers import INVALID_TOPIC, NO_LEADER, UNKNOWN_TOPIC, OpenInPartition, meaning
 from twopc_kafka.client import requests
+from twopc_kafka.client.kafka_python import blocking
 from twopc_kafka.client.requests import Partitions
+
+if TYPE_CHECKING:
+    from twopc_kafka.client.control import Control
 
 logger = logging.getLogger(__name__)
 
 TopicPartition: TypeAlias = "tuple[str, int]"
 
 ReportT = TypeVar("ReportT")
-ResultT = TypeVar("ResultT")
 
 METADATA_MAX_AGE_S = 1.0
 """How old the metadata may be by which leaders are found. It lets the sweep right after a completed batch reuse that
@@ -81,103 +84,22 @@ class _Topic:
     seen_at_s: float
 
 
-class _Connection(Protocol):
-    """What ``Control`` has of which this module needs to know."""
-
-    @property
-    def manager(self) -> Any: ...
-    def run(self, asked: Callable[..., Coroutine[Any, Any, ResultT]], *args: object) -> ResultT: ...
-    def send(self, request: Any, node: int | None = None) -> Any: ...
-    async def metadata(self, topics: Iterable[str] = ()) -> Any: ...
-    def metadata_of(self, node: int | None, topics: Iterable[str]) -> Any: ...
-    def brokers(self) -> list[int]: ...
-
-
 class Leaders:
     """Requests to the leaders of partitions, over a control connection. They raise the errors of ``Control``."""
 
-    def __init__(self, control: _Connection) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
+        self.run = control.run
         self._topics: dict[str, _Topic] = {}
 
-    def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
+    @blocking
+    async def open_transactions(self, partitions: Partitions, topic: str | None = None) -> Seen:
         """Return every transaction that was open in ``partitions``, or in any partition of ``topic``, at some moment of
         this call, and maybe others. Partitions that could not be asked are reported as ``away``.
 
         Partitions that do not exist have no transactions. Topics that this principal may not READ or DESCRIBE are left
         out, with a warning.
         """
-        return self._control.run(self._open_transactions, partitions, topic)
-
-    def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
-        """Return each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
-        committed readers → the last stable offset, which is where. Partitions that can't be asked, or that this
-        principal may not READ or DESCRIBE, are left out."""
-        return self._control.run(self._held_back, partitions, topic)
-
-    def away(self, topic: str) -> Mapping[TopicPartition, Away]:
-        """Return the partitions of ``topic`` that have no leader."""
-        return self._control.run(self._away, topic)
-
-    def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
-        """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
-
-        A topic that is deleted and created again gets another id. The id is empty if there is no such topic. Topics
-        that this principal may not DESCRIBE, and topics without an id, are left out."""
-        found = self._kept(topics, since_s)
-        if len(found) < len(topics):
-            found = self._control.run(self._look_up, topics, since_s)
-        return {name: topic.id for name, topic in found.items() if topic.id is not None}
-
-    def look_up_soon(self, topics: Collection[str], since_s: float) -> None:
-        """Begin to look topics up, so that ``topic_ids`` rarely has to wait. It asks for what is not known then."""
-        if topics:
-            self._control.manager.call_soon(self._look_up, topics, since_s)
-
-    def topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
-        """Return the id of each topic that more than half of the brokers report now. A single broker may be cut off
-        from the others and report an old id.
-
-        Raises:
-            Retriable: no majority reports the same id.
-        """
-        return self._control.run(self._topic_ids_of_most, topics)
-
-    def is_known_to_most(self, topic: str) -> bool:
-        """Return whether more than half of the brokers report now that the topic exists.
-
-        Raises:
-            Retriable: no majority reports the same.
-        """
-        return self._control.run(self._is_known_to_most, topic)
-
-    def may_read(self, topic: str) -> bool:
-        """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
-        return self._control.run(self._may_read, topic)
-
-    def may_write(self, topic: str) -> bool:
-        """Return whether this principal may WRITE to the topic, as a broker reports it."""
-        return self._control.run(self._may_write, topic)
-
-    def append(self, topic: str, partition: int, batch: bytes) -> int:
-        """Write one record batch, without a transaction.
-
-        Returns:
-            Kafka's error code, 0 for none.
-        """
-        return self._control.run(self._append, topic, partition, batch)
-
-    def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
-        """Write a marker with the epoch after the transaction's.
-
-        Returns:
-            Kafka's name of the error, ``NO_ERROR`` for none.
-        """
-        return self._control.run(self._write_marker, transaction, commit)
-
-    # The coroutines behind the requests. ------------------------------------------------------------------------
-
-    async def _open_transactions(self, partitions: Partitions, topic: str | None) -> Seen:
         led_by = await self._led_by(partitions, topic, time.monotonic() - METADATA_MAX_AGE_S)
         seen = await self._seen(led_by)
         if not seen.away:
@@ -187,6 +109,107 @@ class Leaders:
         again = await self._seen({partition: moved[partition] for partition in seen.away.keys() & moved.keys()})
         still = {partition: away for partition, away in seen.away.items() if newest.get(partition) == away.leader}
         return Seen([*seen.open, *again.open], {**still, **again.away})
+
+    @blocking
+    async def held_back(self, partitions: Partitions, topic: str | None = None) -> dict[TopicPartition, int]:
+        """Map each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
+        committed readers to its last stable offset. Partitions that can't be asked, or that this principal may not READ
+        or DESCRIBE, are left out."""
+        led_by = await self._led_by(partitions, topic)
+        away = _leaderless(led_by)
+        return await self._behind({each: leader for each, leader in led_by.items() if each not in away}, away)
+
+    @blocking
+    async def away(self, topic: str) -> Mapping[TopicPartition, Away]:
+        """Return the partitions of ``topic`` that have no leader."""
+        return _leaderless(await self._led_by({}, topic))
+
+    def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
+        """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
+
+        A topic that is deleted and created again gets another id. The id is empty if there is no such topic. Topics
+        that this principal may not DESCRIBE, and topics without an id, are left out."""
+        found = self._kept(topics, since_s)
+        if len(found) < len(topics):
+            found = self.run(self._look_up, topics, since_s)
+        return {name: topic.id for name, topic in found.items() if topic.id is not None}
+
+    def look_up_soon(self, topics: Collection[str], since_s: float) -> None:
+        """Begin to look topics up, so that ``topic_ids`` rarely has to wait. It asks for what is not known then."""
+        if topics:
+            self._control.manager.call_soon(self._look_up, topics, since_s)
+
+    @blocking
+    async def topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
+        """Return the id of each topic that more than half of the brokers report now. A single broker may be cut off
+        from the others and report an old id.
+
+        Raises:
+            Retriable: no majority reports the same id.
+        """
+        most = await self._of_most(topics, _id_if_sure)
+        for name in topics:
+            if name not in most:
+                raise Retriable(f"the brokers don't agree on the id of topic {name!r}")
+            self._topics.pop(name, None)  # the kept metadata came from a single broker
+        return most
+
+    @blocking
+    async def is_known_to_most(self, topic: str) -> bool:
+        """Return whether more than half of the brokers report now that the topic exists.
+
+        Raises:
+            Retriable: no majority reports the same.
+        """
+        most = await self._of_most([topic], _exists)
+        if topic not in most:
+            raise Retriable(f"the brokers don't agree whether topic {topic!r} exists")
+        return most[topic]
+
+    @blocking
+    async def may_read(self, topic: str) -> bool:
+        """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
+        led_by = await self._led_by({}, topic)
+        away = _leaderless(led_by)
+        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
+        return bool(await self._ask(asked, requests.producers, away)) or away.keys() == led_by.keys()
+
+    @blocking
+    async def may_write(self, topic: str) -> bool:
+        """Return whether this principal may WRITE to the topic, as a broker reports it."""
+        [found] = (await self._control.send(requests.operations_on(topic))).topics
+        return not found.authorized_operations or requests.WRITE in found.authorized_operations
+
+    @blocking
+    async def append(self, topic: str, partition: int, batch: bytes) -> int:
+        """Write one record batch, without a transaction.
+
+        Returns:
+            Kafka's error code, 0 for none.
+        """
+        for leader in (await self._led_by({topic: [partition]}, None)).values():
+            if leader.node < 0:
+                return NO_LEADER
+            request = requests.produce(None, {topic: {partition: batch}}, implicit=False)
+            [of_topic] = (await self._control.send(request, leader.node)).responses
+            return int(of_topic.partition_responses[0].error_code)
+        return UNKNOWN_TOPIC
+
+    @blocking
+    async def write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
+        """Write a marker with the epoch after the transaction's.
+
+        Returns:
+            Kafka's name of the error, ``NO_ERROR`` for none.
+        """
+        led_by = await self._led_by({transaction.topic: [transaction.partition]}, None)
+        for leader in led_by.values():
+            [of_marker] = (await self._control.send(requests.marker(transaction, commit), leader.node)).markers
+            return meaning(of_marker.topics[0].partitions[0].error_code).name
+        # The topic was deleted, or this broker does not know it yet. The next look at open transactions shows which.
+        return meaning(UNKNOWN_TOPIC).name
+
+    # What the requests share. -----------------------------------------------------------------------------------
 
     async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
         away = _leaderless(led_by)
@@ -229,25 +252,6 @@ class Leaders:
         ]
         return {partition: readable[partition] for partition, end in ends.items() if readable.get(partition, end) < end}
 
-    async def _held_back(self, partitions: Partitions, topic: str | None) -> dict[TopicPartition, int]:
-        led_by = await self._led_by(partitions, topic)
-        away = _leaderless(led_by)
-        return await self._behind({each: leader for each, leader in led_by.items() if each not in away}, away)
-
-    async def _topic_ids_of_most(self, topics: Collection[str]) -> dict[str, str]:
-        most = await self._of_most(topics, _id_if_sure)
-        for name in topics:
-            if name not in most:
-                raise Retriable(f"the brokers don't agree on the id of topic {name!r}")
-            self._topics.pop(name, None)  # the kept metadata came from a single broker
-        return most
-
-    async def _is_known_to_most(self, topic: str) -> bool:
-        most = await self._of_most([topic], _exists)
-        if topic not in most:
-            raise Retriable(f"the brokers don't agree whether topic {topic!r} exists")
-        return most[topic]
-
     async def _of_most(self, topics: Collection[str], reported: Callable[[Any], ReportT | None]) -> dict[str, ReportT]:
         """Ask every broker about topics, and return what more than half of the brokers report of each. Topics without
         such a majority are left out. ``reported`` reads the report from a broker's metadata of a topic, None for no
@@ -268,36 +272,6 @@ class Leaders:
             for report, brokers in reports.items()
             if 2 * brokers > len(asked)
         }
-
-    async def _may_read(self, topic: str) -> bool:
-        led_by = await self._led_by({}, topic)
-        away = _leaderless(led_by)
-        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
-        return bool(await self._ask(asked, requests.producers, away)) or away.keys() == led_by.keys()
-
-    async def _away(self, topic: str) -> Mapping[TopicPartition, Away]:
-        return _leaderless(await self._led_by({}, topic))
-
-    async def _may_write(self, topic: str) -> bool:
-        [found] = (await self._control.send(requests.operations_on(topic))).topics
-        return not found.authorized_operations or requests.WRITE in found.authorized_operations
-
-    async def _append(self, topic: str, partition: int, batch: bytes) -> int:
-        for leader in (await self._led_by({topic: [partition]}, None)).values():
-            if leader.node < 0:
-                return NO_LEADER
-            request = requests.produce(None, {topic: {partition: batch}}, implicit=False)
-            [of_topic] = (await self._control.send(request, leader.node)).responses
-            return int(of_topic.partition_responses[0].error_code)
-        return UNKNOWN_TOPIC
-
-    async def _write_marker(self, transaction: OpenInPartition, commit: bool) -> str:
-        led_by = await self._led_by({transaction.topic: [transaction.partition]}, None)
-        for leader in led_by.values():
-            [of_marker] = (await self._control.send(requests.marker(transaction, commit), leader.node)).markers
-            return meaning(of_marker.topics[0].partitions[0].error_code).name
-        # The topic was deleted, or this broker does not know it yet. The next look at open transactions shows which.
-        return meaning(UNKNOWN_TOPIC).name
 
     async def _ask(
         self,

@@ -9,6 +9,8 @@ from typing import TypeVar
 from twopc.errors import RoundAborted
 from twopc_kafka.answers import Meaning, WriteAnswer, failure
 
+_OPTION = "message.timeout.ms"
+
 ResultT = TypeVar("ResultT")
 
 
@@ -26,13 +28,11 @@ class Patience:
     Args:
         what: the request, for messages, such as "beginning transaction t at broker:9092".
         timeout_ms: how long to repeat the request.
-        option: the sink's option that sets this timeout.
     """
 
-    def __init__(self, what: str, timeout_ms: int, option: str = "message.timeout.ms") -> None:
+    def __init__(self, what: str, timeout_ms: int) -> None:
         self.what = what
         self._timeout_ms = timeout_ms
-        self._option = option
         self._deadline = time.monotonic() + timeout_ms / 1000
         self._attempts = 0
 
@@ -48,7 +48,7 @@ class Patience:
             RoundAborted: the time is over.
         """
         if self.is_over:
-            bound = "" if self._option in reason else f" {self._option!r} bounds the wait."
+            bound = "" if _OPTION in reason else f" {_OPTION!r} bounds the wait."
             raise RoundAborted(f"{self.what} failed for {self._timeout_ms} ms: {reason}{bound}")
         self._attempts += 1
         return pause_s(self._attempts)

@@ -245,7 +245,6 @@ def _from_endpoint(endpoint: oidc.Endpoint) -> Token:
 
 
 def _provider_of(properties: Mapping[str, Any]) -> Fetch:
-    """Make the provider that the properties name."""
     options = {name.removeprefix(_PREFIX): str(value) for name, value in properties.items() if name.startswith(_PREFIX)}
     name = options.pop(PROVIDER.removeprefix(_PREFIX))
     servers = str(properties.get("bootstrap.servers", "")).split(",")

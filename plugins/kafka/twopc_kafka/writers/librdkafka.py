@@ -50,9 +50,6 @@ ResultT = TypeVar("ResultT")
 IDENTITY_TIMEOUT_S = 10.0
 """How long to wait for statistics that contain the producer's epoch. librdkafka reports statistics every 5 ms."""
 
-KNOWN_TOPIC_S = 60.0
-"""How long a process relies on having found a topic before it looks the topic up again."""
-
 LOGIN_LOOK_S = 1.0
 """How often to check for a refused login while a producer waits for its transactional id."""
 
@@ -116,7 +113,7 @@ class Writer:
         self._has_ended = False
         self.is_closed = False
         self.topic_ids: dict[str, str] = {}
-        self._looked_up: set[str] = set()
+        self._counts: dict[str, int] = {}
         try:
             self._producer = _apart(lambda: confluent_kafka.Producer(self._properties(), logger=logger))
         except confluent_kafka.KafkaException as raised:
@@ -221,17 +218,10 @@ class Writer:
                 return
 
     def _partitions(self, topic: str, highest: int) -> int:
-        """Return the number of partitions of ``topic``, 0 if it does not exist.
-
-        The number is cached per process for ``KNOWN_TOPIC_S``. The topic is looked up again if the cached number is too
-        small for the partition ``highest``, and once per transaction, for its id."""
-        place = self._options.bootstrap_servers, topic
-        count, known_at = _known_topics.get(place, (0, 0.0))
-        is_new = self._transactional and topic not in self._looked_up
-        if is_new or count <= highest or time.monotonic() - known_at > KNOWN_TOPIC_S:
-            count = self._look_up(topic)
-            if count:
-                _known_topics[place] = count, time.monotonic()
+        """Return the number of partitions of ``topic``, 0 if it does not exist. The topic is looked up once, and again
+        if the number is too small for the partition ``highest``."""
+        if (count := self._counts.get(topic, 0)) <= highest:
+            count = self._counts[topic] = self._look_up(topic)
         return count
 
     @cached_property
@@ -244,9 +234,8 @@ class Writer:
     def _look_up(self, topic: str) -> int:
         """Look up a topic over the tasks' connections of kafka-python, as librdkafka does not report a topic's id."""
         found = self._lookups.find(topic)
-        if self._transactional and found.id and topic not in self._looked_up:
-            self.topic_ids[topic] = found.id
-        self._looked_up.add(topic)
+        if self._transactional and found.id:
+            self.topic_ids.setdefault(topic, found.id)
         return len(found.leaders)
 
     @property
@@ -356,16 +345,14 @@ class Writer:
             f"{max(1, len(self._reports.failures))} records were not delivered to {self._options.bootstrap_servers};"
             f" the first, to topic {topic!r}"
         )
-        return _lasting(error, what) or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
+        return _failed(error, what)
 
     def _broken(self, error: confluent_kafka.KafkaError) -> TwoPhaseCommitError:
         """Return the error for a producer that is unusable."""
         what = f"transaction {self._transactional_id}" if self._transactional else "the producer"
         is_fenced = error.code() in _FENCED
         why = "another producer took over its transactional id" if is_fenced else "librdkafka gave up"
-        what = f"{what} can't go on at {self._options.bootstrap_servers}: {why}"
-        lasting = None if is_fenced else _lasting(error, what)
-        return lasting or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
+        return _failed(error, f"{what} can't go on at {self._options.bootstrap_servers}: {why}")
 
     def _refused(self, error: confluent_kafka.KafkaError) -> Exception:
         if error.code() == confluent_kafka.KafkaError.INVALID_TRANSACTION_TIMEOUT:
@@ -373,7 +360,7 @@ class Writer:
         if self._reports.refused_login:
             return login_refused(self._reports.refused_login)
         what = f"no transaction {self._transactional_id} could be begun at {self._options.bootstrap_servers}"
-        return _lasting(error, what) or RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
+        return _failed(error, what)
 
 
 def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
@@ -419,9 +406,6 @@ def _no_thread(reason: str) -> RoundAborted:
     return RoundAborted(f"this host can start no thread for a producer: {reason}. The batch can be run again.")
 
 
-_known_topics: dict[tuple[str, str], tuple[int, float]] = {}
-"""This process's cache: brokers and topic → the number of partitions, and the time of the lookup."""
-
 _FATAL = confluent_kafka.KafkaError._FATAL  # noqa: SLF001  # its name
 
 _WITHOUT_REASON = (_FATAL, confluent_kafka.KafkaError._STATE)  # noqa: SLF001  # its name
@@ -448,12 +432,12 @@ def _of_librdkafka(raised: BaseException) -> confluent_kafka.KafkaError:
     return error.args[0]  # type: ignore[no-any-return]
 
 
-def _lasting(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError | None:
-    """Return the error for a broker's answer that recurs until somebody acts. None for one that may pass, also if only
-    librdkafka knows it, and for what librdkafka itself reports, whose codes are negative."""
+def _failed(error: confluent_kafka.KafkaError, what: str) -> TwoPhaseCommitError:
+    """Return the error for an answer that fails the task. It may pass if librdkafka alone knows it, or reports it by a
+    code of its own, which is negative."""
     known = meaning(error.code())
     if error.code() < 0 or error.retriable() or known.answer in (WriteAnswer.REPEAT, WriteAnswer.RUN_AGAIN):
-        return None
+        return RoundAborted(f"{what}: {error.str()} ({error.name()}). {_advice(error)}")
     return failure(known, what)
 
 

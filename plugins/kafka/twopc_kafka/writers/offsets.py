@@ -69,7 +69,6 @@ class OffsetsWriter:
         roll_back(control_of(self._options.control), self._transaction)
 
     async def _until_accepted(self, request: Any, kind: CoordinatorType, key: str) -> None:
-        """Repeat a request until the coordinator of ``key`` accepts it."""
         what = (
             f"adding offsets of consumer group {self._group!r} to transaction {self._transaction.transactional_id} at"
             f" {self._cluster.servers}"

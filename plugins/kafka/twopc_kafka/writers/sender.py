@@ -181,7 +181,6 @@ class Sending:
             await self._cluster.sleep(0.01)
 
     def _dispatch(self) -> None:
-        """Send the batches of all partitions that are ready."""
         ready: dict[int, list[Lane]] = defaultdict(list)
         if self._failure is None and not self._stopped:
             for lane in self._lanes.values():

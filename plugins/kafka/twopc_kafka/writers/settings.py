@@ -19,6 +19,8 @@ _NUMBERS = {
     "topic.metadata.propagation.max.ms": 10_000,
     "message.timeout.ms": 120_000,
 }
+_OWN_LEVEL = -1
+"""librdkafka's default for 'compression.level': the codec's own."""
 _FIXED = {
     "partitioner": "murmur2_random",  # the same partition as Spark's own sink and Java
     "enable.sparse.connections": "False",  # only for librdkafka; allowed because it is among the sink's defaults
@@ -56,22 +58,20 @@ class Settings:
 
 
 def settings(properties: Mapping[str, Any]) -> Settings:
-    """Check and read the sink's properties.
+    """Read properties whose values have been checked.
 
     Raises:
-        ConfigurationError: a property is wrong. The error names it.
+        ConfigurationError: the writer does not support a value. The error names the property.
     """
     for name, value in _FIXED.items():
         if str(properties.get(name, value)) != value:
             raise ConfigurationError(
                 f"{name!r} can't be set with 'writer' = 'arrow', which always uses {value!r}", option=name
             )
-    number = {name: _number(name, properties.get(name, default)) for name, default in _NUMBERS.items()}
-    level = properties.get("compression.level")
-    compression = Compression(
-        str(properties.get("compression.type", NONE)),
-        None if level is None or str(level) == "-1" else _number("compression.level", level),
-    )
+    number = {name: int(properties.get(name, default)) for name, default in _NUMBERS.items()}
+    level = int(properties.get("compression.level", _OWN_LEVEL))
+    codec = str(properties.get("compression.type", NONE)).lower()
+    compression = Compression(codec, None if level == _OWN_LEVEL else level)
     compression.check()
     return Settings(
         limits=Limits(number["batch.size"], number["message.max.bytes"]),
@@ -80,9 +80,3 @@ def settings(properties: Mapping[str, Any]) -> Settings:
         topic_timeout_ms=number["topic.metadata.propagation.max.ms"],
         timeout_ms=number["message.timeout.ms"],
     )
-
-
-def _number(name: str, value: object) -> int:
-    if not str(value).isdecimal():
-        raise ConfigurationError(f"{name!r} must be a number, not {value!r}", option=name)
-    return int(str(value))

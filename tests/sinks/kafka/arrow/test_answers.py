@@ -27,7 +27,7 @@ from tests.support import kills
 from tests.support.pages import DOCS
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted
-from twopc_kafka.answers import MEANINGS, WriteAnswer, after_the_decision, failure, lasting, meaning
+from twopc_kafka.answers import MEANINGS, WriteAnswer, failure, lasting, meaning
 from twopc_kafka.client import control, requests
 from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.client.retry import NotSent, Unanswered
@@ -55,15 +55,13 @@ def test_every_code_of_the_three_requests_has_a_meaning_and_what_fails_says_what
 
 
 @pytest.mark.parametrize("code", [4, 22, 4242])  # of fetching, of a member's commit, of a Kafka to come
-def test_an_answer_in_no_table_stops_with_its_code_before_the_decision_and_after_it(code: int) -> None:
+def test_an_answer_in_no_table_stops_with_its_code(code: int) -> None:
     raised = failure(meaning(code), "a batch was refused")
     assert type(raised) is Refused
     assert f"(error code {code})" in raised.message
     refused = lasting(kafka.errors.for_code(code)("orders-1"))
     assert type(refused) is Refused
     assert f"(error code {code})" in refused.message
-    with pytest.raises(OperatorRequired, match=r"is decided, and .*recovery continues"), after_the_decision():
-        raise refused
 
 
 def test_the_page_on_the_sink_has_each_code_in_its_class() -> None:
