@@ -209,11 +209,12 @@ def check_key(
     table: str,
     *,
     any_replaces: bool = False,
-    numbered: Collection[str] = (),
+    numbered: Collection[str] | None = None,
 ) -> None:
     """Make sure that a record can replace a row of a table by ``key``, and that nothing but the key decides which.
     ``written`` are the columns that records have; to those in ``numbered`` the database gives a new number in each
-    record. ``any_replaces``: whether the database replaces the row of whichever unique index has an equal one.
+    record; None if that is not known. ``any_replaces``: whether the database replaces the row of whichever unique index
+    has an equal one.
 
     Raises SchemaMismatch if the records lack a column of the key; and ConfigurationError if no unique index is on
     exactly these columns, or it takes different keys for equal, or another unique index decides, too.
@@ -237,13 +238,15 @@ def check_key(
     for index in indexes:
         if any_replaces:
             why = "A record could replace the row that is equal in it, although another row has its key."
-            decides = index.columns != {*key} and index.columns.isdisjoint(numbered)
+            or_else = "" if numbered is None else ", or do not select its column if the database numbers the rows"
+            decides = index.columns != {*key} and index.columns.isdisjoint(numbered or ())
         else:
             why = "A source may exchange its values between two rows, and no order of the two changes satisfies it."
+            or_else = ", or do not select its columns"
             decides = index.may_refuse_an_exchange(key, written)
         if decides:
             raise ConfigurationError(
                 f"{table} has another unique index, {index.name}, than that of 'upsert_by'. {why} Nothing was written."
-                " Drop it or make it an index that is not unique, or do not select its columns.",
+                f" Drop it or make it an index that is not unique{or_else}.",
                 option="upsert_by",
             )

@@ -48,7 +48,7 @@ def test_a_number_that_the_server_counts_up_replaces_no_row(place: Place) -> Non
     place.create("id INT AUTO_INCREMENT PRIMARY KEY, code INT, value TEXT, UNIQUE (code)")
     sink = place.sink(upsert_by="code")
     sink.validate(pa.schema([("code", pa.int32()), ("value", pa.string())]))
-    with pytest.raises(ConfigurationError, match="another unique index, PRIMARY"):
+    with pytest.raises(ConfigurationError, match=r"another unique index, PRIMARY.* do not select its column if"):
         sink.validate(pa.schema([("id", pa.int32()), ("code", pa.int32())]))
     for batch_id, value in enumerate("ab"):
         batch = {"code": pa.array([7], pa.int32()), "value": [value]}

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -295,9 +296,12 @@ def test_a_delete_asks_nothing_of_the_other_columns(place: Place) -> None:
 def test_another_unique_index_is_refused_as_two_rows_may_exchange_its_values(place: Place) -> None:
     place.create("id BIGINT PRIMARY KEY, value VARCHAR(9) UNIQUE")
     sink = place.sink(upsert_by="id")
-    with pytest.raises(ConfigurationError, match="another unique index, "):
+    is_replaced_by_any = place.database == "mysql"
+    way_on = r"not unique\." if is_replaced_by_any else "do not select its columns"
+    with pytest.raises(ConfigurationError, match=f"another unique index, .*{way_on}"):
         sink.validate(pa.schema({"id": pa.int64(), "value": pa.string()}))
-    sink.validate(pa.schema({"id": pa.int64()}))
+    with pytest.raises(ConfigurationError) if is_replaced_by_any else nullcontext():
+        sink.validate(pa.schema({"id": pa.int64()}))
 
 
 def test_without_upserts_a_key_that_is_there_fails_the_batch(keyed: Place) -> None:
