@@ -21,7 +21,7 @@ from tests.support.kills import kill_all_of
 from tests.support.pages import ROOT
 from tests.support.pipelines import COMPLETED, FAULT_OF_SPARK_4_2, has_completed, make_project, run_command
 from tests.support.spark_session import settings_of
-from twopc.spark.data_source.options import folder_of_flow
+from twopc.spark.data_source.flow import Flow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,10 +128,11 @@ def test_two_flows_into_one_sink_have_a_log_each(connected: Pipeline) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.advice("the commit log belongs to query")
+@pytest.mark.advice("would write again what the sink has already")
 def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pipeline, project: Project) -> None:
     for said in (project.run(full_refresh_all=True), project.run()):
-        assert "the commit log belongs to query" in said
+        assert "a full refresh of flow 'events' would write again what the sink has already" in said
+        assert f"delete file://{project.flow('events')}/1" in said
         assert connected.archived_ids() == [1]
         assert connected.pending_files() == []
 
@@ -142,11 +143,11 @@ def test_a_full_refresh_is_refused_until_its_checkpoint_is_deleted(connected: Pi
 
 
 @pytest.mark.long
-@pytest.mark.advice("the commit log belongs to query")
+@pytest.mark.advice("would write again what the sink has already")
 def test_a_refused_full_refresh_writes_everything_again_once_the_log_is_deleted(
     connected: Pipeline, project: Project
 ) -> None:
-    assert "the commit log belongs to query" in project.run(full_refresh_all=True)
+    assert "a full refresh of flow 'events'" in project.run(full_refresh_all=True)
     shutil.rmtree(connected.folder / "archive")
     shutil.rmtree(project.flow("events") / "twopc-log")
     connected.add_batch(rows(2))
@@ -159,7 +160,9 @@ def test_a_full_refresh_with_a_log_elsewhere_is_refused(connected: Pipeline) -> 
     project = Project(connected, "events", log=str(connected.log))
     connected.add_batch(rows(1))
     project.run()
-    assert "the commit log belongs to query" in project.run(full_refresh_all=True)
+    assert f"the commit log at {connected.log} belongs to the flow's earlier query" in project.run(
+        full_refresh_all=True
+    )
     assert connected.archived_ids() == [1]
 
 
@@ -190,19 +193,25 @@ def test_spark_refuses_a_flow_that_is_no_stream(connected: Pipeline) -> None:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint", "name", "folder"),
+    ("checkpoint", "name", "flow"),
     [
-        ("file:///s/_checkpoints/orders/events/0", "events", "file:///s/_checkpoints/orders/events"),
-        ("s3://b/_checkpoints/db/orders/events/12", "cat.db.events", "s3://b/_checkpoints/db/orders/events"),
-        ("file:///s/_checkpoints/o/my%20flow/0", "my flow", "file:///s/_checkpoints/o/my%20flow"),
+        ("file:///s/_checkpoints/orders/events/0", "events", ("events", "file:///s/_checkpoints/orders/events", 0)),
+        (
+            "s3://b/_checkpoints/db/orders/events/12",
+            "cat.db.events",
+            ("events", "s3://b/_checkpoints/db/orders/events", 12),
+        ),
+        ("file:///s/_checkpoints/o/my%20flow/0", "my flow", ("my flow", "file:///s/_checkpoints/o/my%20flow", 0)),
         ("file:///s/_checkpoints/orders/events/0", "orders", None),
         ("file:///s/_checkpoints/orders/events/0", "", None),
         ("file:///s/checkpoints/orders/events/0", "events", None),
         ("file:///s/_checkpoints/orders/events", "events", None),
     ],
 )
-def test_a_flow_is_recognized_by_its_checkpoint_and_name(checkpoint: str, name: str, folder: str | None) -> None:
-    assert folder_of_flow(checkpoint, name) == folder
+def test_a_flow_is_recognized_by_its_checkpoint_and_name(
+    checkpoint: str, name: str, flow: tuple[str, str, int] | None
+) -> None:
+    assert Flow.of(checkpoint, name) == (Flow(*flow) if flow else None)
 
 
 DEFINITIONS = """

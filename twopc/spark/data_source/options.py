@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote
 
 from twopc.checkpoint.folder import CheckpointFolder, url
 from twopc.coordinator import START_TIMEOUT_S
 from twopc.errors import ConfigurationError
 from twopc.options import Option, local_file, parse, place, text, whole_number
+from twopc.spark.data_source.flow import Flow
 from twopc.spark.data_source.round import Rounds
 
 BATCH_OWNER = "batch writes"
@@ -86,23 +86,9 @@ def stream_target(options: Mapping[str, str]) -> Rounds:
     own = {name: value for name, value in options.items() if name != _QUERY_NAME}
     values, sinks_own = _parsed(_OWNER, own, "checkpointLocation")
     folder = CheckpointFolder(values["checkpointLocation"])
-    beside = folder_of_flow(folder.url, options.get(_QUERY_NAME, "")) or folder.url
-    log = values.get("log", f"{beside}/{_LOG_FOLDER}")
-    return replace(_target(values, sinks_own, log, folder.query_id()), checkpoint=folder.url)
-
-
-def folder_of_flow(checkpoint: str, query_name: str) -> str | None:
-    """Return the folder of a flow's checkpoints, or None if no declarative pipeline runs the query.
-
-    Spark runs a flow as a streaming query that has the flow's name. Its checkpoint is the highest-numbered folder in
-    ``<storage>/_checkpoints/<sink>/<flow>``. A full refresh adds the next number, and with it a new query, which must
-    find the log of the one before: it would write again what the sink has already.
-    """
-    folder, _, number = checkpoint.rpartition("/")
-    above, _, quoted = folder.rpartition("/")
-    name = unquote(quoted)  # Spark writes a URL
-    is_named = query_name == name or query_name.endswith(f".{name}")  # a table's flow has the database's name too
-    return folder if name and is_named and number.isdecimal() and "_checkpoints" in above.split("/") else None
+    flow = Flow.of(folder.url, options.get(_QUERY_NAME, ""))
+    log = values.get("log", f"{flow.folder if flow else folder.url}/{_LOG_FOLDER}")
+    return replace(_target(values, sinks_own, log, folder.query_id()), checkpoint=folder.url, flow=flow)
 
 
 def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:
@@ -112,17 +98,20 @@ def batch_target(options: Mapping[str, str]) -> tuple[Rounds, int | None]:
 
 
 def target_to_check(options: Mapping[str, Any]) -> tuple[str, dict[str, str], str | None]:
-    """Return the backend, its own options and the place of the log of a writer, by ``options`` as the driver gives them
-    to Spark. The place is None in a pipeline, where Spark chooses the checkpoint. Raises like ``stream_target``."""
-    given = {  # as Spark passes them
-        name.lower(): str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-        if value is not None
-    }
+    """Return the backend, its own options and the place of the log, of a writer that may not have been started yet.
+    ``options`` are as the driver gives them to Spark, which passes names in lower case and values as text.
+
+    The place is None where Spark will choose the checkpoint: in a pipeline. Raises like ``stream_target``.
+    """
+    given = {name.lower(): _as_spark_passes(value) for name, value in options.items() if value is not None}
     values, sinks_own = _parsed(_OWNER, given)
     checkpoint = values.get("checkpointLocation")
     log = values.get("log", checkpoint and f"{url(checkpoint)}/{_LOG_FOLDER}")
     return values["sink"], sinks_own, log
+
+
+def _as_spark_passes(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parsed(owner: str, options: Mapping[str, str], needed: str = "") -> tuple[dict[str, Any], dict[str, str]]:

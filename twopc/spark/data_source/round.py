@@ -1,8 +1,8 @@
 """A round whose steps run in different processes, as Spark's data sources require.
 
 ``Rounds.open`` runs before the tasks, ``PhaseOne.write`` in each task, and ``Rounds.finish`` or ``Rounds.recover``
-after them, each with a coordinator of its own. The incarnation connects them: each round opens one before its tasks
-begin, and ``finish`` continues with it or learns that it is fenced.
+after them. Nothing stays in memory in between, so each step creates its own coordinator. The incarnation connects them:
+each round opens one before its tasks begin, and ``finish`` continues with it or learns that it is fenced.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from twopc.participant import Participant, Vote
 from twopc.performer import NO_OPENING, Opening
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
+from twopc.spark.data_source.flow import Flow
 from twopc.spark.task import PickledSinks, spare_garbage_collection
 from twopc.stores.places import refuse_within_checkpoint, refuse_within_outputs
 from twopc.transaction import JsonValue
@@ -89,18 +90,25 @@ class TaskVote(WriterCommitMessage):
 class PhaseOne:
     """The round as its tasks get it from the planner."""
 
-    sinks: PickledSinks
-    incarnation: Incarnation
+    sinks: PickledSinks  # the pickled sinks, by name
+    incarnation: Incarnation  # the round's incarnation
     batch_id: int  # the planned batch
     reads: JsonValue  # what the batch reads, or None in a batch write
-    is_decided: bool  # whether the batch was decided before this round
+    # Whether the batch was decided before this round. No other batch can be decided before ``finish``.
+    is_decided: bool
     log: str  # the URL of the commit log
     entry_id: str  # the id of its newest entry
 
     def write(self, batch_id: int, batches: Iterable[pa.RecordBatch]) -> TaskVote:
-        """Write and pre-commit one partition, in a task. A decided batch is only evaluated, so that Spark's state store
-        and watermark advance. Raises LogMismatch: this is not the planned batch, so what it reads was not compared; and
-        RepeatedFailure: the task failed at each start, which no process on the driver learns."""
+        """Write and pre-commit one partition, in a task.
+
+        A decided batch is evaluated and not written: Spark's state store and watermark advance only when it is
+        evaluated, and after a crash they must be where they would be without one.
+
+        Raises:
+            LogMismatch: this is not the planned batch, so what it reads was not compared.
+            RepeatedFailure: the task failed at each start, which no process on the driver learns.
+        """
         context = TaskContext.get()
         assert context is not None
         if batch_id != self.batch_id:
@@ -137,24 +145,30 @@ class PhaseOne:
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator. For
-    fields without a comment see ``Coordinator``; all places are URLs."""
+    """The rounds of a query or of batch writes, with everything that a process needs to create the coordinator."""
 
     backend: str  # the sink's entry-point name
     options: Mapping[str, str] = field(repr=False)  # the sink's options, which may hold credentials
-    log: str
-    owner: str  # the query's id
-    replay_copies: str | None
-    first_batch_id: int
-    checkpoint: str | None = None  # the query's checkpoint folder, or None for batch writes
-    start_timeout_s: float = START_TIMEOUT_S
+    log: str  # the URL of the commit log
+    owner: str  # the query's id; see ``Coordinator``
+    replay_copies: str | None  # the URL of the folder of replay copies, or None
+    first_batch_id: int  # see ``Coordinator``
+    checkpoint: str | None = None  # the URL of the query's checkpoint folder, or None for batch writes
+    flow: Flow | None = None  # the flow that the query runs, if it is one of a pipeline
+    start_timeout_s: float = START_TIMEOUT_S  # see ``Coordinator``
     events: str | None = None  # the path of the file for events, or None
 
     def open(self, schema: pa.Schema, batch_id: int | None = None) -> PhaseOne:
-        """Open a new incarnation and recover, before any task begins. The batch is the newest in the query's
-        checkpoint; in a batch write it is ``batch_id``, or the next batch of the log. Raises LogMismatch: the batch is
-        not the next one, or was decided with other input; and otherwise like ``Coordinator.recover`` and
-        ``validate``."""
+        """Open a new incarnation and recover, before any task begins.
+
+        The batch is the newest in the query's checkpoint, where Spark has just written what it reads. In a batch write
+        it is ``batch_id``, or the next batch of the log.
+
+        Raises:
+            LogMismatch: the batch is not the next one, or was decided with other input; or it is the first after a
+                full refresh of the flow.
+            TwoPhaseCommitError: like ``Coordinator.recover``; or the sink can't write records of ``schema``.
+        """
         reads = follows = None
         start, sink = uuid.uuid4().hex[:12], sink_alone(self.backend, self.options)
         with contextlib.closing(sink):
@@ -168,6 +182,8 @@ class Rounds:
                     refuse_within_checkpoint(self.log, self.checkpoint)
                 if self.events is not None:
                     refuse_within_outputs("the events file", self.events, {SINK: sink})
+                if self.flow is not None and batch_id == 0:
+                    self.flow.refuse_full_refresh(self.log, self.owner)
             with spool(self.events):
                 try:
                     coordinator.validate({SINK: schema})
@@ -184,8 +200,10 @@ class Rounds:
         return PhaseOne(sinks, incarnation, batch_id, reads, is_decided, self.log, tail.entry_id)
 
     def finish(self, batch_id: int, messages: Sequence[TaskVote], schema: pa.Schema | None = None) -> None:
-        """Seal, decide and commit the tasks' transactions. ``schema`` is for observers. Raises like
-        ``Coordinator.run``."""
+        """Seal, decide and commit the tasks' transactions. Raises like ``Coordinator.run``.
+
+        ``schema`` is the one with which ``open`` was called, for observers.
+        """
         with spool(self.events), contextlib.ExitStack() as leaves:
             with self._failure_reported(batch_id):
                 [incarnation] = {message.incarnation for message in messages}
@@ -203,9 +221,12 @@ class Rounds:
         spare_garbage_collection()
 
     def recover(self, batch_id: int, messages: Sequence[TaskVote | None], opened: Incarnation | None = None) -> None:
-        """Roll back a round that failed, or finish one that was decided before it failed, in a new incarnation: a
-        decision of unknown outcome may still land in the log. If no message has the round's incarnation, recovery is
-        left to the next start, as an incarnation that is opened here could fence a newer driver."""
+        """Roll back a round that failed, or finish one that was decided before it failed.
+
+        A decision of unknown outcome may still land in the log, so nothing is aborted in its incarnation: a new
+        incarnation first establishes whether it did. If no message has the incarnation, recovery is left to the next
+        start: opening an incarnation here could fence a newer driver.
+        """
         with spool(self.events):
             opened = next((message.incarnation for message in messages if message is not None), opened)
             if None in messages:  # else 'finish' has reported why the batch failed
@@ -255,8 +276,9 @@ def _counted(
     """Return what an error means that comes again at each start (``protocol.counted``). A fenced driver does not count.
 
     Each start opens an entry, whose id a task has. Without it, only a failure counts that no task of the start has
-    counted, such as the loss of a process. Spark then ends the query with its own error, so the meaning is logged. If
-    nothing was ``opened`` as far as is known, the failure counts while the batch is undecided.
+    counted, such as the loss of a process. Spark ends the query with its own error then, so it is logged what that
+    means. If no task is left that knows what was ``opened``, it counts while the batch is undecided: a newer driver's
+    decision clears it.
     """
     try:
         store = open_store(log)
@@ -284,7 +306,8 @@ def _counted(
 
 @contextlib.contextmanager
 def spool(path: str | None) -> Iterator[None]:
-    """Append the events of the calls inside to the file at ``path``, if there is one."""
+    """Append the events of the calls inside to the file at ``path``, if there is one. The process is Spark's, and goes
+    on to serve other queries."""
     if path is None:
         yield
         return

@@ -1,16 +1,19 @@
 """``format("twopc")``: a sink as a Spark data source, for streaming queries and for batch writes.
 
-Where Spark runs what, measured on 4.2.0:
+Where Spark runs what, measured on 4.2.0 with streaming queries and batch writes:
 
-- Before the tasks of *each* batch, a planner process on the driver creates the data source from its options and calls
-  ``streamWriter`` or ``writer``, without the batch's number. The writer is pickled into the tasks.
+- Before the tasks of *each* micro-batch, and of each batch write, a planner process on the driver creates the data
+  source from its options and calls ``streamWriter`` or ``writer``. The writer is pickled into the tasks. None of this
+  runs at ``start()``. The batch's number is not known there.
 - ``write`` runs once per task attempt. ``TaskContext`` has the query's id and the batch's number.
 - ``commit`` and ``abort`` run in another process on the driver. In a batch write they are called on the planner's
-  writer. In a streaming query, a data source that was created from the options at the query's first commit is unpickled
-  there, and its ``streamWriter`` is called again. So whatever was learned before the tasks travels with their messages.
+  writer. In a streaming query they are *not*: a data source that was created from the options at the query's first
+  commit is unpickled there, and its ``streamWriter`` is called again. So whatever was learned before the tasks travels
+  with their messages.
 - ``commit`` is called once, after a batch in which every task succeeded. If it raises, or its process dies, ``abort``
   is called with the same messages. The message of a task that failed is None, and all may be. A batch that failed is
-  repeated by the next start of the query, and so is one whose ``commit`` returned before Spark had recorded it.
+  not repeated before the query is started again. Then all of this is called anew for the same batch, also for one whose
+  ``commit`` returned and which Spark had not recorded yet.
 - These processes are reused, for other queries of the driver too.
 """
 
@@ -44,7 +47,10 @@ _ROWS_PER_BATCH = 10_000
 
 class TwoPhaseCommitDataSource(DataSource):
     """The data source ``twopc``. Register it once per session: ``spark.dataSource.register(TwoPhaseCommitDataSource)``.
-    See ``docs/other-ways.md`` for its options.
+
+    Options: ``sink``, the backend's entry-point name; ``log``, by default in the checkpoint folder; ``replay_copies``;
+    ``first_batch_id``; ``events``; for batch writes ``batch_id``. All others are the sink's own. See
+    ``docs/other-ways.md``.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
