@@ -31,7 +31,7 @@ def drawn() -> Iterator[tuple[str, pa.Schema, str]]:
     yield "SQL, on SQLite", schema_of(sql.KEPT["sqlite"]), ", ".join(sql.TestAppend().readers())
     yield "SQL, on DuckDB", schema_of(sql.KEPT["duckdb"]), ", ".join(sql.TestAppend().readers())
     yield "Iceberg", iceberg.DRAWN, ", ".join(iceberg.TestAppend().readers())
-    yield "Delta", delta.DRAWN, ", ".join(delta.TestAppend().readers())
+    yield "Delta", delta.DRAWN, ", ".join([*delta.TestAppend().readers(), "Spark"])
     for name, readers in files.READERS.items():
         yield f"files, {name}", files.kept(name), ", ".join(readers)
 

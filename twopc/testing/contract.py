@@ -774,18 +774,23 @@ class SinkContract(ABC):
             raise unittest.SkipTest(f"install {error.name}, which draws the values") from None
         schema, readers = self.types_taken(), self.readers()
         batch_of: Callable[[Sequence[Mapping[str, Any]]], pa.RecordBatch]
+        settle: Callable[[Sequence[Mapping[str, Any]]], object] = len  # there is nothing to wait for
         if schema is not None:
             batch_of = partial(values.batch_of, schema)
         elif self.long_texts():
             schema, batch_of = pa.schema({"value": pa.string()}), self._slice_of_texts
             readers = {"a committed reader": lambda: [{"value": value} for value in self.visible()]}
+            settle = self._settle_texts
         else:
             raise unittest.SkipTest("a value is no text")
-        table = drawn.Drawn(self.query(), readers, schema, batch_of, unique="value")
+        table = drawn.Drawn(self.query(), readers, schema, batch_of, "value", settle)
         per_column = int(os.environ.get(EXAMPLES, self.examples))
         table.require_unchanged(values.tried(schema, per_column, unique="value"))
         refused = [name for name in schema.names if not table.taken[name]]
         assert not refused, f"the sink has refused every value of {refused}"
+
+    def _settle_texts(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.becomes_visible([row["value"] for row in rows])
 
     def _slice_of_texts(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
         return self.record_batch(["before", *(row["value"] for row in rows), "after"]).slice(1, len(rows))

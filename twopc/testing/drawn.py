@@ -36,6 +36,7 @@ class Drawn:
         schema: the columns.
         batch_of: makes a record batch of rows.
         unique: the column that tells rows apart.
+        settle: waits until readers see all rows that were taken so far, if they may see them late.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class Drawn:
         schema: pa.Schema,
         batch_of: Callable[[Sequence[Row]], pa.RecordBatch],
         unique: str,
+        settle: Callable[[Sequence[Row]], object],
     ) -> None:
         self.taken = Counter[str]()
         self._query, self._readers, self._schema = query, readers, schema
-        self._batch_of, self._unique = batch_of, unique
+        self._batch_of, self._unique, self._settle = batch_of, unique, settle
+        self._taken = list[Row]()
         self._batch_ids, self._attempts = count(), count()
         self._written = dict[Any, Any]()  # the unique value of a row → the row as it was given
         self._wrong = dict[Any, dict[str, str]]()  # likewise → what is wrong, by column
@@ -95,6 +98,8 @@ class Drawn:
     def _write(self, rows: Sequence[Row]) -> None:
         taken = self._published(dict(enumerate(rows)))
         self.taken.update(name for row in taken.values() for name, value in row.items() if value is not None)
+        self._taken += taken.values()
+        self._settle(self._taken)
         for reader in self._readers:
             for number, wrong in self._differences(reader, taken).items():
                 of_row = self._wrong.setdefault(self._key(rows[number]), {})

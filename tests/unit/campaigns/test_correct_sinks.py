@@ -71,6 +71,26 @@ class TestASinkWithAUniqueKey(InMemory):
     kind = UniqueSink
 
 
+class ShownLate(InMemory):
+    """Its target system shows a commit when somebody has waited for it."""
+
+    kind = MemorySink
+    seen = 0
+
+    def visible(self) -> list[str]:
+        return super().visible()[: self.seen]
+
+    def becomes_visible(self, values: list[str]) -> bool:
+        self.seen = len(values)
+        return super().becomes_visible(values)
+
+
+def test_values_that_are_drawn_may_be_shown_late() -> None:
+    contract = ShownLate()
+    contract.target = MemoryTarget()
+    contract.test_a_value_that_is_drawn_is_refused_or_read_back_as_it_was_written()
+
+
 class BusySink(MemorySink):
     """Its target system does not answer the first request to abort."""
 
