@@ -58,7 +58,8 @@ PARTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "kafka": ((), ("tests/sinks/kafka",)),
     "postgres": ((), ("tests/sinks/postgres",)),
     "files": (("plugins/files",), ("tests/sinks/files",)),
-    **{name: ((f"plugins/{name}",), (f"tests/sinks/{name}",)) for name in ("mysql", "pravega", "sql")},
+    **{name: ((f"plugins/{name}",), (f"tests/sinks/{name}",)) for name in ("mysql", "pravega")},
+    "sql": (("plugins/sql", "plugins/mysql"), ("tests/sinks/sql",)),
     **{name: ((f"plugins/{name}", "plugins/files"), (f"tests/sinks/{name}",)) for name in ("delta", "iceberg")},
 }
 """Part → its distributions beside those, and its tests."""
