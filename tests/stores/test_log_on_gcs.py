@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gcsfs.credentials
+import gcsfs.credentials  # type: ignore[import-untyped]
 import pytest
 import requests
 from aiohttp import ClientTimeout
