@@ -20,6 +20,7 @@ import twopc
 from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.groups import Group
 from tests.sinks.kafka.offsets_loop import BATCHES, KILLED_IN, PARTITIONS, RECORDS, Job, run, values
+from tests.support.broker_properties import needs_kafka
 from tests.support.kills import KillAt, run_killed
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
@@ -288,7 +289,7 @@ def test_without_a_copy_the_records_are_committed_and_the_error_says_how_to_go_o
 # What is refused. -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=needs_kafka(4, 0))])
 def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, wait: Any) -> None:
     """The broker would let the offsets in, and whoever reads by the group would lose its place."""
     schema = group.batch({}).schema
