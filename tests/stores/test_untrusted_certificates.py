@@ -17,9 +17,6 @@ import twopc
 from twopc import Coordinator
 from twopc.errors import ConfigurationError, OperatorRequired
 from twopc.testing import MemorySink, MemoryTarget
-from twopc_delta.outcomes import Failure
-from twopc_delta.storage import Storage
-from twopc_iceberg.outcomes import CatalogAnswer, answer
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +69,11 @@ def test_a_log_in_a_store_whose_certificate_is_not_trusted_stops_the_query(
 
 
 def test_delta_rs_refuses_a_certificate_and_the_sink_says_so(address: str, tmp_path: Path) -> None:
+    pytest.importorskip("twopc_delta")
     from deltalake import DeltaTable
+
+    from twopc_delta.outcomes import Failure
+    from twopc_delta.storage import Storage
 
     options = {"endpoint_url": f"https://{address}", "aws_access_key_id": "k", "aws_secret_access_key": "s"}
     options |= {"region": "us-east-1", "max_retries": "0"}
@@ -83,7 +84,10 @@ def test_delta_rs_refuses_a_certificate_and_the_sink_says_so(address: str, tmp_p
 
 
 def test_pyarrow_refuses_a_certificate_and_the_sink_says_so(address: str) -> None:
+    pytest.importorskip("twopc_iceberg")
     from pyarrow.fs import AwsDefaultS3RetryStrategy, S3FileSystem
+
+    from twopc_iceberg.outcomes import CatalogAnswer, answer
 
     store = S3FileSystem(
         access_key="k",

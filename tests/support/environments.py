@@ -79,7 +79,7 @@ def packed(folder: Path, uv: str, *modules: Path) -> Path:
     for project in (".", "plugins/kafka", "plugins/files"):
         _call(uv, "build", "--quiet", "--wheel", "--out-dir", str(environment / "wheels"), project)
     wheels = [str(wheel) for wheel in (environment / "wheels").glob("*.whl")]
-    needed = ("pyarrow>=18", "pandas>=2.2,<3", "psutil")
+    needed = ("pyarrow>=19", "pandas>=2.2,<3", "psutil")
     _call(uv, "pip", "install", "--quiet", "--python", str(environment / "bin" / "python"), *wheels, *needed)
     [site_packages] = environment.glob("lib/python*/site-packages")
     for module in modules:

@@ -147,7 +147,8 @@ class LogFiles:
     def _listed_after(self, name: str, **limits: int) -> tuple[list[str], bool]:
         """Return what a store lists of the log by one request, from behind ``name`` on, and whether there is more."""
         filesystem = self._storage.filesystem
-        bucket, prefix, _ = filesystem.split_path(f"{self._storage.path}/{_LOG}/")
+        bucket, folder, _ = filesystem.split_path(f"{self._storage.path}/{_LOG}")
+        prefix = f"{folder}/"
         after = {"StartAfter": prefix + name, **limits}
         with self._storage.meaning():
             found = filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **after)

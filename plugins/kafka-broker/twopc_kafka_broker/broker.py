@@ -372,7 +372,7 @@ def _properties_text(folder: Path, ports: _Ports, overrides: Mapping[str, str | 
     listeners = f"PLAINTEXT://{_HOST}:{ports.broker}"
     merged: dict[str, str | int | bool] = {
         **_DEFAULT_PROPERTIES,
-        "controller.quorum.bootstrap.servers": f"{_HOST}:{ports.controller}",
+        "controller.quorum.voters": f"1@{_HOST}:{ports.controller}",
         "listeners": f"{listeners},CONTROLLER://{_HOST}:{ports.controller}",
         "advertised.listeners": listeners,
         "log.dirs": str(folder / "data"),
@@ -386,7 +386,7 @@ def _joined(first: KafkaBroker, ports: _Ports) -> dict[str, str | int | bool]:
     assert first._ports is not None  # noqa: SLF001  # another of this class
     return {
         "process.roles": "broker",
-        "controller.quorum.bootstrap.servers": f"{_HOST}:{first._ports.controller}",  # noqa: SLF001
+        "controller.quorum.voters": f"1@{_HOST}:{first._ports.controller}",  # noqa: SLF001
         "listeners": f"PLAINTEXT://{_HOST}:{ports.broker}",
     }
 
@@ -400,11 +400,10 @@ def _property_value(value: str | int | bool) -> str:
 
 def _format(java: Path, classpath: str, configuration: Path, joined_id: str | None) -> None:
     cluster_id = joined_id or base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    controllers = "--no-initial-controllers" if joined_id else "--standalone"
     tool = [str(java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", classpath, "kafka.tools.StorageTool"]
     done = subprocess.run(
         # One word: an id that begins with a dash would be taken for an option.
-        [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(configuration), controllers],
+        [*tool, "format", f"--cluster-id={cluster_id}", "-c", str(configuration)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shutil
 import tarfile
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-KAFKA_VERSION = "4.3.1"
-"""The broker that the project is measured on."""
+KAFKA_VERSION = os.environ.get("TWOPC_KAFKA_VERSION", "4.3.1")
+"""The version of the broker. The default is the one that the project is measured on."""
 
 _BROKER = f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}"
 # The broker speaks to slf4j 1.7 and brings no logger of its own: without one it dies in silence.

@@ -30,6 +30,8 @@ def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         has_zone = pa.types.is_timestamp(column.type) and column.type.tz
         held = column.cast(pa.timestamp(column.type.unit, "UTC")) if has_zone else column
+        if pa.types.is_float16(column.type):
+            held = column.cast(pa.float32())  # older versions of pyarrow return NumPy's numbers, which no driver takes
         why = "it is text that is not UTF-8, or a time outside of the years 1 to 9999"
         if "[ns]" in str(held.type):  # of which pyarrow may drop a part without an error
             require(held, are_held, why, name)

@@ -1,7 +1,8 @@
 """``make compat``: run the gate's tests of each backend with the lowest and the newest versions that it allows.
 
 Each run has an environment of its own, which is removed afterwards. The tools of the tests have their locked versions.
-PySpark is that of this process, which takes half a gigabyte: ``make prove-spark`` runs its versions.
+PySpark is that of this process, which takes half a gigabyte: ``make prove-spark`` runs its versions. The tests of Kafka
+also run on brokers of other versions, with the newest clients.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ else:
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 """What is installed of each borrowed package → how uv calls it."""
 
+BROKERS = ("3.0.2", "4.4.0")
+"""Versions of Kafka beside the development broker's own: the oldest that the sink supports, and the newest."""
+
 EVERYWHERE = (".", "plugins/kafka", "plugins/kafka-broker", "plugins/postgres")
 """The distributions that every test needs."""
 
@@ -54,7 +58,8 @@ PARTS: Mapping[str, tuple[Sequence[str], Sequence[str]]] = {
     "kafka": ((), ("tests/sinks/kafka",)),
     "postgres": ((), ("tests/sinks/postgres",)),
     "files": (("plugins/files",), ("tests/sinks/files",)),
-    **{name: ((f"plugins/{name}",), (f"tests/sinks/{name}",)) for name in ("mysql", "pravega", "sql")},
+    **{name: ((f"plugins/{name}",), (f"tests/sinks/{name}",)) for name in ("mysql", "pravega")},
+    "sql": (("plugins/sql", "plugins/mysql"), ("tests/sinks/sql",)),
     **{name: ((f"plugins/{name}", "plugins/files"), (f"tests/sinks/{name}",)) for name in ("delta", "iceberg")},
 }
 """Part → its distributions beside those, and its tests."""
@@ -106,10 +111,14 @@ class Run:
         folder: of the environment.
         marks: which of the tests to run, as pytest has it.
         processes: how many of them share the tests.
+        broker: the version of Kafka, if not the development broker's own.
     """
 
-    def __init__(self, uv: str, part: str, versions: str, folder: Path, marks: str, processes: int) -> None:
+    def __init__(
+        self, uv: str, part: str, versions: str, folder: Path, marks: str, processes: int, broker: str | None
+    ) -> None:
         self._uv, self._versions, self._marks, self._processes = uv, versions, marks, processes
+        self._broker = {"TWOPC_KAFKA_VERSION": broker} if broker else {}
         besides, self._tests = PARTS[part]
         self._own = borrowed(["." if part == "core" else f"plugins/{part}"])
         self._folders = (*EVERYWHERE, *besides)
@@ -152,7 +161,7 @@ class Run:
     def _pytest(self) -> None:
         options = ("-q", "-m", self._marks, "-p", "no:cacheprovider", f"--junitxml={self._results}")
         workers = ("--numprocesses", str(self._processes), "--dist", "loadgroup", "--no-loadscope-reorder")
-        environment = {**without_python(), "UV": self._uv}
+        environment = {**without_python(), **self._broker, "UV": self._uv}
         command = [str(self._python), "-m", "pytest", *options, *workers, *self._tests]
         subprocess.run(command, cwd=ROOT, env=environment, timeout=RUNS_AT_MOST_S, check=False)
 
@@ -173,7 +182,8 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.campaigns compat", description=__doc__)
     parser.add_argument("--uv", default="uv", help="the uv that installs")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--versions", nargs="+", choices=RESOLUTIONS, default=[*RESOLUTIONS])
+    parser.add_argument("--versions", nargs="*", choices=RESOLUTIONS, default=[*RESOLUTIONS])
+    parser.add_argument("--brokers", nargs="*", default=BROKERS, help="versions of Kafka beside the usual one")
     parser.add_argument("--marks", default="not long", help="which tests, such as 'not long and not server'")
     parser.add_argument("--processes", type=int, default=4, help="how many share the tests of a part")
     parser.add_argument("--folder", type=Path, default=Path("build/compat"), help="folder for environments and report")
@@ -183,16 +193,18 @@ def main(arguments: Sequence[str]) -> int:
     report = Report(folder / "report.json")
     # A part that is run alone replaces its own lines.
     runs = json.loads((folder / "report.json").read_text()) if (folder / "report.json").exists() else {}
+    wanted: list[tuple[str, str, str | None]] = [(part, each, None) for part in given.parts for each in given.versions]
+    wanted += [("kafka", "newest", broker) for broker in given.brokers if "kafka" in given.parts]
     failed = []
-    for part, versions in ((part, versions) for part in given.parts for versions in given.versions):
-        name = f"{part} {versions}"
+    for part, versions, broker in wanted:
+        name = f"{part} {versions}" + (f", broker {broker}" if broker else "")
         print(f"{name} ...", flush=True)
         try:
-            runs[name] = Run(uv, part, versions, folder, given.marks, given.processes)()
+            runs[name] = Run(uv, part, versions, folder, given.marks, given.processes, broker)()
         except CommandFailed as error:
             runs[name] = {"failed": [str(error)]}
         failed += [f"{name}: {each}" for each in runs[name]["failed"]]
         report.write(runs)
     print("\n".join(failed))
-    summary = f"{len(given.parts) * len(given.versions)} runs; {len(failed) or 'nothing'} failed"
+    summary = f"{len(wanted)} runs; {len(failed) or 'nothing'} failed"
     return report.end(summary, failed=bool(failed))

@@ -8,6 +8,7 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 
 from tests.sinks.kafka.access import allow, as_user, grant
+from tests.support.broker_properties import needs_kafka
 from twopc import CheckResult
 from twopc.checks import CheckStatus
 from twopc_kafka import checks
@@ -22,6 +23,7 @@ def of(result: CheckStatus, findings: list[CheckResult]) -> dict[str, str]:
     return {finding.check: finding.found for finding in findings if finding.result is result}
 
 
+@needs_kafka(4, 0)
 @pytest.mark.variants
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_broker_for_development_passes_but_for_its_replicas_and_shows_no_record(

@@ -15,11 +15,13 @@ import confluent_kafka
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
+from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
 import twopc
 from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.groups import Group
 from tests.sinks.kafka.offsets_loop import BATCHES, KILLED_IN, PARTITIONS, RECORDS, Job, run, values
+from tests.support.broker_properties import needs_kafka
 from tests.support.kills import KillAt, run_killed
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
@@ -27,6 +29,7 @@ from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
 from twopc_kafka import offsets_sink as progress
 from twopc_kafka.client import control
+from twopc_kafka.client.cluster import Cluster
 from twopc_kafka.offsets_sink import KafkaProgressSink
 
 LOOP = "tests.sinks.kafka.offsets_loop"
@@ -285,10 +288,26 @@ def test_without_a_copy_the_records_are_committed_and_the_error_says_how_to_go_o
     assert one_batch.group.offsets() == {}
 
 
+def test_a_group_is_added_to_a_transaction_once(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second time, after a rollback, it would begin another transaction where transaction.version is below 2."""
+    real, seen = Cluster.send, []
+
+    async def send(cluster: Cluster, node: int, request: Any, timeout_ms: int | None = None) -> Any:
+        seen.append(type(request))
+        return await real(cluster, node, request, timeout_ms)
+
+    monkeypatch.setattr(Cluster, "send", send)
+    with Participant({"progress": group.sink()}, Round(1, 0), partition=0) as participant:
+        for partition in range(2):
+            participant.write("progress", group.batch({partition: 7}))
+        participant.pre_commit()
+    assert (seen.count(AddOffsetsToTxnRequest), seen.count(TxnOffsetCommitRequest)) == (1, 2)
+
+
 # What is refused. -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=needs_kafka(4, 0))])
 def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, wait: Any) -> None:
     """The broker would let the offsets in, and whoever reads by the group would lose its place."""
     schema = group.batch({}).schema

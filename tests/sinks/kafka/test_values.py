@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from tests.support.broker_properties import needs_kafka
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_kafka.answers import ProducerIdentity
@@ -452,6 +453,7 @@ NOT_ACCEPTED = {
 }
 
 
+@needs_kafka(3, 6)
 @pytest.mark.variants
 @pytest.mark.parametrize(("writer", "delivery"), MODES)
 @pytest.mark.parametrize("case", NOT_ACCEPTED)
@@ -484,6 +486,7 @@ def test_a_topic_that_sets_the_timestamps_itself_and_a_compressed_batch_are_left
     assert len(topic.records("read_uncommitted")) == 4
 
 
+@needs_kafka(3, 6)
 @pytest.mark.parametrize("before", [0, 3])
 def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_column(
     before: int, make_topic: Any, make_sink: Any

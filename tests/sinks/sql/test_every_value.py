@@ -9,6 +9,7 @@ from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
@@ -58,7 +59,7 @@ def _moments(type_: pa.DataType) -> list[Any]:
 EDGES: list[tuple[Callable[[pa.DataType], bool], Callable[[pa.DataType], list[Any]]]] = [
     (pa.types.is_boolean, lambda _: [True, False]),
     (pa.types.is_integer, _bounds),
-    (pa.types.is_float16, lambda _: [1.0, 0.5, -0.0, math.inf, math.nan]),
+    (pa.types.is_float16, lambda _: list(map(np.float16, [1.0, 0.5, -0.0, math.inf, math.nan]))),
     (pa.types.is_floating, lambda _: [1.0, 0.1, -0.0, math.inf, math.nan]),
     (pa.types.is_decimal, lambda type_: [Decimal(0), Decimal(f"-{'9' * type_.precision}E-{type_.scale}")]),
     (pa.types.is_date, lambda _: [date.min, date(1970, 1, 1), date.max]),

@@ -45,6 +45,9 @@ class OffsetsWriter:
         self._transaction = self._cluster.run(
             self._cluster.begin, transactional_id, was_used, options.timeout_to_begin_with_ms, self._timeout_ms
         )
+        # Added a second time after a rollback, it would begin another transaction of the same name where
+        # transaction.version is below 2, and the vote would be for a part.
+        self._group_is_added = False
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add offsets to the transaction. On return they are durable, but not visible to readers.
@@ -55,9 +58,11 @@ class OffsetsWriter:
             OperatorRequired: the brokers deny this principal the group or a topic.
         """
         name, producer = self._transaction.transactional_id, self._transaction.producer
-        add = requests.add_offsets(name, producer, self._group)
+        if not self._group_is_added:
+            add = requests.add_offsets(name, producer, self._group)
+            self._cluster.run(self._until_accepted, add, CoordinatorType.TRANSACTION, name)
+            self._group_is_added = True
         commit = requests.commit_offsets(name, producer, self._group, _offsets(batch))
-        self._cluster.run(self._until_accepted, add, CoordinatorType.TRANSACTION, name)
         self._cluster.run(self._until_accepted, commit, CoordinatorType.GROUP, self._group)
 
     def finish(self) -> ProducerIdentity:

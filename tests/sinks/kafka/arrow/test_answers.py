@@ -24,6 +24,7 @@ from kafka.protocol.producer import (
 
 from tests.sinks.kafka.writing import sealed, written
 from tests.support import kills
+from tests.support.broker_properties import needs_kafka
 from tests.support.pages import DOCS
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted
@@ -284,6 +285,7 @@ def test_a_used_id_is_given_up_if_its_beginning_had_an_effect_and_was_answered_o
     assert vote.transaction_id != earlier.transaction_id
 
 
+@needs_kafka(4, 0)
 @pytest.mark.parametrize("moved", [False, True], ids=["still there", "moved"])
 def test_an_id_that_was_begun_lately_begins_at_the_same_coordinator_unless_that_has_moved(
     moved: bool, broker_answers: Any, earlier: Committable, sink: Any, monkeypatch: pytest.MonkeyPatch
@@ -393,6 +395,7 @@ def test_a_record_that_got_lost_on_the_way_makes_the_vote_no(sink: Any, monkeypa
         written(sink, "a")
 
 
+@needs_kafka(4, 0)
 @pytest.mark.parametrize(("level", "version"), [(2, 12), (99, 11)], ids=["implicit", "added"])
 def test_partitions_come_with_the_records_where_the_cluster_can_do_it(
     level: int, version: int, sink: Any, monkeypatch: pytest.MonkeyPatch
