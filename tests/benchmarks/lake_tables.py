@@ -1,7 +1,5 @@
 """Tables of the benchmarks, on a local disk: an Iceberg table with its catalog in SQLite, and a Delta table."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timezone

@@ -3,8 +3,6 @@
 Each measurement has its own process, because a process does not return memory to the system.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cost of a replay copy: a participant writes to Kafka with and without one, in turns."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 import uuid

@@ -1,7 +1,5 @@
 """What the tests of the command share: the command as a process, logs that killed drivers left, what readers see."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

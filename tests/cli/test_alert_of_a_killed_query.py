@@ -4,8 +4,6 @@ the query is started again.
 Nothing of the shipped rules is changed. To save a minute, the entries of the log are made older than they are.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

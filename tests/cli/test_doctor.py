@@ -1,7 +1,5 @@
 """The checks before the first batch, and how they are shown."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading

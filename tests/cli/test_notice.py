@@ -1,7 +1,5 @@
 """What a coordinator waits for, as ``twopc status`` shows it from another process."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

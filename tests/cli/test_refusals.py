@@ -1,7 +1,5 @@
 """When the command refuses, it reports why, changes nothing, creates nothing, and shows no secret."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

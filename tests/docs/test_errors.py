@@ -1,7 +1,5 @@
 """The error catalog has every error class, as the class describes itself."""
 
-from __future__ import annotations
-
 import ast
 import re
 

@@ -1,7 +1,5 @@
 """The incidents of ``docs/operating.md``, each rehearsed with the commands that its section names."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

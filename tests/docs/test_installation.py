@@ -1,7 +1,5 @@
 """The distributions and extras that pages and messages name exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

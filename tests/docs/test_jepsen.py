@@ -1,7 +1,5 @@
 """The page on three brokers has the times of the report that is kept."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

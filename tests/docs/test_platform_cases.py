@@ -1,7 +1,5 @@
 """The page of cases of other platforms names tests that exist."""
 
-from __future__ import annotations
-
 import re
 
 from tests.support.pages import ROOT

@@ -1,7 +1,5 @@
 """The page on proof has the sums of the reports that are kept."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Words that the pages for operators tell them to search for are words of the code."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What ``docs/security.md`` says of somebody who may write to the log or to a folder of replay copies."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

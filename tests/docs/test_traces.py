@@ -1,7 +1,5 @@
 """The page on the model has what a report of its traces has."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

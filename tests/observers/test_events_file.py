@@ -1,7 +1,5 @@
 """The file of events: what is written, by whom, and what a reader finds in it, whatever happens to the file."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

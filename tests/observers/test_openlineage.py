@@ -1,7 +1,5 @@
 """The events that a receiver of OpenLineage gets over HTTP, and batches that do not depend on it."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

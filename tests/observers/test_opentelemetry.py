@@ -1,7 +1,5 @@
 """The spans and metrics that OpenTelemetry's SDK exports."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone

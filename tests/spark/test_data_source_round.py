@@ -1,7 +1,5 @@
 """A round's steps one after the other in this process, as Spark's processes run them: with files, and no session."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """How a driver ends: its exit code tells a supervisor whether to start it again."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import os

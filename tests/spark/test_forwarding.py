@@ -1,7 +1,5 @@
 """Events of a file as observers of a driver get them, across its restarts. Without a session."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -3,8 +3,6 @@
 The emulator checks no credentials, so the proxy refuses them in Google's words.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing

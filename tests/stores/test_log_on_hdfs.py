@@ -1,7 +1,5 @@
 """The commit log on HDFS: put-if-absent by a rename, replies that get lost, and nodes that are away."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

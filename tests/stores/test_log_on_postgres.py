@@ -1,8 +1,6 @@
 """The commit log in PostgreSQL: put-if-absent by a unique index, sessions and servers that end at the wrong moment,
 standbys, and servers that can't be used."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import threading

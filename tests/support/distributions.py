@@ -1,7 +1,5 @@
 """The distributions of this project: their sources, and what uv builds of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import zipfile

@@ -1,7 +1,5 @@
 """Environments with other versions of Spark and Python. Later runs reuse them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

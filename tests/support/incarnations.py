@@ -1,7 +1,5 @@
 """The newest incarnation of a coordinator, whose log and sweep only tests look at."""
 
-from __future__ import annotations
-
 from twopc import Coordinator
 from twopc.effects import LogView, perform
 from twopc.sweep import sweep

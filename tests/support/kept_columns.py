@@ -3,8 +3,6 @@
 ``python -m tests.support.kept_columns`` writes them anew, from tables of real servers.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path

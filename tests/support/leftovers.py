@@ -1,7 +1,5 @@
 """What a module of tests has started and not ended: threads, processes and open files."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """An observer for the time of a test, and the exception with which it ends a run as a kill does."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import NoReturn, TypeVar

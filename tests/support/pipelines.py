@@ -1,7 +1,5 @@
 """Declarative pipelines for tests and campaigns: a project in a folder, and a run of it by ``spark-pipelines``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

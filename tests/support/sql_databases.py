@@ -1,7 +1,5 @@
 """Databases that the SQL sink writes to: servers that are started when they are first needed, and files."""
 
-from __future__ import annotations
-
 import sqlite3
 import uuid
 from collections.abc import Mapping

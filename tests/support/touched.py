@@ -4,8 +4,6 @@
 ``main`` if that is ``1``. A backend that is only named, as in ``create_sink("kafka", ...)``, is not seen.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

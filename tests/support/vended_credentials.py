@@ -1,7 +1,5 @@
 """A REST catalog that gives out credentials of S3 with each table, and a store that refuses those that have ended."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

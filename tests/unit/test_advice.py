@@ -1,7 +1,5 @@
 """What an error of the catalog advises is done, and works. ``docs/internals/advice.md`` has these tests and others."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re

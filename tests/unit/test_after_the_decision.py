@@ -1,7 +1,5 @@
 """What an error means after the decision: it is no refusal of the batch, and a fenced coordinator commits nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

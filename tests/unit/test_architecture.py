@@ -1,7 +1,5 @@
 """``docs/internals/architecture.md`` and the tables in docstrings describe the code as it is."""
 
-from __future__ import annotations
-
 import ast
 import pkgutil
 import re

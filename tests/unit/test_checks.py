@@ -1,7 +1,5 @@
 """What a call that is tried tells."""
 
-from __future__ import annotations
-
 import pytest
 
 from twopc import CheckResult, checks

@@ -1,7 +1,5 @@
 """The commit log on its stores: fencing, lost replies, zombies and pruning."""
 
-from __future__ import annotations
-
 import os
 import threading
 import uuid

@@ -1,7 +1,5 @@
 """Phase two commits many transactions at once where a sink can, and waits for no sink because of another."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What observers learn of a batch that is committed everywhere, also when another incarnation has completed it."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The coordinator with sinks in memory: what each step of a batch does, and what each failure leads to."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """What sinks write to, under the names of OpenLineage, and without credentials."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

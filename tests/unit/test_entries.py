@@ -1,7 +1,5 @@
 """The pure half of the commit log: what the next entry is, and entries as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any

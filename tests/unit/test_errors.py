@@ -1,7 +1,5 @@
 """What an error carries for programs and operators: attributes, and a link to the catalog."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -5,8 +5,6 @@ killed, or the call fails, or the coordinator sleeps while a newer one does all 
 must be the one of a run in which nothing happens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

@@ -1,7 +1,5 @@
 """The rows of a batch's keys are found in the files of a table, however many of them a search takes at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """How deep the code is: whoever reads a traceback from a sink's ``commit`` finds few frames of this project in it."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The log or the checkpoint is lost, restored from a backup, or loses entries to a lifecycle rule. The query goes on
 exactly, or stops before it writes anything, with an error that says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

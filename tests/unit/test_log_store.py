@@ -1,7 +1,5 @@
 """Where the log's entries lie: put-if-absent, whole and durable."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """``twopc.loop``: a batch and the step to the next one are decided together."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

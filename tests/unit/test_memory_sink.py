@@ -1,7 +1,5 @@
 """The sinks in memory keep the contract."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pyarrow as pa

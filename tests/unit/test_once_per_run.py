@@ -1,7 +1,5 @@
 """A run starts each server once, and every worker learns the outcome."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One task attempt: at most one transaction a sink, none for an empty partition, all rolled back on an exception."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from functools import partial

@@ -1,7 +1,5 @@
 """Folders that a user names, and those that readers of a sink list."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Backends by entry point, and observers. Distributions are faked: a dist-info folder and a module on sys.path."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import uuid

@@ -1,7 +1,5 @@
 """Recovery by an operator's command: what is committed before the operator has said what to give up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A failure that no table knows may be tried again, but not for ever: the third start in a row calls an operator."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

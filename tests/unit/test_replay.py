@@ -1,7 +1,5 @@
 """A target that rolls back what is decided: its records are written again from the staged copy, or the query stops."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence

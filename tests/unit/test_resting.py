@@ -1,7 +1,5 @@
 """What a coordinator does between two batches, and when its process ends."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

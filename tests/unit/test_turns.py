@@ -1,7 +1,5 @@
 """Each commit tries another value of a parameter, and some commit tries each."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

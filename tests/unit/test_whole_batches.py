@@ -1,7 +1,5 @@
 """A sink that makes whole batches visible at once is asked once per batch, and its batch is whole or absent."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path

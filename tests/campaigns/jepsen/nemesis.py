@@ -4,8 +4,6 @@ A fault is a generator. It does something, yields how many seconds it waits, and
 bounded time, and may overlap with others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal

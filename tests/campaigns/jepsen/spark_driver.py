@@ -4,8 +4,6 @@ Spark's source numbers the batches and their tasks. The records are made from th
 attempts of a run of a batch have one name, since Spark does not tell which one has won.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import logging

@@ -1,8 +1,6 @@
 """``make prove-plugin``: install the wheels of every distribution and of the guide's sink into an environment without
 the project's source, and test them there. See ``docs/write-your-own-sink.md``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

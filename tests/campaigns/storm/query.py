@@ -1,8 +1,6 @@
 """The driver that the storm kills: Kafka → Kafka and Parquet, or Kafka and two lake tables, in one decision, on two
 executors."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

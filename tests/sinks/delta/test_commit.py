@@ -1,7 +1,5 @@
 """A batch is in the table once, whatever happens between the look and the commit, and whatever the store answers."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

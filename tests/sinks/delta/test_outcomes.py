@@ -1,7 +1,5 @@
 """What an error of the store means is decided by its codes, and never by a name that a user has chosen."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

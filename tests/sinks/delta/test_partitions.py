@@ -1,7 +1,5 @@
 """Records of one partition share a file, and no others. Every reader finds each value as it was given."""
 
-from __future__ import annotations
-
 import string
 from datetime import date
 from decimal import Decimal

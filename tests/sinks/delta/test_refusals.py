@@ -1,7 +1,5 @@
 """What delta-rs would commit without a word, and readers would get wrong, is refused by its name."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The Delta sink keeps its contract on S3 servers of several makers, also when they are killed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

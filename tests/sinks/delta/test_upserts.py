@@ -1,7 +1,5 @@
 """With ``upsert_by``, a record replaces the row of its key, and a delete removes it, whatever others do meanwhile."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable

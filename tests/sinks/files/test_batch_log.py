@@ -1,7 +1,5 @@
 """The log of complete batches: what it lists, through crashes and zombies at every step, and whom it refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

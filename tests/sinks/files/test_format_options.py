@@ -1,7 +1,5 @@
 """Options of formats and of the layout: what they may be, and what they become."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import fields
 from typing import Any

@@ -1,7 +1,5 @@
 """Options are checked when the sink is made."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path

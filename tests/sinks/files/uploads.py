@@ -1,7 +1,5 @@
 """The contract of stores that hold uploads open: S3 and Azure, behind a proxy that loses and changes replies."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from functools import partial

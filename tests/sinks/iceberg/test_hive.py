@@ -1,7 +1,5 @@
 """Hive Metastore as a catalog: a real one, whose commits exclude each other by locks alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A partition that nobody leads: what does not write to it goes on, and what was rolled back there stays invisible."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """A coordinator with the Kafka sink: beside a newer one, and beside a broker that comes and goes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

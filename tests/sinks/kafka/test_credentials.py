@@ -1,8 +1,6 @@
 """A cluster that asks for a password or a certificate and denies what is not granted; and what is seen of the password
 (invariant 8)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

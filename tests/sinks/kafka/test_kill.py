@@ -1,7 +1,5 @@
 """Processes are killed with SIGKILL, and others settle what they left (invariants 2, 4 and 5)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

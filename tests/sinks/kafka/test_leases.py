@@ -1,7 +1,5 @@
 """Names on loan: nobody has a name of another attempt that may still begin, however late."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal

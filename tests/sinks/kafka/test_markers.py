@@ -1,7 +1,5 @@
 """Whole batches: what a record and a marker say, when the marker is written, and what readers make of both."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Offsets in a consumer group, in the same decision as records: visible by the commit alone, and never ahead."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """What a user may set, what is refused, and what becomes of secrets."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

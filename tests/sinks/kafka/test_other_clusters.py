@@ -1,8 +1,6 @@
 """Clusters that lack what the sink needs, or answer otherwise than Kafka does. What they lack is found before the first
 batch, and what they can't prove stops the query instead of repeating for ever."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The data-loss scenario of Kafka's transactions, closed: decided, and then rolled back by a time-out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

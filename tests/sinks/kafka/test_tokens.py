@@ -1,7 +1,5 @@
 """Tokens for OAUTHBEARER: how they are fetched and renewed, and what their endpoint's answers mean."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime as dt

@@ -1,7 +1,5 @@
 """Records that can never be written: both writers refuse them, in every delivery mode, in the same words."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator

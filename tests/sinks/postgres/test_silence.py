@@ -2,8 +2,6 @@
 coordinator takes its statement for unanswered and repeats it, and calls nothing committed that a failover can take back
 (invariants 2 and 6)."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

@@ -1,7 +1,5 @@
 """A stepped clock changes the wall clock of the processes of one host, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

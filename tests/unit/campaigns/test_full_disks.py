@@ -1,7 +1,5 @@
 """The commit log on a full disk."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is recorded of a query on real systems is checked against the specification: here, with files alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence

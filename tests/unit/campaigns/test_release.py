@@ -1,7 +1,5 @@
 """What ``make release-check`` finds wrong."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

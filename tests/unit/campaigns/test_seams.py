@@ -1,7 +1,5 @@
 """Redirected functions are as before when the context ends."""
 
-from __future__ import annotations
-
 from tests.campaigns.seams import Seam, nothing, patched
 
 

@@ -1,7 +1,5 @@
 """The lines of a broker's log that the storm counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.campaigns.storm.contents import SKIPPED

@@ -1,7 +1,5 @@
 """The comparison finds what readers must not show."""
 
-from __future__ import annotations
-
 from tests.campaigns.storm.readers import compared
 
 BATCHES = {0: [0, 1], 1: [2, 3, 4]}

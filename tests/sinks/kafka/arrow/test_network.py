@@ -1,7 +1,5 @@
 """Plans that are slow, over a network that takes a large request in pieces, as any but loopback does."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import uuid
