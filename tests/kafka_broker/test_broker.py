@@ -1,16 +1,15 @@
 """The development broker, on real processes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
@@ -28,9 +27,6 @@ from twopc_kafka_broker import (
 from twopc_kafka_broker import broker as broker_module
 from twopc_kafka_broker.__main__ import main
 from twopc_kafka_broker.cache import publish
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.mark.long

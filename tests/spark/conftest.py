@@ -14,26 +14,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 import twopc
 from tests.support.observing import Killed, observing
 from tests.support.topic_reader import records_of
-from twopc.events import PhaseEntered
+from twopc import TwoPhaseCommitSink
+from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import ForeachBatch, TwoPhaseCommitDataSource, foreach_batch
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from twopc import TwoPhaseCommitSink
-    from twopc.events import Event
-    from twopc.spark import ForeachBatch
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 Rows = list[dict[str, Any]]
 

@@ -1,12 +1,12 @@
 """Of what fails a job, outages may last, and lost processes may come for an hour."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from tests.spark.test_task_errors import Spark
@@ -20,11 +20,6 @@ from twopc.spark.engine import ClassicEngine
 from twopc.spark.stopping import passing, passing_failures
 from twopc.spark.tuning import LimitedByRows, Plan
 from twopc.testing import MemorySink, MemoryTarget
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 LOST = "Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.1 executor 2): "
 

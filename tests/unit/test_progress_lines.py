@@ -1,18 +1,13 @@
 """A long run shows in a pipe that it makes progress."""
 
-from __future__ import annotations
-
 import io
 import time
-from typing import TYPE_CHECKING
 
+import pytest
 from rich.console import Console
 
 from tests.support import progress_lines
 from tests.support.progress_lines import ProgressLines
-
-if TYPE_CHECKING:
-    import pytest
 
 
 def wait_for_lines(pipe: io.StringIO, line: str) -> None:

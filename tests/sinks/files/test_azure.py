@@ -1,11 +1,10 @@
 """Uncommitted blocks and their markers, on Azurite, with a proxy in front that loses and changes replies."""
 
-from __future__ import annotations
-
 import socket
 import time
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -38,10 +37,6 @@ from twopc_files.batch_log import CommittedFile
 from twopc_files.file_names import FileHandle
 from twopc_files.spark_metadata import spark_metadata
 from twopc_files.stores.azure import MARK, Azure, block_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,10 @@
 """Multipart uploads that are held open, on a real S3 server, with a proxy in front that loses and changes replies."""
 
-from __future__ import annotations
-
 import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import fsspec
 import pyarrow as pa
@@ -27,14 +27,9 @@ from twopc.errors import (
     TwoPhaseCommitError,
 )
 from twopc_files.file_names import FileHandle, decidable_files
+from twopc_files.sink import FileSink
 from twopc_files.stores.s3 import S3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from twopc_files.sink import FileSink
-    from twopc_files.stores.store import Sight
+from twopc_files.stores.store import Sight
 
 
 @pytest.fixture(scope="module")

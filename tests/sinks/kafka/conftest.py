@@ -1,15 +1,15 @@
 """What the tests of the Kafka sink share: topics, their committed readers, and writers that have pre-committed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
 import socket
 import time
 import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
@@ -30,10 +30,6 @@ from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 PATIENCE_S = 30.0
 """How long a test waits for what must come, before it takes it for missing."""
