@@ -258,8 +258,7 @@ def test_a_query_that_can_not_be_checked_is_refused(name: str, reason: str, job:
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"),
-    [("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit: 0")],
+    ("program", "reason"), [("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit: 0")]
 )
 def test_a_module_that_fails_or_ends_itself_is_refused(program: str, reason: str, job: str, look: Any) -> None:
     name = f"{job}_{len(program)}"

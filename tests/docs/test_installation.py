@@ -12,16 +12,8 @@ from tests.support.pages import PAGES, ROOT, installations
 from twopc import cli
 
 DISTRIBUTIONS = (
-    "twopc-core",
-    "twopc-delta",
-    "twopc-files",
-    "twopc-iceberg",
-    "twopc-kafka",
-    "twopc-kafka-broker",
-    "twopc-mysql",
-    "twopc-postgres",
-    "twopc-pravega",
-    "twopc-sql",
+    *("twopc-core", "twopc-delta", "twopc-files", "twopc-iceberg", "twopc-kafka", "twopc-kafka-broker"),
+    *("twopc-mysql", "twopc-postgres", "twopc-pravega", "twopc-sql"),
 )
 
 INSTALLED = [

@@ -142,16 +142,10 @@ def test_of_a_chain_in_python_what_was_raised_decides_unless_it_came_amid_a_clea
 @pytest.mark.parametrize(("line", "kind"), [(OUTAGE, RoundAborted), (ABORTED, RoundAborted), (DEFECT, None)])
 def test_an_outage_in_a_group_of_errors_is_counted_by_minutes(line: str, kind: type[Exception] | None) -> None:
     lines = [
-        "  + Exception Group Traceback (most recent call last):",
-        '  |   File "a.py", line 1, in <module>',
-        "  | ExceptionGroup: tasks failed (2 sub-exceptions)",
-        "  +-+---------------- 1 ----------------",
-        "    | Traceback (most recent call last):",
-        '    |   File "a.py", line 2, in <module>',
-        f"    | {line}",
-        "    +---------------- 2 ----------------",
-        f"    | {DEFECT}",
-        "    +------------------------------------",
+        *("  + Exception Group Traceback (most recent call last):", '  |   File "a.py", line 1, in <module>'),
+        *("  | ExceptionGroup: tasks failed (2 sub-exceptions)", "  +-+---------------- 1 ----------------"),
+        *("    | Traceback (most recent call last):", '    |   File "a.py", line 2, in <module>', f"    | {line}"),
+        *("    +---------------- 2 ----------------", f"    | {DEFECT}", "    +------------------------------------"),
     ]
     assert passing(in_task("\n".join(lines))) is kind
 

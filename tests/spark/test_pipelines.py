@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
-    pytest.mark.skipif(
-        tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1), reason="Spark 4.1 added pipelines"
-    ),
+    pytest.mark.skipif(tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1), reason="Spark 4.1 added pipelines")
 ]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
+    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
 ]
 
 VALUE = ["CAST(id AS STRING) AS value"]

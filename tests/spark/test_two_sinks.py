@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
+    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
 ]
 
 AS_JSON = ["CAST(id AS STRING) AS key", "to_json(struct(*)) AS value"]

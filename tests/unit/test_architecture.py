@@ -31,36 +31,16 @@ CLIENTS = (
 ENGINE = ("pyspark", "py4j")
 AROUND_THE_CORE = ("twopc.spark", "twopc.cli", "twopc.observers", "twopc.testing")
 COORDINATION = (
-    "twopc.coordinator",
-    "twopc.participant",
-    "twopc.phases",
-    "twopc.replay",
-    "twopc.resting",
-    "twopc.log.commit_log",
-    "twopc.log.entries",
-    "twopc.performer",
-    "twopc.protocol",
+    *("twopc.coordinator", "twopc.participant", "twopc.phases", "twopc.replay", "twopc.resting"),
+    *("twopc.log.commit_log", "twopc.log.entries", "twopc.performer", "twopc.protocol"),
 )
 IO = ("asyncio", "fsspec", "http", "os", "pathlib", "selectors", "socket", "subprocess", "tempfile", "urllib")
 WITHOUT_IO = (
-    "twopc.checkpoint.offsets",
-    "twopc.cli.verdicts",
-    "twopc.log.batch_identity",
-    "twopc.log.entries",
-    "twopc.log.factored",
-    "twopc.log.steps",
-    "twopc.loss",
-    "twopc.observers._event_lines",
-    "twopc.observers._instruments",
-    "twopc.pending",
-    "twopc.phases",
-    "twopc.protocol",
-    "twopc.sweep",
-    "twopc_files.outcomes",
-    "twopc_kafka.answers",
-    "twopc_kafka.client.requests",
-    "twopc_kafka.handles",
-    "twopc_kafka.writers.encoding",
+    *("twopc.checkpoint.offsets", "twopc.cli.verdicts", "twopc.log.batch_identity", "twopc.log.entries"),
+    *("twopc.log.factored", "twopc.log.steps", "twopc.loss", "twopc.observers._event_lines"),
+    *("twopc.observers._instruments", "twopc.pending", "twopc.phases", "twopc.protocol", "twopc.sweep"),
+    *("twopc_files.outcomes", "twopc_kafka.answers", "twopc_kafka.client.requests"),
+    *("twopc_kafka.handles", "twopc_kafka.writers.encoding"),
 )
 
 

@@ -24,19 +24,8 @@ from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.memory_log import MemoryLog
 from tests.support.observing import observing
-from twopc import (
-    Committable,
-    Coordinator,
-    Participant,
-    Round,
-    Vote,
-    commits,
-    hookimpl,
-    resting,
-)
-from twopc import (
-    coordinator as coordinator_module,
-)
+from twopc import Committable, Coordinator, Participant, Round, Vote, commits, hookimpl, resting
+from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
 from twopc.errors import (
     ConfigurationError,
@@ -270,14 +259,8 @@ def test_the_phases_of_a_batch_are_announced_in_order(world: World, events: list
     coordinator = world.ran(0)
     assert coordinator.phase is Phase.IDLE
     assert [event.phase for event in events if isinstance(event, PhaseEntered)] == [
-        Phase.RECOVERING,
-        Phase.IDLE,
-        Phase.PRE_COMMITTING,
-        Phase.SEALING,
-        Phase.DECIDING,
-        Phase.COMMITTING,
-        Phase.SWEEPING,
-        Phase.IDLE,
+        *(Phase.RECOVERING, Phase.IDLE, Phase.PRE_COMMITTING, Phase.SEALING, Phase.DECIDING, Phase.COMMITTING),
+        *(Phase.SWEEPING, Phase.IDLE),
     ]
     committed = [event for event in events if isinstance(event, TransactionCommitted)]
     assert sorted((event.sink, event.batch_id, event.recovered) for event in committed) == [

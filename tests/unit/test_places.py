@@ -196,12 +196,8 @@ def test_a_stage_is_where_hadoops_spelling_says(given: str, url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://AKIA:abc/def@bucket/log",
-        "s3://AKIA:12/34@bucket/log",
-        "s3://key:secret@bucket/log",
-        "s3:/key:secret@bucket/log",
-        "hdfs://me:pw@nn:80/log",
-        "abfs://container/log?sv=2026-01-01&sig=secret",
+        *("s3://AKIA:abc/def@bucket/log", "s3://AKIA:12/34@bucket/log", "s3://key:secret@bucket/log"),
+        *("s3:/key:secret@bucket/log", "hdfs://me:pw@nn:80/log", "abfs://container/log?sv=2026-01-01&sig=secret"),
     ],
 )
 def test_a_password_is_known_though_it_contains_a_slash(url: str) -> None:
@@ -214,12 +210,8 @@ def test_a_password_is_known_though_it_contains_a_slash(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "hdfs://nn:8020/log@home",
-        "hdfs://me@nn:8020/a@b",
-        "sftp://host:22/stage/a@b",
-        "s3://bucket/a:b@c",
-        "abfs://folder@account/log",
-        "/data/a:b@c",
+        *("hdfs://nn:8020/log@home", "hdfs://me@nn:8020/a@b", "sftp://host:22/stage/a@b", "s3://bucket/a:b@c"),
+        *("abfs://folder@account/log", "/data/a:b@c"),
     ],
 )
 def test_a_port_and_a_path_are_no_password(url: str) -> None:

@@ -29,9 +29,7 @@ def test_in_a_pipe_each_task_that_goes_on_has_a_line_now_and_then(monkeypatch: p
     assert "settled: " not in pipe.getvalue()
 
 
-def test_in_a_pipe_the_newest_task_has_lines_until_the_end_though_it_is_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_in_a_pipe_the_newest_task_has_lines_until_the_end_though_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_lines, "LINE_INTERVAL_S", 0.01)
     pipe = io.StringIO()
     with ProgressLines(console=Console(file=pipe, force_terminal=False, width=200)) as shown:

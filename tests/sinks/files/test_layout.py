@@ -224,7 +224,7 @@ def test_no_value_leads_out_of_its_folder(value: str) -> None:
 def test_values_are_written_as_spark_casts_them_to_strings() -> None:
     values = [True, 7, Decimal("0.0000000001"), dt.date(1, 2, 3), "ü"]
     assert [layout.folder_name("p", value) for value in values] == [
-        *("p=true", "p=7", "p=0.0000000001", "p=0001-02-03", "p=ü"),
+        *("p=true", "p=7", "p=0.0000000001", "p=0001-02-03", "p=ü")
     ]
 
 

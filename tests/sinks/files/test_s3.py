@@ -512,15 +512,9 @@ def test_a_sweep_aborts_its_own_uploads_and_never_another_one(s3: Place) -> None
     s3.pre_commit(log_id="log2")
     store = s3_of(s3)
     for key in (
-        f"data/orders/{TARGET}.bak",
-        f"data/orders/x{TARGET}",
-        f"data/orders/sub/{TARGET}",
-        f"data/orders/{TARGET.replace('orders', 'orders2')}",
-        f"data/orders/{TARGET.replace('.0.json', '.json')}",
-        f"data/orders2/{TARGET}",
-        f"data/{TARGET}",
-        "data/orders/part-0.parquet",
-        "data/orders",
+        *(f"data/orders/{TARGET}.bak", f"data/orders/x{TARGET}", f"data/orders/sub/{TARGET}"),
+        *(f"data/orders/{TARGET.replace('orders', 'orders2')}", f"data/orders/{TARGET.replace('.0.json', '.json')}"),
+        *(f"data/orders2/{TARGET}", f"data/{TARGET}", "data/orders/part-0.parquet", "data/orders"),
     ):
         store.call("create_multipart_upload", Key=key)
     others = {name: key for name, key in open_uploads(s3).items() if name != the_file(own).pending}
@@ -541,10 +535,7 @@ def test_open_uploads_are_listed_page_by_page(proxied: Place, proxy: HttpProxy) 
     )
     proxy.disturb_next("GET", Answer(200, page.encode()), "uploads")
     found = [committable.handle["open"] for committable in proxied.sink().recover()]
-    assert found == [
-        [{"staged": "first", "target": TARGET}],
-        [{"staged": own.pending, "target": own.target}],
-    ]
+    assert found == [[{"staged": "first", "target": TARGET}], [{"staged": own.pending, "target": own.target}]]
     assert "key-marker=the%20key" in proxy.sent("GET", "uploads")[-1].target
     assert "upload-id-marker=the%20id" in proxy.sent("GET", "uploads")[-1].target
 

@@ -13,13 +13,7 @@ import pytest
 from pyiceberg.expressions import EqualTo
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import (
-    IdentityTransform,
-    MonthTransform,
-    Transform,
-    TruncateTransform,
-    VoidTransform,
-)
+from pyiceberg.transforms import IdentityTransform, MonthTransform, Transform, TruncateTransform, VoidTransform
 from pyiceberg.types import (
     BinaryType,
     BooleanType,

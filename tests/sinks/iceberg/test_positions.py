@@ -29,16 +29,7 @@ from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, Nested
 from tests.sinks.iceberg import test_upserts as of_upserts
 from tests.sinks.iceberg.conftest import few
 from tests.sinks.iceberg.test_contract import SCHEMA
-from tests.sinks.iceberg.test_upserts import (
-    BY_DAY,
-    COLUMNS,
-    PAIRS,
-    append,
-    commit_manifests,
-    compact,
-    names,
-    read,
-)
+from tests.sinks.iceberg.test_upserts import BY_DAY, COLUMNS, PAIRS, append, commit_manifests, compact, names, read
 from tests.support.between import Between, lost, once
 from tests.support.keyed_table import records, run, sealed, upserts, vote
 from tests.support.typed_records import typed
@@ -576,11 +567,7 @@ def rewritten(place: Place) -> None:
 @pytest.mark.in_turn("changes")
 @pytest.mark.in_turn("is_sealed")
 def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_before_the_decision(
-    by_files: Place,
-    changes: Callable[[Place], None],
-    advice: str,
-    follow: Callable[[Place], None],
-    is_sealed: bool,
+    by_files: Place, changes: Callable[[Place], None], advice: str, follow: Callable[[Place], None], is_sealed: bool
 ) -> None:
     run(by_files, 0, [(1, "a", "mon"), (2, "b", "mon")])
     voted = vote(by_files, [(1, "A", "wed")], round=Round(1, 1))

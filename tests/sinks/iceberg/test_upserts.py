@@ -19,16 +19,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddPartitionSpecUpdate, RemovePartitionSpecsUpdate
 from pyiceberg.transforms import IdentityTransform, VoidTransform
-from pyiceberg.types import (
-    DoubleType,
-    FloatType,
-    LongType,
-    NestedField,
-    StringType,
-    StructType,
-    TimeType,
-    UUIDType,
-)
+from pyiceberg.types import DoubleType, FloatType, LongType, NestedField, StringType, StructType, TimeType, UUIDType
 
 from tests.sinks.iceberg.conftest import few
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
@@ -38,13 +29,7 @@ from tests.support.keyed_table import KeyedTableContract, commit, records, run, 
 from tests.support.typed_records import typed, unchecked_text
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    RoundAborted,
-    SchemaMismatch,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_iceberg import checks
 from twopc_iceberg.catalogs import connected

@@ -154,11 +154,7 @@ def test_what_was_pre_committed_before_the_broker_was_killed_is_committed_after_
 @pytest.mark.crash
 @pytest.mark.advice("…: no answer… for … s (…), again in … s")
 def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
-    second_broker: Any,
-    make_topic: Any,
-    start: Any,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    second_broker: Any, make_topic: Any, start: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
     topic = make_topic(on=second_broker.broker)

@@ -33,10 +33,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     topic.becomes(VALUES)
 
 
-@pytest.mark.parametrize(
-    ("writer", "when"),
-    [(LIBRDKAFKA, BEFORE), *((writer, AFTER) for writer in WRITERS)],
-)
+@pytest.mark.parametrize(("writer", "when"), [(LIBRDKAFKA, BEFORE), *((writer, AFTER) for writer in WRITERS)])
 def test_what_a_killed_writer_left_undecided_is_found_and_aborted(
     writer: str, when: str, topic: Any, prefix: str, make_sink: Any, wait: Any
 ) -> None:

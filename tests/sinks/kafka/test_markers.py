@@ -91,14 +91,7 @@ def test_stamps_make_no_batch_so_large_that_each_record_is_measured(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        [None, [("x", b"1"), ("y", None)], [], [("z", b"")]],
-        [[("x", b"1")], None],
-        [None, None],
-        [[]],
-        [],
-    ],
+    "headers", [[None, [("x", b"1"), ("y", None)], [], [("z", b"")]], [[("x", b"1")], None], [None, None], [[]], []]
 )
 def test_a_header_is_added_after_those_that_a_record_has(headers: list[Any]) -> None:
     batch = pa.record_batch({"value": ["v"] * len(headers), "headers": pa.array(headers, HEADERS)})

@@ -18,15 +18,8 @@ from twopc_kafka.writers.librdkafka import Writer, _Reports
 
 PRODUCER, EPOCH = 7, 40
 STATES = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-    "PrepareEpochFence",
-    "Dead",
-    "SomethingOfKafka9",
+    *("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence"),
+    *("Dead", "SomethingOfKafka9"),
 )
 EPOCHS_SINCE = (-1, 0, 1, 2, 30)
 VERSIONS = (0, 4, 5, 6)

@@ -254,12 +254,7 @@ def test_a_task_repeats_its_rollback_until_it_is_certain_and_does_not_wait_for_e
     ],
 )
 def test_a_commit_is_no_success_while_the_transaction_is_open(
-    answer: str,
-    expected: type[Exception],
-    topic: Any,
-    make_sink: Any,
-    pre_commit: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    answer: str, expected: type[Exception], topic: Any, make_sink: Any, pre_commit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committable = pre_commit(make_sink(topic), ["a"])
     monkeypatch.setattr(Control, "end", lambda *_, **__: answer)

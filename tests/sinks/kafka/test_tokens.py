@@ -148,10 +148,7 @@ def test_what_the_endpoint_answers_is_told_with_what_to_correct_and_without_a_se
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (
-            {"sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/t?k=v"},
-            "https://127.0.0.1:1/t returned no",
-        ),
+        ({"sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/t?k=v"}, "https://127.0.0.1:1/t returned no"),
         ({"https.ca.location": ""}, "CERTIFICATE_VERIFY_FAILED.*'https.ca.location'"),
         ({"https.ca.location": "/no/such/file"}, "FileNotFoundError"),
     ],

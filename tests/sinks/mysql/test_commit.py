@@ -16,14 +16,7 @@ from tests.sinks.mysql.conftest import new_place
 from tests.sinks.prepared_contract import PreparedContract
 from tests.support.mariadb_server import MariaDbServer
 from twopc import Committable, Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    OutcomeUnknown,
-    Retriable,
-    RoundAborted,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_mysql import outcomes, sessions, sink, tables
 from twopc_mysql.tables import FORMAT_ID, can_prepare, xid
 

@@ -54,10 +54,7 @@ MISFITS = {
 }
 
 
-GENERATED = [
-    "amount int GENERATED ALWAYS AS IDENTITY",
-    "amount int GENERATED ALWAYS AS (n + 1) STORED, n int",
-]
+GENERATED = ["amount int GENERATED ALWAYS AS IDENTITY", "amount int GENERATED ALWAYS AS (n + 1) STORED, n int"]
 
 
 ALTERED = [

@@ -12,11 +12,7 @@ from tests.sinks.prepared_contract import PreparedContract
 from tests.support.advice import told
 from tests.support.postgres_server import PostgresServer
 from twopc import Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    RoundAborted,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
 from twopc_postgres import PostgresSink
 
 if TYPE_CHECKING:

@@ -50,10 +50,7 @@ def test_what_is_written_after_the_end_of_a_transaction_is_refused_and_never_vis
 
 
 def test_records_that_were_not_acknowledged_do_not_count_as_pre_committed(place: Place) -> None:
-    with (
-        contextlib.suppress(RoundAborted),
-        Participant({"orders": place.sink()}, ROUND, partition=0) as participant,
-    ):
+    with contextlib.suppress(RoundAborted), Participant({"orders": place.sink()}, ROUND, partition=0) as participant:
         participant.write("orders", pa.record_batch({"value": ["a"]}))
         place.server.to_store.cut()
         with pytest.raises(RoundAborted, match="could not be written") as refused:

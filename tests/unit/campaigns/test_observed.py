@@ -93,10 +93,7 @@ def eventful(query: Query) -> None:
     query.batch(last, 2)
     with contextlib.suppress(twopc.RoundAborted):
         query.batch(last, 3, lambda: 1 / 0)  # type: ignore[arg-type]
-    with (
-        patched([Seam("twopc.log.steps:append", refuse)]),
-        contextlib.suppress(twopc.ConfigurationError),
-    ):
+    with patched([Seam("twopc.log.steps:append", refuse)]), contextlib.suppress(twopc.ConfigurationError):
         query.batch(last, 3)
     for batch in range(3, 12):
         query.batch(last, batch)
