@@ -1,34 +1,27 @@
 """A batch that is certainly small is written by the driver; any other, or one that it can't write, by tasks."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udf
 
 import twopc
-from tests.spark.conftest import descriptions, dynamic_allocation, mortal, wait_until
+from tests.spark.conftest import Pipeline, Topic, descriptions, dynamic_allocation, mortal, wait_until
 from tests.support.observing import Killed
 from tests.support.topic_reader import records_of
 from twopc import Participant
 from twopc.spark import Output, foreach_batch, tuning
+from twopc.spark.task import Written
 from twopc.spark.tuning import Collecting
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.conftest import Pipeline, Topic
-    from twopc.spark.task import Written
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 PARTITIONS, BATCHES, RECORDS = 2, 4, 10
 ON_DRIVER, BY_TASKS = True, False

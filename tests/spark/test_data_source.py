@@ -1,28 +1,21 @@
 """``format("twopc")`` on a real Spark, real files and a real broker: queries, batch writes, faults at every step."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
+from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Pipeline, Topic, rows, wait_until
 from twopc.spark import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
     pytest.mark.usefixtures("data_source"),

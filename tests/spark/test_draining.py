@@ -1,27 +1,21 @@
 """``stop(query, drain=True)`` commits what the sources have at the call, then ends the query and closes its log."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import confluent_kafka
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Hold, Pipeline, Topic, rows, wait_until
 from twopc.phases import Phase
 from twopc.spark import stop
 from twopc.spark.stopping import _Goal
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Hold, Pipeline, Topic
 
 OFTEN = {"processingTime": "50 milliseconds"}
 

@@ -1,28 +1,21 @@
 """A query, its checkpoint and its commit log belong together. Others are refused, with what to do."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
 import twopc
-from tests.spark.conftest import rows
+from tests.spark.conftest import Pipeline, Topic, rows
 from twopc import Committable, ReplayCopies
 from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Pipeline, Topic
 
 
 def refusal(pipeline: Pipeline, writer: ForeachBatch) -> str:

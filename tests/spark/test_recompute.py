@@ -1,21 +1,21 @@
 """What a target system has lost after the decision is computed again from the same input, if the plan allows it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import Topic, descriptions, rows, wait_until
+from tests.spark.conftest import Pipeline, Topic, descriptions, rows, wait_until
 from tests.support.observing import observing
 from tests.support.rolling_back import roll_back
 from tests.support.topic_reader import records_of
+from twopc import Committable, TwoPhaseCommitSink
 from twopc.errors import TransactionLost
-from twopc.events import PhaseEntered, TransactionReplayed
+from twopc.events import Event, PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc.spark import Output, foreach_batch
 from twopc.spark.output import Projection
@@ -23,14 +23,7 @@ from twopc_files.sink import FileSink
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
 from twopc_kafka.sink import KafkaSink
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.spark.conftest import Pipeline
-    from twopc import Committable, TwoPhaseCommitSink
-    from twopc.events import Event
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 VALUE = ["CAST(id AS STRING) AS value"]
 

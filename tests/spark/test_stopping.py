@@ -1,34 +1,27 @@
 """A query is stopped in each phase of a batch, by ``twopc.spark.stop`` and by Spark alone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 import twopc
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Hold, Pipeline, rows, wait_until
 from tests.support.observing import observing
+from twopc import Committable
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import stop
 from twopc.spark.stopping import shorten_interrupts
 from twopc_files.sink import FileSink, FileTransaction
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from tests.spark.conftest import Hold, Pipeline
-    from twopc import Committable
 
 HELD_S = 60
 

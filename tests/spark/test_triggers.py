@@ -1,31 +1,23 @@
 """Each kind of trigger, and batches without data, at the end of a query, and beside another query."""
 
-from __future__ import annotations
-
 import shutil
 import socket
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Hold, Pipeline, rows, wait_until
 from twopc.errors import ConfigurationError
-from twopc.events import BatchFinished
+from twopc.events import BatchFinished, Event
 from twopc.phases import Phase
 from twopc.spark import stop
 from twopc.spark.engine import _require_repeatable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Hold, Pipeline
-    from twopc.events import Event
 
 WAIT_S = 60
 

@@ -1,18 +1,14 @@
 """The Delta sink keeps the contract of every sink, on a table of its own, partitioned and not."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.delta.conftest import Place
 from tests.support.typed_records import typed
 from twopc.testing import SinkContract
-
-if TYPE_CHECKING:
-    from tests.sinks.delta.conftest import Place
-    from twopc_delta import DeltaSink
+from twopc_delta import DeltaSink
 
 
 class TestAppend(SinkContract):

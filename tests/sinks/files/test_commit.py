@@ -1,21 +1,17 @@
 """What becomes of a decided file, whatever the file system says."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sinks.files.conftest import MakeSink, PreCommit
 from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import MakeSink, PreCommit
 
 
 def the_file(committable: Committable) -> dict[str, Any]:

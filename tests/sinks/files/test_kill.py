@@ -1,16 +1,10 @@
 """A writer is killed, and another process settles what it left."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
+from tests.sinks.files.conftest import Place
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import Place
-    from twopc import Committable
+from twopc import Committable
 
 pytestmark = [pytest.mark.crash, pytest.mark.long]
 

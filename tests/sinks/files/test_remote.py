@@ -1,16 +1,12 @@
 """Stores that publish by a rename or a copy of fsspec's."""
 
-from __future__ import annotations
-
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.sinks.files.conftest import Place
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import Place
 
 
 @pytest.mark.variants

@@ -1,18 +1,17 @@
 """The tasks' manifests of a batch become one, and no record is lost, doubled or hidden from a filter by that."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import math
 import os
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.expressions import BooleanExpression, EqualTo, IsNaN, IsNull, Reference
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -27,15 +26,11 @@ from pyiceberg.types import (
     StringType,
 )
 
+from tests.sinks.iceberg.conftest import Place
 from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support.between import Between, lost, once
 from twopc import Round
 from twopc.errors import Retriable
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
-
-    from tests.sinks.iceberg.conftest import Place
 
 MERGE_AT = "commit.manifest.min-count-to-merge"
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))

@@ -1,9 +1,7 @@
 """The Iceberg sink keeps the contract of every sink."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -23,12 +21,10 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from tests.sinks.iceberg.conftest import Place
 from tests.support.typed_records import typed, unchecked_text
 from twopc.testing import SinkContract
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink
 
 SCHEMA = Schema(
     NestedField(1, "value", StringType()),

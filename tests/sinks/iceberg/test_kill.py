@@ -1,20 +1,13 @@
 """Processes are killed with SIGKILL, and others settle what they left (invariants 2, 4 and 5)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.sinks.iceberg.conftest import few, place_on_s3
+from tests.sinks.iceberg.conftest import Place, few, place_on_s3
 from tests.support.killed_writer import BEFORE, VALUES, killed_writer
 from tests.support.restarted_query import RestartedQuery
 from tests.support.struck_server import KILLED, STRIKES, StruckServer, Way, go_server, strike_requests
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sinks.iceberg.conftest import Place
 
 pytestmark = [pytest.mark.crash, pytest.mark.long]
 

@@ -1,8 +1,6 @@
 """Manifests are merged after batches, and no record is lost, doubled or hidden from a filter by that."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,15 +10,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
-from tests.sinks.iceberg.conftest import Query
+from tests.sinks.iceberg.conftest import Place, Query
 from tests.support.between import Between, lost, nothing, once
 from twopc import Round
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sinks.iceberg.conftest import Place
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink
 
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 FEW = {"commit.manifest.min-count-to-merge": "4"}

@@ -1,13 +1,11 @@
 """With ``deletes=position``, the commit finds the rows of a batch's keys in the snapshot before it."""
 
-from __future__ import annotations
-
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import polars as pl
@@ -27,7 +25,7 @@ from pyiceberg.typedef import IcebergBaseModel, Record
 from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 
 from tests.sinks.iceberg import test_upserts as of_upserts
-from tests.sinks.iceberg.conftest import few
+from tests.sinks.iceberg.conftest import Place, few
 from tests.sinks.iceberg.test_contract import SCHEMA
 from tests.sinks.iceberg.test_upserts import BY_DAY, COLUMNS, PAIRS, append, commit_manifests, compact, names, read
 from tests.support.between import Between, lost, once
@@ -39,11 +37,6 @@ from twopc_iceberg import positions
 from twopc_iceberg.delete_files import _applies
 from twopc_iceberg.manifests import ManifestWriter, data_file, entries
 from twopc_iceberg.prepared import of_committable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.sinks.iceberg.conftest import Place
 
 pytestmark = pytest.mark.in_turn("table")
 

@@ -1,13 +1,12 @@
 """Other writers, older coordinators and operators change the table between any two steps of a commit (invariants 2, 4
 and 5). Each batch becomes visible once, or the sink raises and changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,18 +20,14 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.types import LongType
 
+from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between, lost, once, times
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.errors import LogMismatch, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.testing.memory import MemorySink, MemoryTarget
+from twopc_iceberg import IcebergSink
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.snapshot import Attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.sinks.iceberg.conftest import Place
-    from twopc_iceberg import IcebergSink
 
 MARK = "twopc.committed.twopc.log.orders"
 

@@ -1,25 +1,20 @@
 """Options are checked before anything is connected to, and a password is seen nowhere (invariant 8)."""
 
-from __future__ import annotations
-
 import errno
 import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pymysql
 import pytest
 
-from tests.sinks.mysql.conftest import new_place
+from tests.sinks.mysql.conftest import Place, new_place
 from tests.sinks.options_contract import OptionsContract
 from tests.support.mariadb_server import MariaDbServer
 from tests.support.sink_place import ROUND
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_mysql import sessions
 from twopc_mysql.options import MysqlOptions
-
-if TYPE_CHECKING:
-    from tests.sinks.mysql.conftest import Place
 
 GOOD = {"url": "mysql://writer:hunter2@db.example/sales", "table": "orders"}
 

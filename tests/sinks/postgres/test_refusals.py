@@ -1,26 +1,22 @@
 """What a table, its triggers, rules and policies do to a record: it is refused by name, or it is there as it was given.
 Nothing that fails again and again is called temporary (invariants 13 and 15)."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 
+from tests.sinks.postgres.conftest import Place
 from tests.sinks.prepared_contract import checked, warned
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborted, SchemaMismatch
 from twopc_postgres import outcomes
 from twopc_postgres.sessions import session
-
-if TYPE_CHECKING:
-    from tests.sinks.postgres.conftest import Place
 
 VALUE = pa.schema({"value": pa.string()})
 

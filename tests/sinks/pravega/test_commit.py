@@ -1,25 +1,19 @@
 """What a commit reports, and what keeps a transaction open until then."""
 
-from __future__ import annotations
-
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, CorruptLog, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_pravega import sink as sink_module
 from twopc_pravega.controller import Controller, State
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sinks.pravega.conftest import Place
 
 SHORT_S = 10
 """The shortest lease that a controller grants."""

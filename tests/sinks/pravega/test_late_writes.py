@@ -1,19 +1,14 @@
 """A task that was given up wakes up and writes: Pravega refuses it."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc import Committable, Participant
 from twopc.errors import RoundAborted
-
-if TYPE_CHECKING:
-    from tests.sinks.pravega.conftest import Place
 
 LATE = pa.record_batch({"value": ["late"] * 100})
 

@@ -1,26 +1,21 @@
 """The register lists what was begun, stays small, and is never taken for empty."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from tests.sinks.pravega.test_commit import SHORT_S, wait_until
 from tests.support.sink_place import ROUND
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted
+from twopc_pravega import PravegaSink
 from twopc_pravega.controller import Controller, State
 from twopc_pravega.events import blocks
 from twopc_pravega.options import Stream
 from twopc_pravega.register import Register
 from twopc_pravega.segments import Appender, Command, SegmentError
-
-if TYPE_CHECKING:
-    from tests.sinks.pravega.conftest import Place
-    from twopc_pravega import PravegaSink
 
 
 def size(sink: PravegaSink) -> int:

@@ -1,14 +1,11 @@
 """What the SQL sink makes of a database's refusals: none that lasts is called temporary, and each has its own advice
 (invariant 15)."""
 
-from __future__ import annotations
-
 import errno
 import os
 import ssl
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
@@ -16,15 +13,13 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
+from tests.sinks.sql.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable
 from twopc.failures import CUT_OFF, mapped
 from twopc_mysql import outcomes
 from twopc_sql import sessions
 from twopc_sql.options import SqlOptions
-
-if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Place
 
 VALUE = pa.schema({"value": pa.string()})
 

@@ -1,15 +1,15 @@
 """What a commit finds, and what it does about it: committed, rolled back, or nobody knows (invariants 2, 3 and 5)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
+from tests.sinks.sql.conftest import Place
+from tests.support.sql_databases import Databases
 from twopc import Participant, Round
 from twopc.errors import (
     CorruptLog,
@@ -24,10 +24,6 @@ from twopc.errors import (
 )
 from twopc_sql import SqlSink
 from twopc_sql.tables import Tables
-
-if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Place
-    from tests.support.sql_databases import Databases
 
 pytestmark = pytest.mark.in_turn("database")
 

@@ -1,26 +1,22 @@
 """A record goes into the table as it is, or not at all (invariant 1); and what a table's columns and keys must be."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
 import threading
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from sqlalchemy.dialects.mysql.base import MySQLDialect
 
+from tests.sinks.sql.conftest import Place
 from twopc import Participant, Round
 from twopc.bad_records import are_held
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted, SchemaMismatch
-
-if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Place
 
 pytestmark = pytest.mark.in_turn("database")
 
