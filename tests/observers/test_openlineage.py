@@ -65,8 +65,6 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class Query:
-    """Incarnations of one query."""
-
     def __init__(self, folder: Path, sinks: Callable[[], Mapping[str, TwoPhaseCommitSink[Any]]]) -> None:
         self._folder, self._make = folder, sinks
         self.sinks: Mapping[str, Any] = {}

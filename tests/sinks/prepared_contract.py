@@ -88,7 +88,6 @@ class PreparedPlace(SinkPlace[PreparedSinkT]):
         raise NotImplementedError
 
     def end_session(self, connection: Any) -> None:
-        """Have the server end a session."""
         raise NotImplementedError
 
     def idle(self, sink: PreparedSinkT) -> Sequence[Any]:
@@ -753,8 +752,6 @@ class AppendContract(SinkContract):
 
 
 class KeyedContract(KeyedSinkContract):
-    """The contract of every sink with a key."""
-
     kills = 12
     key = "varchar(190)"
 

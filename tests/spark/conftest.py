@@ -42,7 +42,6 @@ def rows(*ids: int, name: str = "a") -> Rows:
 
 
 def wait_until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    """Wait until something holds."""
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline

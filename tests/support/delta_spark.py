@@ -15,7 +15,6 @@ _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 
 def delta_session(warehouse: Path) -> SparkSession:
-    """Start Spark with Delta."""
     # Of the others Spark has its own, and would stumble over a second version.
     jars = [str(jar) for jar in maven_jars("delta-spark-4.2-4.4.0", DELTA_SPARK) if jar.name.startswith("delta-")]
     settings = {

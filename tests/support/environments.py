@@ -41,7 +41,6 @@ def uv() -> str:
 
 
 def own() -> Environment:
-    """Return the environment of this process."""
     return Environment(sys.executable, _jars(pyspark.__version__))
 
 

@@ -6,7 +6,6 @@ from twopc.sweep import sweep
 
 
 def log_of(coordinator: Coordinator) -> LogView:
-    """The log as the coordinator knows it."""
     return coordinator._performer.life.log
 
 

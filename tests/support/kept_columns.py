@@ -57,7 +57,6 @@ def kept(kinds: Sequence[str], columns: Collection[TableColumn], is_tried: Calla
 
 
 def filled(backend: str, table: str, page: str) -> str:
-    """Return the page with the table of a backend."""
     begin, end = f"<!-- {backend}: kept -->\n\n", f"\n\n<!-- {backend}: end -->"
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)

@@ -42,7 +42,6 @@ class OfTheRun:
 
 
 def of_the_run(config: pytest.Config) -> OfTheRun:
-    """Return the plugin of a run."""
     plugin = config.pluginmanager.get_plugin(OfTheRun.__name__)
     assert isinstance(plugin, OfTheRun)
     return plugin

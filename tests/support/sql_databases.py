@@ -45,7 +45,6 @@ class Databases(ExitStack):
         self._servers: dict[str, MariaDbServer | PostgresServer] = {}
 
     def url(self, database: str, folder: Path) -> sa.URL:
-        """The URL of a database that is new."""
         name = f"test_{uuid.uuid4().hex[:8]}"
         if database == "postgresql":
             return self._of_postgres(name)

@@ -51,7 +51,6 @@ def modules() -> dict[str, Path]:
 
 
 def named(paths: Iterable[Path]) -> dict[str, Path]:
-    """Return the paths by the names of the modules."""
     return {_name(path): path for path in paths}
 
 

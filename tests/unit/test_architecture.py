@@ -45,7 +45,6 @@ WITHOUT_IO = (
 
 
 def is_below(module: str, packages: tuple[str, ...]) -> bool:
-    """Whether the module is one of the packages, or in one."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 

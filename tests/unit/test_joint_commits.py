@@ -68,8 +68,6 @@ class World:
 
 
 class Table(MemoryTableSink):
-    """A table of a world."""
-
     def __init__(self, world: World) -> None:
         super().__init__(world.tables)
         self.world = world

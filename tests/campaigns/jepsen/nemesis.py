@@ -93,7 +93,6 @@ class Nemesis:
                 broker.start()
 
     def draw(self) -> Fault:
-        """Return the next fault."""
         if not self._deck:
             self._deck = self._chance.sample(self._full_deck, len(self._full_deck))
         kind = self._deck.pop()

@@ -79,7 +79,6 @@ def records(batch: DataFrame, attempt: str, most: int) -> DataFrame:
 
 
 def started() -> SparkSession:
-    """Start Spark."""
     set_java_and_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {

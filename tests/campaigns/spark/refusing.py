@@ -28,7 +28,6 @@ SCHEMA = pa.schema([pa.field("value", pa.string(), nullable=False)])
 
 
 def outputs(job: Job) -> Mapping[str, Output]:
-    """Return an output for each target."""
     of_folder = {"path": str(_folder(job)), "format": "parquet", "partition_by": "folder"}
     of_table = {"conninfo": job.conninfo, "table": "records"}
     return {

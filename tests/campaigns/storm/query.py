@@ -233,7 +233,6 @@ def more_columns(settings: Settings) -> list[str]:
 
 
 def beside_kafka(settings: Settings) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
-    """Return the other sinks."""
     if not settings.catalog:
         return {"parquet": twopc.create_sink("files", {"path": f"{settings.folder}/parquet"})}
     from tests.campaigns.storm.lake import tables  # which imports this module

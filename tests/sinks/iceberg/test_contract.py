@@ -62,8 +62,11 @@ class TestAppend(SinkContract):
         return self.place.values()
 
     def leftovers(self) -> list[str]:
-        known = {Path(task.file.file_path).name for task in self.place.table().scan().plan_files()}
-        return [name for name in self.place.files() if name.endswith(".parquet") and Path(name).name not in known]
+        table, ends = self.place.table(), (".parquet", "-m0.avro")
+        known = {task.file.file_path for task in table.scan().plan_files()}
+        known |= {each.manifest_path for snapshot in table.snapshots() for each in snapshot.manifests(table.io)}
+        names = {Path(path).name for path in known}
+        return [name for name in self.place.files() if name.endswith(ends) and Path(name).name not in names]
 
     def sample(self) -> pa.RecordBatch:
         return typed()

@@ -292,7 +292,6 @@ def test_deletes_without_a_key_may_go_to_bad_records(table: Place) -> None:
 
 
 def paths(place: Place, content: DataFileContent, batch: Sequence[Committable]) -> list[Path]:
-    """The files of a batch."""
     manifests = upserts(place)._manifests([each for of_task in batch for each in upserts(place)._prepared(of_task)])
     kind = ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
     found = [location for each in manifests if each.prepared.content is kind for location in each.files()]

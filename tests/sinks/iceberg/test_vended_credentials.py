@@ -54,7 +54,6 @@ class Lake:
     files: S3FileSystem
 
     def objects(self) -> list[str]:
-        """Every object of the table."""
         folder = self.place.table().location().removeprefix("s3://")
         found = self.files.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
         return sorted(info.path for info in found if info.type is FileType.File)

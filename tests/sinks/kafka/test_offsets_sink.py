@@ -303,8 +303,6 @@ def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, 
 
 @pytest.fixture
 def joined(group: Group, wait: Any) -> Callable[[], Any]:
-    """Have somebody join the group."""
-
     def join() -> Any:
         member = confluent_kafka.Consumer({"bootstrap.servers": group.topic.servers, "group.id": group.name})
         member.subscribe([group.topic.name])

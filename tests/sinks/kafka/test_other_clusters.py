@@ -115,7 +115,6 @@ def test_a_missing_coordinator_names_the_settings_that_keep_one_away() -> None:
 
 
 def sinks(broker: KafkaBroker) -> dict[str, tuple[TwoPhaseCommitSink[Any], pa.RecordBatch]]:
-    """Each kind of sink, with a batch for it."""
     at = {"bootstrap.servers": broker.bootstrap_servers}
     records = pa.record_batch({"value": ["a"]})
     return {

@@ -34,8 +34,6 @@ BATCH = pa.record_batch({"value": [b"x" * 2000] * 2000})
 
 @dataclass(frozen=True)
 class FarBroker:
-    """A broker on the other host."""
-
     network: networks.Network
     broker: KafkaBroker
     authority: Path
