@@ -20,7 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import twopc
-from tests.support.observing import Killed, observing
+from tests.support.observing import Killed, hearing, observing
 from tests.support.topic_reader import records_of
 from twopc import TwoPhaseCommitSink
 from twopc.events import Event, PhaseEntered
@@ -268,13 +268,7 @@ def topic(kafka_broker: KafkaBroker) -> Topic:
 def events() -> Iterator[list[Event]]:
     """The events of coordinators while the test runs."""
     seen: list[Event] = []
-
-    class Observer:
-        @twopc.hookimpl
-        def twopc_event(self, event: Event) -> None:
-            seen.append(event)
-
-    with observing(Observer()):
+    with hearing(seen.append):
         yield seen
 
 

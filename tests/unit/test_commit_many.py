@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.observing import observing
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
+from tests.support.observing import hearing
+from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.errors import Retriable
-from twopc.events import Event, TransactionCommitted
+from twopc.events import TransactionCommitted
 from twopc.testing import MemorySink, MemoryTarget
 
 TRANSACTIONS = 4
@@ -75,14 +75,7 @@ class Announcing(MemorySink):
 def committed() -> Iterator[list[str]]:
     """The transactions that observers are told of."""
     heard: list[str] = []
-
-    class Listening:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            if isinstance(event, TransactionCommitted):
-                heard.append(event.committable.transaction_id)
-
-    with observing(Listening()):
+    with hearing(lambda event: heard.append(event.committable.transaction_id), TransactionCommitted):
         yield heard
 
 

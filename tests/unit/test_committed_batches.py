@@ -7,10 +7,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.observing import Killed, killed, observing
-from twopc import BatchCommitted, BatchPart, Committable, Coordinator, Dataset, Participant, Round, Vote, hookimpl
+from tests.support.observing import Killed, hearing, killed
+from twopc import BatchCommitted, BatchPart, Committable, Coordinator, Dataset, Participant, Round, Vote
 from twopc.errors import RoundAborted
-from twopc.events import Event
 from twopc.testing import MemorySink, MemoryTarget
 
 SCHEMA = pa.schema([("value", pa.string())])
@@ -59,14 +58,7 @@ def query() -> Query:
 @pytest.fixture
 def events() -> Iterator[list[BatchCommitted]]:
     heard: list[BatchCommitted] = []
-
-    class Listening:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            if isinstance(event, BatchCommitted):
-                heard.append(event)
-
-    with observing(Listening()):
+    with hearing(heard.append, BatchCommitted):
         yield heard
 
 

@@ -23,8 +23,8 @@ import pytest
 from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.memory_log import MemoryLog
-from tests.support.observing import observing
-from twopc import Committable, Coordinator, Participant, Round, Vote, commits, hookimpl, resting
+from tests.support.observing import hearing
+from twopc import Committable, Coordinator, Participant, Round, Vote, commits, resting
 from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
 from twopc.errors import (
@@ -189,13 +189,7 @@ def world() -> World:
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
     heard: list[Event] = []
-
-    class Listening:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            heard.append(event)
-
-    with observing(Listening()):
+    with hearing(heard.append):
         yield heard
 
 

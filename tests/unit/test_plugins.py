@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.observing import Listener, hearing
 from twopc import Coordinator, create_sink, hookimpl, open_store, register_observer, unregister_observer
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished, Event
@@ -231,15 +232,6 @@ class Failing:
         raise RuntimeError(f"no room for {type(event).__name__}")
 
 
-class Listening:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    @hookimpl
-    def twopc_event(self, event: Event) -> None:
-        self.events.append(event)
-
-
 @pytest.fixture
 def observe() -> Iterator[Callable[[object], None]]:
     registered: list[object] = []
@@ -267,16 +259,17 @@ def test_an_observer_that_raises_does_not_disturb_a_batch(
 def test_an_observer_that_raises_keeps_nothing_from_the_others(
     observe: Callable[[object], None], failing_is_first: bool
 ) -> None:
-    listening = Listening()
-    for observer in (Failing(), listening) if failing_is_first else (listening, Failing()):
+    events: list[Event] = []
+    listener = Listener(events.append)
+    for observer in (Failing(), listener) if failing_is_first else (listener, Failing()):
         observe(observer)
     Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", owner="query").run(0, lambda _: [])
-    assert isinstance(listening.events[-1], BatchFinished)
+    assert isinstance(events[-1], BatchFinished)
 
 
 def test_an_observer_that_is_unregistered_hears_nothing_more() -> None:
-    listening = Listening()
-    register_observer(listening)
-    unregister_observer(listening)
+    events: list[Event] = []
+    with hearing(events.append):
+        pass
     Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", owner="query").run(0, lambda _: [])
-    assert listening.events == []
+    assert events == []

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
-from tests.support.observing import Killed, killed, observing
+from tests.support.observing import Killed, Moments, killed, observing
 from twopc import Coordinator, Participant
 from twopc.effects import Wanted
 from twopc.errors import (
@@ -26,7 +26,7 @@ from twopc.errors import (
     SchemaMismatch,
     TransactionLost,
 )
-from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.events import TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import read_tail
 from twopc.log.store import store_of
 from twopc.phases import Phase
@@ -64,13 +64,13 @@ class ForgetfulLastSink(LastSink):
     may_time_out = True
 
 
-class World:
+class World(Moments):
     """Three targets, of which only ``a`` rolls back by itself, and a log; they outlive coordinators."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.targets = {name: MemoryTarget() for name in ("a", "b", "last")}
         self.log = f"memory://{uuid.uuid4().hex}"
-        self.at: dict[Phase | type, Any] = {}
         self.wanted: list[Wanted] = []
         self.a: type[MemorySink] = ForgetfulSink
         self.last = LastSink
@@ -116,12 +116,6 @@ class World:
     def is_resolved(self) -> bool:
         newest = read_tail(store_of(self.log))
         return newest is not None and not newest[1].unresolved
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        kind = event.phase if isinstance(event, PhaseEntered) else type(event)
-        if kind in self.at:
-            self.at.pop(kind)()
 
 
 def hashes(records: list[str]) -> pa.Int64Array:

@@ -9,11 +9,10 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pytest
 
-import twopc
-from tests.support.observing import Killed, killed, observing
+from tests.support.observing import Killed, Moments, killed, observing
 from twopc import Coordinator, Participant
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
-from twopc.events import Event, PhaseEntered, TransactionReplayed
+from twopc.events import TransactionReplayed
 from twopc.phases import Phase
 from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
@@ -34,14 +33,14 @@ class ForgetfulSink(MemorySink):
         self.target.batches["announced"] = len(committed["a"])
 
 
-class World:
+class World(Moments):
     """Two targets, of which only ``a`` rolls back by itself, a log and a stage; they outlive coordinators."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.targets = {"a": MemoryTarget(), "b": MemoryTarget()}
         self.log = f"memory://{uuid.uuid4().hex}"
         self.stage = folder / "stage"
-        self.at: dict[Phase | type, Any] = {}
 
     def run(self, batch_id: int, stage: bool = True, fails: bool = False) -> None:
         """One batch of two partitions, by a coordinator that has just started."""
@@ -69,12 +68,6 @@ class World:
 
     def copies(self) -> list[str]:
         return sorted(path.name for path in self.stage.glob("*"))
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        kind = event.phase if isinstance(event, PhaseEntered) else type(event)
-        if kind in self.at:
-            self.at.pop(kind)()
 
 
 @pytest.fixture

@@ -23,9 +23,9 @@ from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.markers_loop import Job, numbers
 from tests.support.incarnations import log_of
 from tests.support.kills import Process, is_alive, kill_all_of, start_logged
-from tests.support.observing import Killed, killed, observing
+from tests.support.observing import Killed, Moments, killed, observing
 from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, SHOWN_S, NoCompiler, Reader, reader_in, reading
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
+from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.checks import CheckStatus
 from twopc.errors import (
     ConfigurationError,
@@ -35,7 +35,6 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
-from twopc.events import Event, PhaseEntered
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 from twopc.phases import Phase
@@ -316,13 +315,7 @@ def test_a_crash_after_the_marker_repeats_it_as_it_was(query: Query, monkeypatch
 
 @pytest.mark.long
 def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query: Query) -> None:
-    class Dies:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            if isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
-                raise Killed
-
-    with observing(Dies()), pytest.raises(Killed):
+    with observing(Moments(Phase.COMMITTING)), pytest.raises(Killed):
         query.run(0)
     assert query.stated() == []
     coordinator = query.coordinator()
