@@ -19,9 +19,10 @@ import twopc
 from tests.support.lineage_receiver import LineageReceiver
 from tests.support.observing import Killed, killed
 from tests.support.pages import DOCS
+from tests.support.phase_one import writes
 from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import free_port
-from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, Participant, Round, TwoPhaseCommitSink
+from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, TwoPhaseCommitSink
 from twopc.errors import ConfigurationError
 from twopc.observers import _outbox, openlineage
 from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _Completed, _TwopcBatchRunFacet
@@ -74,13 +75,7 @@ class Query:
         return Coordinator(self.sinks, self._folder / "log", owner="orders")
 
     def run(self, coordinator: Coordinator, batch_id: int, **given: Any) -> None:
-        def phase_one(round: Round) -> list[twopc.Vote]:
-            with Participant(self.sinks, round, partition=0) as participant:
-                for name in self.sinks:
-                    participant.write(name, pa.record_batch({"id": [1, 2, 3], "day": ["a", "b", "c"]}))
-                return [participant.pre_commit()]
-
-        coordinator.run(batch_id, phase_one, **given)
+        coordinator.run(batch_id, writes(self.sinks, {"id": [1, 2, 3], "day": ["a", "b", "c"]}), **given)
 
 
 @pytest.fixture

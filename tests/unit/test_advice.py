@@ -13,10 +13,11 @@ import pytest
 from tests.sinks.kafka.test_leases import POOL
 from tests.support.advice import told
 from tests.support.memory_log import MemoryLog
+from tests.support.phase_one import writes
 from tests.unit import test_recovery as recovery
 from tests.unit.test_coordinator import World, raises, run, sink
 from tests.unit.test_half_of_the_state import Query, remove
-from twopc import Committable, Coordinator, Participant, Round, Vote, create_sink
+from twopc import Committable, Coordinator, create_sink
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -97,14 +98,8 @@ def write(options: Mapping[str, Any], columns: Columns | pa.RecordBatch) -> None
     """Write records to files, as one batch of a new query."""
     files = create_sink("files", options)
     batch = columns if isinstance(columns, pa.RecordBatch) else pa.record_batch(dict(columns))
-
-    def phase_one(round: Round) -> list[Vote]:
-        with Participant({"out": files}, round, partition=0) as participant:
-            participant.write("out", batch)
-            return [participant.pre_commit()]
-
     with Coordinator({"out": files}, MemoryLog(), owner="query", rest_interval_s=None) as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, writes({"out": files}, batch))
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -5,11 +5,11 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.support.observing import hearing
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator, TwoPhaseCommitSink
 from twopc.errors import Retriable
 from twopc.events import TransactionCommitted
 from twopc.testing import MemorySink, MemoryTarget
@@ -81,17 +81,9 @@ def committed() -> Iterator[list[str]]:
 
 def run(threads: int = 16, **sinks: TwoPhaseCommitSink[Any]) -> None:
     """One batch with ``TRANSACTIONS`` transactions in each sink."""
-
-    def phase_one(round: Round) -> Iterator[Vote]:
-        for partition in range(TRANSACTIONS):
-            with Participant(sinks, round, partition=partition) as participant:
-                for name in sinks:
-                    participant.write(name, pa.record_batch({"value": [str(partition)]}))
-                yield participant.pre_commit()
-
     log = f"memory://{uuid.uuid4().hex}"
     with Coordinator(sinks, log, owner="q", commits_at_once=threads, rest_interval_s=None) as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, writes(sinks, *({"value": [str(partition)]} for partition in range(TRANSACTIONS))))
 
 
 def values(sink: MemorySink) -> list[str]:
@@ -173,19 +165,13 @@ def test_commits_that_two_interrupts_left_running_end_before_the_next_incarnatio
     sink = Blocked(is_back, ended)
     coordinator = Coordinator({"a": sink}, f"memory://{uuid.uuid4().hex}", owner="q", rest_interval_s=None)
 
-    def phase_one(round: Round) -> Iterator[Vote]:
-        for partition in range(2):
-            with Participant({"a": sink}, round, partition=partition) as participant:
-                participant.write("a", pa.record_batch({"value": [str(partition)]}))
-                yield participant.pre_commit()
-
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as twice:
         twice.setattr(threading.Thread, "join", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            coordinator.run(0, phase_one)
+            coordinator.run(0, writes({"a": sink}, *({"value": [str(partition)]} for partition in range(2))))
     ended.clear()
     threading.Timer(0.1, is_back.set).start()
     coordinator.recover()

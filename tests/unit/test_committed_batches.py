@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support.observing import Killed, hearing, killed
-from twopc import BatchCommitted, BatchPart, Committable, Coordinator, Dataset, Participant, Round, Vote
+from tests.support.phase_one import writes
+from twopc import BatchCommitted, BatchPart, Committable, Coordinator, Dataset, Round, Vote
 from twopc.errors import RoundAborted
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -41,13 +42,7 @@ class Query:
         return Coordinator(self.sinks, self._log, owner="query")
 
     def run(self, coordinator: Coordinator, batch_id: int, values: Sequence[str] = ("x", "y"), **given: Any) -> None:
-        def phase_one(round: Round) -> list[Vote]:
-            with Participant(self.sinks, round, partition=0) as participant:
-                for name in self.sinks:
-                    participant.write(name, pa.record_batch([pa.array(values, pa.string())], SCHEMA))
-                return [participant.pre_commit()]
-
-        coordinator.run(batch_id, phase_one, **given)
+        coordinator.run(batch_id, writes(self.sinks, pa.record_batch([pa.array(values, pa.string())], SCHEMA)), **given)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.memory_log import MemoryLog
 from tests.support.observing import hearing
+from tests.support.phase_one import writes
 from twopc import Committable, Coordinator, Participant, Round, Vote, commits, resting
 from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
@@ -197,14 +198,8 @@ def write_all(coordinator: Coordinator) -> Callable[[Round], list[Vote]]:
     """Phase one: each partition writes one record to every sink."""
 
     def phase_one(round: Round) -> list[Vote]:
-        votes = []
-        for partition in range(PARTITIONS):
-            with Participant(coordinator._sinks, round, partition=partition) as participant:
-                for name in coordinator._sinks:
-                    rows = pa.record_batch({"value": [f"{round.batch_id}-{partition}"]})
-                    participant.write(name, rows)
-                votes.append(participant.pre_commit())
-        return votes
+        records = ({"value": [f"{round.batch_id}-{partition}"]} for partition in range(PARTITIONS))
+        return [*writes(coordinator._sinks, *records)(round)]
 
     return phase_one
 
@@ -802,14 +797,8 @@ def test_a_vote_for_a_sink_that_the_coordinator_does_not_have_is_not_dropped(wor
     """Its records would be lost without a word."""
     other = Sink(MemoryTarget())
     other.bind("other", "log")
-
-    def misnamed(round: Round) -> list[Vote]:
-        with Participant({"other": other}, round, partition=0) as participant:
-            participant.write("other", pa.record_batch({"value": ["lost"]}))
-            return [participant.pre_commit()]
-
     with pytest.raises((RoundAborted, Refused), match="other"):
-        world.coordinator().run(0, misnamed)
+        world.coordinator().run(0, writes({"other": other}, {"value": ["lost"]}))
 
 
 def test_a_sink_whose_seal_returns_fewer_transactions_is_not_believed(world: World) -> None:

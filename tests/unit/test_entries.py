@@ -263,8 +263,12 @@ def test_a_decision_that_is_too_long_is_refused_and_one_that_stands_is_always_ca
         assert parse(serialise(later), "here") == later
 
 
-NO_COUNTS = (True, False, -1, 1.5, "1", [], {}, 2**63, 10**4000, float("inf"), float("nan"))
+NO_COUNTS: tuple[object, ...] = (True, False, -1, 1.5, "1", [], {}, 2**63, 10**4000, float("inf"), float("nan"))
 UNRESOLVED: dict[str, Any] = VALUE["unresolved"][0]
+
+
+def each(*wrong: object) -> tuple[object, ...]:
+    return wrong
 
 
 def of_decision(**wrong: object) -> dict[str, Any]:
@@ -274,24 +278,24 @@ def of_decision(**wrong: object) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "wrong",
     [
-        *({"format": wrong} for wrong in (0, "1", None, True, 1.0)),
-        *({"newest": wrong} for wrong in (None, [], 1, "a", {"a": None}, {"a": True}, {"a": -1}, {"a": [0]})),
+        *({"format": wrong} for wrong in each(0, "1", None, True, 1.0)),
+        *({"newest": wrong} for wrong in each(None, [], 1, "a", {"a": None}, {"a": True}, {"a": -1}, {"a": [0]})),
         *({field: wrong} for field in ("incarnation", "decided") for wrong in NO_COUNTS),
         *(
             {field: wrong}
             for field in ("kind", "entry_id", "log_id", "owner", "written_at")
-            for wrong in (None, True, 1, [], {})
+            for wrong in each(None, True, 1, [], {})
         ),
         {"kind": "undo"},
-        *({"unresolved": wrong} for wrong in (None, True, 1, "", "text", {}, {"0": {}}, [None], [[]], ["x"])),
+        *({"unresolved": wrong} for wrong in each(None, True, 1, "", "text", {}, {"0": {}}, [None], [[]], ["x"])),
         *(
             of_decision(**{field: wrong})
             for field in ("batch_id", "incarnation")
-            for wrong in (None, True, -1, 1.5, "0", [])
+            for wrong in each(None, True, -1, 1.5, "0", [])
         ),
         *(
             of_decision(sinks=wrong)
-            for wrong in (None, [], "a", {"a": None}, {"a": {}}, {"a": ""}, {"a": ["x"]}, {"a": [{}]})
+            for wrong in each(None, [], "a", {"a": None}, {"a": {}}, {"a": ""}, {"a": ["x"]}, {"a": [{}]})
         ),
         *({"decided": newest} | of_decision(batch_id=3) for newest in (None, 1)),  # not the decided one
         # Out of order, and twice.

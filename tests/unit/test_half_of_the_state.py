@@ -4,11 +4,11 @@ exactly, or stops before it writes anything, with an error that says what to do.
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from tests.support.memory_log import MemoryLog
-from twopc import Coordinator, Participant, Round, Vote
+from tests.support.phase_one import writes
+from twopc import Coordinator, Round, Vote
 from twopc.errors import CorruptLog, Fenced, LogMismatch
 from twopc.log.history import read_history
 from twopc.log.store import open_store
@@ -36,9 +36,7 @@ class Query:
             driver.run(batch_id, self.phase_one, reads={"from": batch_id})
 
     def phase_one(self, round: Round) -> Iterator[Vote]:
-        with Participant({"orders": self.sink}, round, partition=0) as participant:
-            participant.write("orders", pa.record_batch({"value": [round.batch_id]}))
-            yield participant.pre_commit()
+        return writes({"orders": self.sink}, {"value": [round.batch_id]})(round)
 
     def written(self) -> list[int]:
         return [row["value"] for row in self.target.visible]

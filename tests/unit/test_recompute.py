@@ -15,6 +15,7 @@ import pytest
 
 import twopc
 from tests.support.observing import Killed, Moments, killed, observing
+from tests.support.phase_one import writes
 from twopc import Coordinator, Participant
 from twopc.effects import Wanted
 from twopc.errors import (
@@ -449,15 +450,8 @@ def test_a_copy_in_one_sink_leaves_the_others_pending_transactions_alone(world: 
     """A sink that commits last has its own part still to come, or nothing left to come."""
     sinks = {"a": MemorySink(world.targets["a"]), "last": ForgetfulLastSink(world.targets["last"])}
     coordinator = Coordinator(sinks, world.log, owner="query", replay_copies=str(tmp_path), rest_interval_s=None)
-
-    def write(round: Round) -> Iterator[dict[str, Committable]]:
-        with Participant(sinks, round, partition=0) as participant:
-            for name in sinks:
-                participant.write(name, pa.record_batch({"value": ["a"]}))
-            yield participant.pre_commit()
-
     world.at[TransactionCommitted] = world.targets["last"].open.clear
-    coordinator.run(0, write)
+    coordinator.run(0, writes(sinks, {"value": ["a"]}))
     assert world.visible("a") == world.visible("last") == ["a"]
 
 

@@ -4,15 +4,14 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import twopc
 from tests.support.observing import Killed, Moments, observing
-from twopc import Committable, Coordinator, Participant, Round
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator
 from twopc.errors import ConfigurationError, Retriable, TransactionLost
 from twopc.events import Event, TransactionCommitted
-from twopc.participant import Vote
 from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTableSink, MemoryTarget
 
@@ -51,14 +50,7 @@ class World(Moments):
         sinks = {"rows": MemorySink(self.targets["rows"]), "table": table}
         url = self.copies.as_uri() if copies else None
         coordinator = Coordinator(sinks, self.log, owner="query", replay_copies=url, rest_interval_s=None)
-
-        def phase_one(round: Round) -> Iterator[Vote]:
-            for partition in range(partitions):
-                with Participant(sinks, round, partition=partition) as participant:
-                    for name in sinks:
-                        participant.write(name, pa.record_batch({"value": [f"{batch_id}-{partition}"]}))
-                    yield participant.pre_commit()
-
+        phase_one = writes(sinks, *({"value": [f"{batch_id}-{partition}"]} for partition in range(partitions)))
         coordinator.run(batch_id, phase_one)
         coordinator.close()
 

@@ -22,7 +22,8 @@ from pyiceberg.types import LongType
 
 from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between, lost, once, times
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator, Round, TwoPhaseCommitSink
 from twopc.errors import LogMismatch, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.testing.memory import MemorySink, MemoryTarget
 from twopc_iceberg import IcebergSink
@@ -205,13 +206,7 @@ def test_iceberg_8809_a_batch_whose_topic_fails_is_not_written_to_the_table_a_se
 ) -> None:
     def run(topic: MemorySink) -> None:
         sinks: dict[str, TwoPhaseCommitSink[Any]] = {"topic": topic, "orders": place.unbound()}
-
-        def write(round: Round) -> list[dict[str, Committable]]:
-            with Participant(sinks, round, partition=0) as participant:
-                for name in sinks:
-                    participant.write(name, pa.record_batch({"value": ["a"]}))
-                return [participant.pre_commit()]
-
+        write = writes(sinks, {"value": ["a"]})
         Coordinator(sinks, tmp_path / "log", owner="query", rest_interval_s=None).run(0, write)
 
     topic = MemoryTarget()

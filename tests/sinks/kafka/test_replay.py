@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.sinks.kafka.writing import written
 from tests.support.advice import told
 from tests.support.observing import Killed, Moments, killed, observing
-from twopc import Coordinator, Participant, Round, Vote
+from tests.support.phase_one import writes
+from twopc import Coordinator
 from twopc.errors import ConfigurationError, RoundAborted, TransactionLost
 from twopc.events import TransactionReplayed
 from twopc.phases import Phase
@@ -36,13 +36,9 @@ def run(second_broker: Any, make_topic: Any, make_sink: Any, tmp_path: Path) -> 
         coordinator = Coordinator(
             {"orders": sink}, f"{tmp_path}/log", owner="query", replay_copies=str(stage) if stage else None
         )
-
-        def phase_one(round: Round) -> Iterator[Vote]:
-            for partition in range(2):
-                with Participant({"orders": sink}, round, partition=partition) as participant:
-                    participant.write("orders", pa.record_batch({"value": [f"{partition}-{n}" for n in range(3)]}))
-                    yield participant.pre_commit()
-
+        phase_one = writes(
+            {"orders": sink}, *({"value": [f"{partition}-{n}" for n in range(3)]} for partition in range(2))
+        )
         coordinator.run(0, phase_one)
 
     one_batch.topic = topic  # type: ignore[attr-defined]
