@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.waiting import until
 from twopc.datasets import Dataset
 from twopc.errors import LogMismatch
 from twopc.events import (
@@ -163,9 +164,8 @@ def test_a_replay_is_written_at_once(path: Path, make: Any) -> None:
     """A kill must not take it with it: it tells that a target system has lost a decided transaction."""
     observer = make(path)
     observer.twopc_event(TransactionReplayed("a", 7, COMMITTABLE, COMMITTABLE, "orders"), AT)
-    reader, deadline = EventReader(path), time.monotonic() + WAIT_S
-    while not list(reader.read()):
-        assert time.monotonic() < deadline
+    reader = EventReader(path)
+    until(lambda: [*reader.read()], WAIT_S)
 
 
 def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counted(path: Path) -> None:
@@ -182,10 +182,7 @@ def test_an_event_is_written_without_another_one_after_it(path: Path, make: Any)
     reader = EventReader(path)
     for number in range(3):
         observer.twopc_event(batch(number), AT)
-        deadline = time.monotonic() + WAIT_S
-        while not (found := numbers(reader)):
-            assert time.monotonic() < deadline
-        assert found == [number]
+        assert until(lambda: numbers(reader), WAIT_S) == [number]
 
 
 # What can't be written. -------------------------------------------------------------------------------------------

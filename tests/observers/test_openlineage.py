@@ -22,6 +22,7 @@ from tests.support.pages import DOCS
 from tests.support.phase_one import writes
 from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import free_port
+from tests.support.waiting import until
 from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, TwoPhaseCommitSink
 from twopc.errors import ConfigurationError
 from twopc.observers import _outbox, openlineage
@@ -56,13 +57,6 @@ def observer(observe: Any, receiver: LineageReceiver, monkeypatch: pytest.Monkey
     yield register
     for each in made:
         each.close(timeout_s=0)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Query:

@@ -41,13 +41,6 @@ def rows(*ids: int, name: str = "a") -> Rows:
     return [{"id": number, "name": name} for number in ids]
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def finished_jobs(spark: SparkSession) -> list[Any]:
     """Return Spark's own records of its jobs, which its UI shows, newest first."""
     context = spark.sparkContext._jsc.sc()

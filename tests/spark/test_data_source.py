@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.conftest import Pipeline, Topic, rows, wait_until
+from tests.spark.conftest import Pipeline, Topic, rows
+from tests.support.waiting import until
 from twopc.spark import Output
 
 pytestmark = [
@@ -190,7 +191,7 @@ def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
     pipeline.add_batch(rows(*range(100, 200)))
     target.fault("pre_commit", f"touch {voted}")
     query = start(target, lambda source: source.repartition(2, "id").withColumn("id", failing("id")))
-    wait_until(lambda: voted.exists() and _has_a_finished_task(pipeline))
+    until(lambda: voted.exists() and _has_a_finished_task(pipeline))
     counted.touch()
     with pytest.raises(StreamingQueryException, match="ZeroDivisionError"):
         query.awaitTermination()
@@ -221,10 +222,10 @@ def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it
     # Large records, because Spark passes on at least 64 kB at a time: the task has begun when it reaches the last one.
     pipeline.add_batch([{"id": number, "name": "x" * 1000} for number in range(1000)])
     query = start(target, lambda source: source.withColumn("id", holding("id")), columns=[*VALUE, "name AS key"])
-    wait_until(reached.exists)
+    until(reached.exists)
     query.stop()
     assert target.shows()
-    wait_until(lambda: target.open() == [])
+    until(lambda: target.open() == [])
     assert pipeline.entries("decide") == []
 
     run(target)

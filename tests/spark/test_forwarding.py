@@ -8,8 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -20,6 +19,7 @@ from prometheus_client import CollectorRegistry
 import twopc
 from tests.observers.test_events_file import AT, COMMITTED, DiskGone, batch
 from tests.support.observing import observing
+from tests.support.waiting import until
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFailed, BatchFinished, Event
 from twopc.observers._event_lines import encode
@@ -52,13 +52,6 @@ def write(path: Path, *events: Event, at: datetime = AT, max_bytes: int = MAX_BY
     """Write what an observer in another process would."""
     for event in events:
         append(path, encode([event], at), max_bytes)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

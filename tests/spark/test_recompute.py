@@ -9,10 +9,11 @@ from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import Pipeline, Topic, descriptions, rows, wait_until
+from tests.spark.conftest import Pipeline, Topic, descriptions, rows
 from tests.support.observing import observing
 from tests.support.rolling_back import roll_back
 from tests.support.topic_reader import records_of
+from tests.support.waiting import until
 from twopc import Committable, TwoPhaseCommitSink
 from twopc.errors import TransactionLost
 from twopc.events import Event, PhaseEntered, TransactionReplayed
@@ -89,7 +90,7 @@ def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
         found = records_of(topic.servers, topic.name)
         return sorted(((record.key, record.value) for record in found), key=str)
 
-    wait_until(lambda: changes() == [(b"1", b"b"), (b"2", None), (b"2", b"a"), (b"3", b"a")], timeout_s=10)
+    until(lambda: changes() == [(b"1", b"b"), (b"2", None), (b"2", b"a"), (b"3", b"a")], timeout_s=10)
     assert replayed(events) >= 2
 
 
@@ -139,7 +140,7 @@ def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_it
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             run()
     roll_back(control_of(parse_options(topic.options).control), topic.prefix)
-    wait_until(lambda: topic.ongoing() == [])
+    until(lambda: topic.ongoing() == [])
     run()
     assert topic.shows([str(number) for number in range(20)])
     assert replayed(events) == 5

@@ -12,7 +12,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import Hold, Pipeline, rows, wait_until
+from tests.spark.conftest import Hold, Pipeline, rows
+from tests.support.waiting import until
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished, Event
 from twopc.phases import Phase
@@ -26,9 +27,9 @@ WAIT_S = 60
 def test_a_query_with_a_processing_time_writes_what_comes_until_it_is_stopped(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(0))
     query = pipeline.start(pipeline.writer(), trigger={"processingTime": "100 milliseconds"})
-    wait_until(lambda: pipeline.archived_ids() == [0])
+    until(lambda: pipeline.archived_ids() == [0])
     pipeline.add_batch(rows(1))
-    wait_until(lambda: pipeline.archived_ids() == [0, 1])
+    until(lambda: pipeline.archived_ids() == [0, 1])
     stop(query)
     assert pipeline.decided_batches() == [0, 1]
     assert len(pipeline.entries("close")) == 1
@@ -201,13 +202,13 @@ def test_a_log_in_use_is_refused_to_a_second_query_and_the_first_goes_on(pipelin
     pipeline.add_batch(rows(1))
     other.add_batch(rows(100))
     query = pipeline.start(pipeline.writer(), trigger={"processingTime": "100 milliseconds"})
-    wait_until(lambda: pipeline.archived_ids() == [1])
+    until(lambda: pipeline.archived_ids() == [1])
     with pytest.raises(StreamingQueryException, match=f"the commit log belongs to query {query.id}"):
         other.run(pipeline.writer(other.files()))
     assert other.archived() == []
 
     pipeline.add_batch(rows(2))
-    wait_until(lambda: pipeline.archived_ids() == [1, 2])
+    until(lambda: pipeline.archived_ids() == [1, 2])
     stop(query)
     assert {entry["incarnation"] for entry in pipeline.entries("decide")} == {1}  # it was not fenced
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.observing import Killed
+from tests.support.waiting import until
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.commits import _Once
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
@@ -99,13 +99,6 @@ def world() -> World:
     return World()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def rows(*batches: int) -> list[str]:
     return sorted(f"{name} {batch_id}" for name in NAMES for batch_id in batches)
 
@@ -132,7 +125,7 @@ def test_the_other_sinks_of_a_group_wait_for_the_joint_commit(world: World, monk
     monkeypatch.setattr(_Once, "then", counted)
 
     def slow(commit: Callable[[], None]) -> None:
-        wait_until(lambda: len(begun) == len(NAMES))
+        until(lambda: len(begun) == len(NAMES))
         seen.append(len(world.calls))
         commit()
 
@@ -145,7 +138,7 @@ def test_other_sinks_do_not_wait_for_the_joint_commit(world: World) -> None:
     seen: list[bool] = []
 
     def until_the_topic_has_its_record(commit: Callable[[], None]) -> None:
-        wait_until(lambda: bool(world.topic.visible))
+        until(lambda: bool(world.topic.visible))
         seen.append(True)
         commit()
 

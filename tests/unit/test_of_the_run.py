@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from tests.support.once_per_run import ADDRESS, once_per_run
 from tests.support.progress_lines import ProgressLines
 from tests.support.shared_servers import SharedServers
 from tests.support.turns import take_turns
+from tests.support.waiting import until
 
 
 class Starts:
@@ -118,10 +118,7 @@ def test_successive_commits_try_every_value_that_is_not_long_and_each_commit_one
 
 
 def wait_for_lines(pipe: io.StringIO, line: str) -> None:
-    deadline = time.monotonic() + 30
-    while pipe.getvalue().count(line) < 3:
-        assert time.monotonic() < deadline, pipe.getvalue()
-        time.sleep(0.02)
+    until(lambda: pipe.getvalue().count(line) >= 3, 30, pipe)
 
 
 def test_in_a_pipe_each_task_that_goes_on_has_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from deltalake import DeltaTable
 
 from tests.sinks.delta.conftest import Place
 from tests.support.sink_place import from_log
+from tests.support.waiting import until
 from twopc import Committable, Round
 from twopc.errors import (
     ConfigurationError,
@@ -657,9 +657,7 @@ def test_the_mark_survives_checkpoints_and_log_cleanup(place: Place) -> None:
 def forget_marks(place: Place) -> None:
     """Have the table forget its marks, after the decision: a table that does so at the start is refused."""
     place.table().alter.set_table_properties({FORGETS: "interval 0 seconds"})
-    deadline = time.monotonic() + 10
-    while place.table().transaction_version(MARK) is not None:
-        assert time.monotonic() < deadline
+    until(lambda: place.table().transaction_version(MARK) is None, 10)
 
 
 def bound(place: Place) -> DeltaSink:

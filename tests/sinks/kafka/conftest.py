@@ -25,6 +25,7 @@ from tests.sinks.kafka.three_brokers import ThreeBrokers, started
 from tests.support.broker_properties import WITHOUT_TIMEOUT
 from tests.support.leftovers import of_the_run, running
 from tests.support.topic_reader import records_of
+from tests.support.waiting import until
 from twopc import Committable, Participant, Round
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
@@ -36,10 +37,7 @@ PATIENCE_S = 30.0
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.01)
+    until(holds, PATIENCE_S, what)
 
 
 def repeated(call: Callable[[], None]) -> None:

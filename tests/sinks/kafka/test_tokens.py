@@ -12,7 +12,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +30,7 @@ from google.auth import compute_engine, external_account, impersonated_credentia
 from google.oauth2 import service_account
 
 from tests.sinks.kafka.issuer import Issuer
+from tests.support.waiting import until
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_kafka import KafkaSink, Token, token_providers
 from twopc_kafka.client import tokens
@@ -245,11 +246,6 @@ def test_a_token_is_used_while_its_renewal_fails_or_hangs_and_not_after_its_end(
         kept.valid_token()  # takes what the attempt that hung has come to
     assert kept.token().startswith("token-")
     assert SECRET not in caplog.text
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import time
 import uuid
-from collections.abc import Callable
 from dataclasses import replace
 
 import pyarrow as pa
@@ -10,6 +9,7 @@ import pytest
 
 from tests.sinks.pravega.conftest import Place
 from tests.support.sink_place import ROUND
+from tests.support.waiting import until
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, CorruptLog, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_pravega import sink as sink_module
@@ -19,16 +19,9 @@ SHORT_S = 10
 """The shortest lease that a controller grants."""
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 40) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def end_of_lease(place: Place, committable: Committable) -> None:
     """Return when the controller has rolled a transaction back, whose lease it has just got."""
-    wait_until(lambda: place.state(committable) is State.ABORTED)
+    until(lambda: place.state(committable) is State.ABORTED)
 
 
 def test_a_transaction_whose_lease_has_ended_is_vetoed_and_a_decided_one_is_lost(place: Place) -> None:
@@ -49,7 +42,7 @@ def test_seal_gives_a_new_lease(place: Place) -> None:
     clock = place.pre_commit(["b"], partition=1, lease_s=SHORT_S)
     late = place.pre_commit(["c"], partition=2, lease_s=SHORT_S)
     halfway = time.monotonic() + SHORT_S / 2
-    wait_until(lambda: time.monotonic() > halfway)
+    until(lambda: time.monotonic() > halfway)
     sink.seal([sealed], 0.0)
     end_of_lease(place, clock)
     end_of_lease(place, late)

@@ -6,8 +6,9 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.pravega.conftest import Place
-from tests.sinks.pravega.test_commit import SHORT_S, wait_until
+from tests.sinks.pravega.test_commit import SHORT_S
 from tests.support.sink_place import ROUND
+from tests.support.waiting import until
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted
 from twopc_pravega import PravegaSink
@@ -132,7 +133,7 @@ def test_a_transaction_that_can_not_be_entered_is_rolled_back(place: Place, monk
     monkeypatch.setattr(Register, "add", refuse)
     with pytest.raises(RoundAborted, match="the register is away"):
         sink.begin(sink.transactional_ids.allocate(ROUND, partition=0))
-    wait_until(lambda: place.admin.state(begun[0].txn) is State.ABORTED)
+    until(lambda: place.admin.state(begun[0].txn) is State.ABORTED)
 
 
 def test_a_transaction_that_a_crash_kept_out_of_the_register_holds_back_nobody_and_ends_with_its_lease(
@@ -143,7 +144,7 @@ def test_a_transaction_that_a_crash_kept_out_of_the_register_holds_back_nobody_a
     place.sink().commit(committable)
     assert place.values() == ["a"]
     assert place.admin.state(orphan) is State.OPEN
-    wait_until(lambda: place.admin.state(orphan) is State.ABORTED)
+    until(lambda: place.admin.state(orphan) is State.ABORTED)
 
 
 def test_a_scope_that_does_not_exist_is_refused(place: Place) -> None:
