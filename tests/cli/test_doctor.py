@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.raising import raising
 from twopc import CheckResult, Participant, Round, register_observer, unregister_observer
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.diagnosis import LOG_ID
@@ -160,10 +161,7 @@ def test_a_topic_is_checked_and_no_secret_is_shown(shop: Any, run: Any, kafka_br
 def test_a_plugins_check_that_raises_anything_has_failed(
     plugin: str, sink: str | None, check: str, shop: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: object) -> None:
-        raise KeyError("the plugin's own mistake")
-
-    monkeypatch.setattr(f"{plugin}.check", broken)
+    monkeypatch.setattr(f"{plugin}.check", raising(KeyError("the plugin's own mistake")))
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 4
     assert ("failed", check) in results(done, sink)

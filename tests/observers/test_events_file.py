@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.raising import raising
 from tests.support.waiting import until
 from twopc.datasets import Dataset
 from twopc.errors import LogMismatch
@@ -342,11 +343,8 @@ def test_nothing_is_written_through_a_link(path: Path) -> None:
 def test_a_full_file_that_can_not_be_moved_grows(
     path: Path, of: object, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
     write(path, batch(0))
-    monkeypatch.setattr(of, fails, fail)
+    monkeypatch.setattr(of, fails, raising(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     write(path, batch(1), batch(2), max_bytes=1)
     assert numbers(EventReader(path)) == [0, 1, 2]
 

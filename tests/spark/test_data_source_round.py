@@ -15,6 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from tests.support.commit_log import CommitLog
+from tests.support.raising import raising
 from tests.unit.test_coordinator import raises
 from twopc import Committable
 from twopc.errors import ConfigurationError, Fenced, LogMismatch, RepeatedFailure, SchemaMismatch
@@ -278,13 +279,10 @@ def test_a_log_that_a_task_does_not_reach_does_not_hide_its_failure(
 def test_a_batch_whose_commit_fails_is_reported_once(
     rounds: Rounds, task: Any, tmp_path: Path, of: Any, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise ConfigurationError("no")
-
     rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
     votes = written(rounds.open(SCHEMA))
     with monkeypatch.context() as patched:
-        patched.setattr(of, fails, fail)
+        patched.setattr(of, fails, raising(ConfigurationError("no")))
         with pytest.raises(ConfigurationError):
             rounds.finish(0, votes, SCHEMA)
     rounds.recover(0, votes)
@@ -294,12 +292,9 @@ def test_a_batch_whose_commit_fails_is_reported_once(
 def test_a_log_that_can_not_be_closed_after_the_batch_fails_the_batch(
     rounds: Rounds, task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise Fenced("a newer one")
-
     rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
     votes = written(rounds.open(SCHEMA))
-    monkeypatch.setattr("twopc.protocol.close", fail)
+    monkeypatch.setattr("twopc.protocol.close", raising(Fenced("a newer one")))
     with pytest.raises(Fenced):
         rounds.finish(0, votes)
     assert failed(rounds) == [(0, "Fenced")]

@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 import twopc
 from tests.observers.test_events_file import AT, COMMITTED, DiskGone, batch
 from tests.support.observing import observing
+from tests.support.raising import raising
 from tests.support.waiting import until
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFailed, BatchFinished, Event
@@ -243,9 +244,7 @@ def test_a_forked_child_of_a_driver_keeps_no_other_one_waiting(path: Path, kept:
 def test_a_position_that_can_not_be_locked_or_read_keeps_no_event(
     path: Path, kept: Kept, fails: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
+    fail = raising(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK)))
     write(path, batch(0))
     if fails == "lockf":
         monkeypatch.setattr(fcntl, "lockf", fail)
@@ -261,11 +260,8 @@ def test_a_position_that_can_not_be_locked_or_read_keeps_no_event(
 def test_a_process_without_threads_can_forward_the_events_later(
     path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
+        patched.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             forward_events(path)
     with forward_events(path):

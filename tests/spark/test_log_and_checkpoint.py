@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 import twopc
 from tests.spark.conftest import Pipeline, Topic, rows
+from tests.support.raising import raising
 from twopc import Committable, ReplayCopies
 from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
@@ -121,15 +122,11 @@ def test_a_function_may_run_a_batch_again_and_what_the_batch_reads_is_the_same(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list of files and the batch before are looked at once per batch, not once per call."""
-
-    def vetoes(*_: Any) -> None:
-        raise RoundAborted("a target system was away for a moment")
-
     write = pipeline.writer()
 
     def twice(batch: DataFrame, batch_id: int) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(FileSink, "seal", vetoes)
+            patched.setattr(FileSink, "seal", raising(RoundAborted("a target system was away for a moment")))
             with pytest.raises(RoundAborted, match="away for a moment"):
                 write(batch, batch_id)
         write(batch, batch_id)

@@ -11,6 +11,7 @@ from pyspark.errors import StreamingQueryException
 import twopc
 from tests.spark.conftest import Pipeline, Topic, descriptions, rows
 from tests.support.observing import observing
+from tests.support.raising import raising
 from tests.support.rolling_back import roll_back
 from tests.support.topic_reader import records_of
 from tests.support.waiting import until
@@ -131,9 +132,7 @@ def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_it
         query = source.stream(pipeline.spark, 20).writeStream.foreachBatch(writer).options(**options)
         query.trigger(availableNow=True).start().awaitTermination()
 
-    def dies(*_: object) -> None:
-        raise RuntimeError("the driver dies")
-
+    dies = raising(RuntimeError("the driver dies"))
     with monkeypatch.context() as patch:
         patch.setattr(KafkaSink, "commit_many", dies)
         patch.setattr(KafkaSink, "commit", dies)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.observing import hearing
 from tests.support.phase_one import writes
+from tests.support.raising import raising
 from twopc import Committable, Coordinator, TwoPhaseCommitSink
 from twopc.errors import Retriable
 from twopc.events import TransactionCommitted
@@ -104,10 +105,7 @@ def test_what_a_sink_has_committed_at_once_is_reported_and_only_the_rest_is_comm
 def test_when_a_commit_at_once_fails_every_transaction_is_committed_one_by_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(due: Sequence[Committable]) -> Sequence[Committable]:
-        raise Retriable("no answer")
-
-    sink = Sink(fail)
+    sink = Sink(raising(Retriable("no answer")))
     run(a=sink)
     assert len(sink.one_by_one) == TRANSACTIONS
     assert values(sink) == ["0", "1", "2", "3"]
@@ -133,9 +131,7 @@ def test_a_sink_is_committed_while_the_target_system_of_another_is_away() -> Non
 
 
 def test_an_interpreter_that_ends_and_starts_no_threads_commits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
+    start = raising(RuntimeError("can't create new thread at interpreter shutdown"))
     monkeypatch.setattr(threading.Thread, "start", start)
     one, other = Sink(lambda due: due), Sink(lambda _: ())
     run(a=one, b=other)
@@ -164,12 +160,8 @@ def test_commits_that_two_interrupts_left_running_end_before_the_next_incarnatio
     is_back, ended = threading.Event(), list[str]()
     sink = Blocked(is_back, ended)
     coordinator = Coordinator({"a": sink}, f"memory://{uuid.uuid4().hex}", owner="q", rest_interval_s=None)
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as twice:
-        twice.setattr(threading.Thread, "join", interrupted)
+        twice.setattr(threading.Thread, "join", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             coordinator.run(0, writes({"a": sink}, *({"value": [str(partition)]} for partition in range(2))))
     ended.clear()

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.observing import Killed
+from tests.support.raising import raising
 from tests.support.waiting import until
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.commits import _Once
@@ -231,10 +232,7 @@ def test_the_batch_is_visible_once_whatever_becomes_of_the_joint_commit(
 def test_no_error_of_a_joint_commit_is_believed(
     error: Exception, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(_: Callable[[], None]) -> None:
-        raise error
-
-    world.joint = failing
+    world.joint = raising(error)
     world.run(0)
     assert world.visible == rows(0)
     assert f"'items', 'orders', 'returns', which commit it one by one: {type(error).__name__}" in caplog.text

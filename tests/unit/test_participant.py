@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.raising import raising
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote, participant
 from twopc.bad_records import written_without
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, SchemaMismatch
@@ -186,10 +187,7 @@ def test_a_sink_that_no_coordinator_has_bound_says_so() -> None:
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, step: str, record: int | None) -> None:
-    def refuse(*_: object) -> None:
-        raise RecordRefused("it is null", record=record)
-
-    monkeypatch.setattr(MemorySink, step, refuse)
+    monkeypatch.setattr(MemorySink, step, raising(RecordRefused("it is null", record=record)))
 
 
 def test_a_record_that_a_sink_refuses_is_located_among_all_that_the_task_wrote_to_it(
@@ -218,11 +216,8 @@ def test_a_record_that_is_refused_only_when_all_are_written_has_its_sink_and_its
 def test_a_sink_whose_target_does_not_answer_is_named_as_what_it_is(
     sinks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(_: pa.Schema) -> None:
-        raise Retriable("nobody there")
-
     monkeypatch.setattr(participant, "VALIDATE_PATIENCE_S", 0)
-    monkeypatch.setattr(sinks["a"], "validate", silent)
+    monkeypatch.setattr(sinks["a"], "validate", raising(Retriable("nobody there")))
     asked: list[str] = []
     monkeypatch.setattr(participant, "until_answered", partial(noted_and_asked, asked))
     with (

@@ -16,6 +16,7 @@ import pytest
 import twopc
 from tests.support.observing import Killed, Moments, killed, observing
 from tests.support.phase_one import writes
+from tests.support.raising import raising
 from twopc import Coordinator, Participant
 from twopc.effects import Wanted
 from twopc.errors import (
@@ -350,10 +351,7 @@ def test_a_batch_with_other_input_is_refused_before_it_is_computed_again(world: 
 
 
 def failing(failure: Exception) -> Callable[..., Iterator[Any]]:
-    def fails(*_: object) -> Iterator[Any]:
-        raise failure
-
-    return fails
+    return raising(failure)
 
 
 @pytest.mark.parametrize(

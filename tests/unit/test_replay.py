@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.observing import Killed, Moments, killed, observing
+from tests.support.raising import raising
 from twopc import Coordinator, Participant
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
 from twopc.events import TransactionReplayed
@@ -333,11 +334,7 @@ def test_a_copy_that_could_not_be_read_now_is_not_called_damaged(
 ) -> None:
     with pa.ipc.new_stream(tmp_path / "a.arrow", pa.schema({"value": pa.string()})):
         pass
-
-    def fails(_: object) -> pa.RecordBatchReader:
-        raise error
-
-    monkeypatch.setattr(pa.ipc, "open_stream", fails)
+    monkeypatch.setattr(pa.ipc, "open_stream", raising(error))
     with pytest.raises(type(error)):
         list(ReplayCopies(str(tmp_path)).read("a.arrow"))
 

@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.sinks.delta.conftest import Place
+from tests.support.raising import raising
 from tests.support.sink_place import from_log
 from tests.support.waiting import until
 from twopc import Committable, Round
@@ -340,10 +341,7 @@ def test_two_queries_and_a_foreign_writer_on_one_table_lose_and_double_nothing(p
 
 
 def lose(error: BaseException) -> Callable[[], None]:
-    def raise_it() -> None:
-        raise error
-
-    return raise_it
+    return raising(error)
 
 
 @pytest.mark.parametrize("error", [OSError("timed out"), FileExistsError("412")])

@@ -24,6 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import LocalFileSystem as LocalArrowFileSystem
 
+from tests.support.raising import raising
 from tests.support.s3_server import S3Server
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc.stores.disk import LocalFolder
@@ -547,10 +548,7 @@ def test_a_start_removes_what_killed_processes_left_an_hour_ago(store: Store, mo
 
 
 def test_a_disk_without_hard_links_is_refused(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, "link", unsupported)
+    monkeypatch.setattr(os, "link", raising(OSError(errno.EOPNOTSUPP, "Operation not supported")))
     with pytest.raises(ConfigurationError, match=r"can't be kept at .*no hard links"):
         disk.log().open()
 

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.sinks.files.conftest import MakeSink, PreCommit
+from tests.support.raising import raising
 from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
 
@@ -252,10 +253,7 @@ def test_a_rename_that_finds_the_file_gone_is_repeated_and_finds_it_committed(
 
 
 def failing(number: int) -> Any:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return fail
+    return raising(OSError(number, os.strerror(number)))
 
 
 @pytest.mark.parametrize(

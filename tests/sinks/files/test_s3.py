@@ -15,6 +15,7 @@ from s3fs import S3FileSystem
 from tests.sinks.files.conftest import Place
 from tests.sinks.files.uploads import ID, MIB, TARGET, Secrets, UploadContract, run_one_batch, the_file, upload
 from tests.support.http_proxy import Answer, HttpProxy, Lost, s3_error
+from tests.support.raising import raising
 from tests.support.s3_server import S3Server, without_credentials
 from twopc import Committable, Participant, Round
 from twopc.errors import (
@@ -413,10 +414,7 @@ def test_an_object_in_place_counts_though_its_upload_is_still_listed(proxied: Pl
 
 def test_an_endpoint_for_credentials_that_fails_is_asked_again(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = s3.pre_commit()
-
-    def fail(*_: object, **__: object) -> None:
-        raise CredentialRetrievalError(provider="iam-role", error_msg="timeout")
-
+    fail = raising(CredentialRetrievalError(provider="iam-role", error_msg="timeout"))
     with monkeypatch.context() as patch:
         patch.setattr("aiobotocore.client.AioBaseClient._make_api_call", fail)
         with pytest.raises(Retriable, match="iam-role"):

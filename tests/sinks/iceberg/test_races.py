@@ -23,6 +23,7 @@ from pyiceberg.types import LongType
 from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between, lost, once, times
 from tests.support.phase_one import writes
+from tests.support.raising import raising
 from twopc import Committable, Coordinator, Round, TwoPhaseCommitSink
 from twopc.errors import LogMismatch, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.testing.memory import MemorySink, MemoryTarget
@@ -514,12 +515,8 @@ def test_an_attempt_is_dead_when_its_sequence_number_is_taken_by_another(place: 
 
 def test_a_conflict_that_is_reported_for_a_commit_that_landed_removes_no_file(place: Place) -> None:
     """As by a gateway that has repeated the request and passes on the second answer."""
-
-    def conflict() -> None:
-        raise CommitFailedException
-
     batch, sink = place.decided(["a"]), place.sink()
-    Between(after=conflict).stand(sink)
+    Between(after=raising(CommitFailedException())).stand(sink)
     sink.commit_batch(0, batch)
     assert place.values() == ["a"]
 

@@ -7,6 +7,7 @@ import pytest
 
 from tests.sinks.pravega.conftest import Place
 from tests.sinks.pravega.test_commit import SHORT_S
+from tests.support.raising import raising
 from tests.support.sink_place import ROUND
 from tests.support.waiting import until
 from twopc import Committable, Round
@@ -93,11 +94,7 @@ def test_a_register_that_cannot_be_read_is_an_error_and_not_an_empty_list(
 ) -> None:
     sink = place.sink()
     place.pre_commit(["a"])
-
-    def refuse(*_: object) -> None:
-        raise SegmentError(Command.ERROR_MESSAGE, "the register")
-
-    monkeypatch.setattr(Register, "_read", refuse)
+    monkeypatch.setattr(Register, "_read", raising(SegmentError(Command.ERROR_MESSAGE, "the register")))
     with pytest.raises(Retriable, match="ERROR_MESSAGE"):
         [*sink.recover()]
 
@@ -126,11 +123,8 @@ def test_a_transaction_that_can_not_be_entered_is_rolled_back(place: Place, monk
         begun.append(begin(*arguments))  # type: ignore[arg-type]  # as it is called
         return begun[-1]
 
-    def refuse(*_: object) -> None:
-        raise ConnectionResetError("the register is away")
-
     monkeypatch.setattr(Controller, "begin", noted)
-    monkeypatch.setattr(Register, "add", refuse)
+    monkeypatch.setattr(Register, "add", raising(ConnectionResetError("the register is away")))
     with pytest.raises(RoundAborted, match="the register is away"):
         sink.begin(sink.transactional_ids.allocate(ROUND, partition=0))
     until(lambda: place.admin.state(begun[0].txn) is State.ABORTED)

@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.sinks.sql.conftest import Place
+from tests.support.raising import raising
 from tests.support.sink_place import ROUND
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable
 from twopc.failures import CUT_OFF, mapped
@@ -102,10 +103,7 @@ def test_a_certificate_that_is_not_there_is_no_outage(place: Place) -> None:
 def test_what_pymysql_raises_before_it_connects_is_told_apart(
     error: Exception, raised: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def connect(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(pymysql, "connect", connect)
+    monkeypatch.setattr(pymysql, "connect", raising(error))
     options = SqlOptions.parse({"url": "mysql+pymysql://writer@nowhere.example/sales", "table": "orders"})
     with pytest.raises(raised, match=words), mapped(sa.exc.DBAPIError, sessions.request_failed, "asked"):
         sessions.engine(options).connect()
