@@ -30,7 +30,6 @@ from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _Complete
 from twopc.testing import MemorySink, MemoryTarget
 
 OF_SPARK = {"sources": [{"orders": {"0": 100, "1": 70}}, {"logOffset": 3}], "metadata": {"conf": {}}, "version": "v1"}
-PATIENCE_S = 30.0
 
 Observer = Callable[..., OpenLineageObserver]
 

@@ -34,8 +34,6 @@ Rows = list[dict[str, Any]]
 
 AVAILABLE_NOW: Mapping[str, Any] = {"availableNow": True}
 
-WAIT_S = 60
-
 
 def rows(*ids: int, name: str = "a") -> Rows:
     return [{"id": number, "name": name} for number in ids]

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from tests.support.memory_log import MemoryLog
+from tests.support.observing import Killed
 from twopc import (
     Coordinator,
     Participant,
@@ -32,10 +33,6 @@ from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.events import Event
 from twopc.log.commit_log import read_tail
 from twopc.testing import MemorySink, MemoryTarget
-
-
-class Killed(BaseException):
-    """The process is dead from here on."""
 
 
 @dataclass

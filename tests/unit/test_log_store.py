@@ -18,6 +18,7 @@ from fsspec.implementations import memory
 from fsspec.registry import _registry
 
 from tests.support.commit_log import CommitLog
+from tests.support.observing import Killed
 from tests.support.raising import raising
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import read_tail
@@ -168,10 +169,6 @@ def test_no_second_writer_gets_between_the_look_and_the_write_in_memory(monkeypa
 
 def seen(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-
-
-class Killed(BaseException):
-    """Nothing of the process runs after it, so nothing is tidied up either."""
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "link"])

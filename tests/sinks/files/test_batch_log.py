@@ -24,6 +24,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import LocalFileSystem as LocalArrowFileSystem
 
+from tests.support.observing import Killed
 from tests.support.raising import raising
 from tests.support.s3_server import S3Server
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
@@ -242,10 +243,6 @@ def test_a_repeated_call_changes_nothing(store: Store) -> None:
     before = store.entries()
     store.complete(3, 18, 19, 24)
     assert store.entries() == before
-
-
-class Killed(BaseException):
-    """This process does nothing any more."""
 
 
 def kill_at(step: int) -> Callable[[int], None]:

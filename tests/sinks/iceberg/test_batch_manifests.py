@@ -29,6 +29,7 @@ from pyiceberg.types import (
 from tests.sinks.iceberg.conftest import Place
 from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support.between import Between, lost, once
+from tests.support.observing import Killed
 from twopc import Round
 from twopc.errors import Retriable
 
@@ -119,9 +120,6 @@ def test_two_drivers_that_write_the_manifest_at_once_leave_it_whole(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is killed as it begins to write, while the other moves its own file into place."""
-
-    class Killed(BaseException):
-        pass
 
     def kill(descriptor: int, _: str) -> None:
         os.close(descriptor)

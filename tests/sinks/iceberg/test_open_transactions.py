@@ -11,15 +11,12 @@ from pyiceberg.transforms import IdentityTransform
 
 from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between
+from tests.support.observing import Killed
 from twopc import Committable, Participant, Round
 from twopc.errors import RoundAborted
 from twopc_iceberg.notes import FOLDER
 
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
 
 
 def kill_participant() -> None:
