@@ -314,7 +314,7 @@ def test_a_machine_whose_metadata_server_is_not_ready_is_asked_again_for_its_cre
 
 def test_without_credentials_no_anonymous_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """gcsfs would send them to Google for the rest of the process."""
-    find_none = raising(DefaultCredentialsError("Your default credentials were not found"))
+    find_none = raising(DefaultCredentialsError("Your default credentials were not found"))  # type: ignore[no-untyped-call]
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setattr("google.auth.default", find_none)
     with pytest.raises(ConfigurationError, match="Your default credentials were not found"):
