@@ -16,7 +16,6 @@ from pyspark.sql.types import ArrayType, LongType, StringType, StructField, Stru
 
 from tests.support.commit_log import CommitLog
 from tests.support.raising import raising
-from tests.unit.test_coordinator import raises
 from twopc import Committable
 from twopc.errors import ConfigurationError, Fenced, LogMismatch, RepeatedFailure, SchemaMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
@@ -173,11 +172,11 @@ def test_the_third_start_whose_task_fails_in_the_same_way_stops_for_an_operator(
         rounds.finish(0, votes)
 
     with monkeypatch.context() as patched:
-        patched.setattr(FileSink, "pre_commit", raises(ValueError("no plan for 'x'")))
+        patched.setattr(FileSink, "pre_commit", raising(ValueError("no plan for 'x'")))
         for kind in (ValueError, ValueError, RepeatedFailure, RepeatedFailure):
             with pytest.raises(kind, match="no plan for 'x'"):
                 start()
-        patched.setattr(FileSink, "pre_commit", raises(SchemaMismatch("no plan for column 'x'")))
+        patched.setattr(FileSink, "pre_commit", raising(SchemaMismatch("no plan for column 'x'")))
         with pytest.raises(SchemaMismatch):
             start()
     start()
@@ -191,7 +190,7 @@ def test_a_start_counts_once_in_however_many_of_its_processes_it_fails(
     for kind in (KeyError, KeyError, RepeatedFailure):
         votes = written(rounds.open(SCHEMA))
         with monkeypatch.context() as patched:
-            patched.setattr(FileSink, "open", raises(KeyError("broken")))
+            patched.setattr(FileSink, "open", raising(KeyError("broken")))
             with pytest.raises(kind, match="broken"):
                 rounds.finish(0, votes)
             if times == 1:
@@ -214,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_read_at_any_start_calls_an_operator(
     planned.open(SCHEMA)
     close = Mock()
     monkeypatch.setattr(FileSink, "close", close)
-    monkeypatch.setattr(data_source_round, "read_before", raises(KeyError("broken")))
+    monkeypatch.setattr(data_source_round, "read_before", raising(KeyError("broken")))
     for kind in (KeyError, KeyError, RepeatedFailure):
         with pytest.raises(kind, match="broken"):
             planned.open(SCHEMA)
@@ -242,7 +241,7 @@ def test_a_fenced_driver_counts_no_failure(rounds: Rounds, task: Any, by: str, m
     if votes:
         rounds.recover(0, [*votes, None])
     else:
-        monkeypatch.setattr(FileSink, "pre_commit", raises(ValueError("no plan")))
+        monkeypatch.setattr(FileSink, "pre_commit", raising(ValueError("no plan")))
         with pytest.raises(ValueError, match="no plan"):
             written(fenced)
     assert open_store(rounds.log).posted() == b""
@@ -266,8 +265,8 @@ def test_a_log_that_a_task_does_not_reach_does_not_hide_its_failure(
     rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phase_one = rounds.open(SCHEMA)
-    monkeypatch.setattr(data_source_round, "open_store", raises(ConfigurationError("no such store")))
-    monkeypatch.setattr(FileSink, "pre_commit", raises(ValueError("no plan")))
+    monkeypatch.setattr(data_source_round, "open_store", raising(ConfigurationError("no such store")))
+    monkeypatch.setattr(FileSink, "pre_commit", raising(ValueError("no plan")))
     with pytest.raises(ValueError, match="no plan"):
         written(phase_one)
 

@@ -11,7 +11,7 @@ from pyspark.sql.functions import udf
 
 from tests.spark.test_task_errors import Spark
 from tests.support.memory_log import MemoryLog
-from tests.unit.test_coordinator import raises
+from tests.support.raising import raising
 from twopc import Coordinator, create_sink
 from twopc.errors import RepeatedFailure, Retriable, RoundAborted, SchemaMismatch
 from twopc.failures import is_outage, passes
@@ -59,7 +59,7 @@ def test_a_session_that_is_stopped_amid_a_job_does_not_hide_how_the_job_has_ende
     ended = Spark("Job 3 cancelled because SparkContext was shut down")
 
     def job(_: object) -> None:
-        session.sparkContext.setLocalProperty = raises(AttributeError("'NoneType' object has no attribute"))
+        session.sparkContext.setLocalProperty = raising(AttributeError("'NoneType' object has no attribute"))
         raise ended
 
     limited = LimitedByRows()
@@ -169,7 +169,7 @@ def test_a_plan_that_fails_at_each_start_calls_an_operator() -> None:
     log = MemoryLog()
     with Coordinator({"out": MemorySink(MemoryTarget())}, log, owner="q", rest_interval_s=None) as coordinator:
         coordinator.recover()
-    engine: Any = SimpleNamespace(query_id="q", look=raises(ValueError("no plan")), is_stopped=lambda: False)
+    engine: Any = SimpleNamespace(query_id="q", look=raising(ValueError("no plan")), is_stopped=lambda: False)
     batch: Any = None
     for kind in (ValueError, ValueError, RepeatedFailure):
         with pytest.raises(kind, match="no plan"):
