@@ -86,11 +86,6 @@ class AzuriteServer(ServerProcess):
         self._port = free_port()
         self.key = base64.b64encode(uuid.uuid4().bytes * 4).decode()
 
-    @property
-    def endpoint_url(self) -> str:
-        """The server's URL; the same over restarts."""
-        return f"http://127.0.0.1:{self._port}"
-
     def connection_string(self, endpoint_url: str | None = None, credentials: str | None = None) -> str:
         """Return a connection string, which reaches the server by another URL, or with something else than its key."""
         endpoint = f"BlobEndpoint={endpoint_url or self.endpoint_url}/{ACCOUNT}"

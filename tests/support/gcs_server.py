@@ -33,11 +33,6 @@ class GcsServer(ServerProcess):
         self._port = free_port()
 
     @property
-    def endpoint_url(self) -> str:
-        """The server's URL; the same over restarts."""
-        return f"http://127.0.0.1:{self._port}"
-
-    @property
     def storage_options(self) -> dict[str, Any]:
         """The options with which gcsfs reaches the server."""
         return {"token": "anon", "project": "test", "endpoint_url": self.endpoint_url}

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from tests.sinks.sql.conftest import Place
 from tests.support.sql_databases import Databases
-from twopc import Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import (
     CorruptLog,
     LogMismatch,
@@ -28,6 +28,13 @@ from twopc_sql.tables import Tables
 pytestmark = pytest.mark.in_turn("database")
 
 FIRST, SECOND = Round(1, 0), Round(1, 1)
+
+
+def deleted(sink: SqlSink, key: object) -> Committable:
+    """The vote of a transaction that deletes the row of a key."""
+    with Participant({"orders": sink}, FIRST, partition=0) as participant:
+        participant.delete("orders", pa.record_batch({"value": [key]}))
+        return participant.pre_commit()["orders"]
 
 
 def test_a_commit_leaves_no_row_of_its_transactions_and_no_staged_record(place: Place) -> None:
@@ -242,9 +249,7 @@ def test_a_row_that_comes_back_after_its_delete_is_no_fault_of_the_batch(place: 
     place.create("value {key} PRIMARY KEY")
     place.ask("INSERT INTO {} VALUES ('a')")
     sink = place.sink(upsert_by="value")
-    with Participant({"orders": sink}, FIRST, partition=0) as participant:
-        participant.delete("orders", pa.record_batch({"value": ["a"]}))
-        [vote] = participant.pre_commit().values()
+    vote = deleted(sink, "a")
     place.ask("CREATE TRIGGER again AFTER DELETE ON {} BEGIN INSERT INTO {} VALUES (OLD.value); END")
     with pytest.raises(RoundAborted, match="1 rows that it deletes are there again"):
         sink.seal([vote], 0.0)
@@ -317,10 +322,7 @@ def test_a_key_whose_type_was_changed_since_rows_of_it_were_deleted_waits_for_th
     place: Place,
 ) -> None:
     place.create("value BIGINT PRIMARY KEY")
-    sink = place.sink(upsert_by="value")
-    with Participant({"orders": sink}, FIRST, partition=0) as participant:
-        participant.delete("orders", pa.record_batch({"value": [1]}))
-        [vote] = participant.pre_commit().values()
+    vote = deleted(place.sink(upsert_by="value"), 1)
     place.create("value {key} PRIMARY KEY")
     with pytest.raises(OperatorRequired, match="its columns were changed") as waiting:
         place.sink(upsert_by="value").commit_batch(0, [vote])
@@ -333,10 +335,7 @@ def test_a_key_whose_type_was_changed_since_rows_of_it_were_deleted_waits_for_th
 
 def test_what_is_rolled_back_leaves_no_key_of_the_types_of_before(place: Place) -> None:
     place.create("value BIGINT PRIMARY KEY")
-    sink = place.sink(upsert_by="value")
-    with Participant({"orders": sink}, FIRST, partition=0) as participant:
-        participant.delete("orders", pa.record_batch({"value": [1]}))
-        [vote] = participant.pre_commit().values()
+    vote = deleted(place.sink(upsert_by="value"), 1)
     [(deletes,)] = place.ask("SELECT deletes FROM twopc_transactions")
     place.create("value {key} PRIMARY KEY")
     place.sink().abort(vote)
