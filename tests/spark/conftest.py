@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 import uuid
@@ -21,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import twopc
 from tests.support.observing import Killed, hearing, observing
+from tests.support.s3_server import free_port
 from tests.support.topic_reader import records_of
 from twopc import TwoPhaseCommitSink
 from twopc.events import Event, PhaseEntered
@@ -192,9 +192,7 @@ def client(spark: SparkSession) -> Iterator[Any]:
 
     context = spark.sparkContext._jsc.sc()
     service = spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService  # type: ignore[union-attr]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
     context.conf().set("spark.connect.grpc.binding.port", str(port))
     service.start(context)
