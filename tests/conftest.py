@@ -202,7 +202,7 @@ def spark(java_home: str) -> Iterator[SparkSession]:
     assert java_home
     settings = {
         # Several record batches per task, so that a transaction is begun before the last record is read.
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "100"
     }
     jars = ":".join(map(str, spark_kafka_jars(pyspark.__version__)))
     running = session("local[2,2]", settings, jars=jars, log_level="OFF")

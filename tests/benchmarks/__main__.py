@@ -1,7 +1,5 @@
 """``make bench``: measure contestants in one run, as ratios to a peer. Prints a table; writes a report and plots."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

@@ -1,16 +1,12 @@
 """A sink compared with Spark's own writer of the same format: the same batches, in turns, in one query."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-    from twopc.spark import ForeachBatch
+from twopc.spark import ForeachBatch
 
 RECORDS = 4_000_000
 PARTITIONS = 4

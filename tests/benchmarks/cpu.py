@@ -1,8 +1,6 @@
 """CPU time by the processes that used it. It varies far less than time by the clock, in which everything waits for
 everything else."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ The reader is a committed one. The arguments are the bootstrap servers, the two 
 the measurement and during it.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

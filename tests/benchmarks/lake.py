@@ -1,7 +1,5 @@
 """The Iceberg and Delta sinks: beside Spark's own writers, the driver's part of a batch, growth, and with Kafka."""
 
-from __future__ import annotations
-
 import functools
 import json
 import statistics

@@ -3,17 +3,15 @@
 ``python -m tests.benchmarks.lake_append iceberg FOLDER`` prints its result as JSON.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 import twopc
 from tests.benchmarks.appending import COLUMNS, append_ratios
@@ -21,9 +19,6 @@ from tests.benchmarks.lake_tables import create_delta, create_iceberg, delta_row
 from tests.support.delta_spark import delta_jars
 from tests.support.iceberg_spark import iceberg_jars
 from tests.support.spark_home import set_java_and_python
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = pa.schema({"id": pa.int64(), "shop": pa.int64(), "price": pa.float64(), "name": pa.string()})
 

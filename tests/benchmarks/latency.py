@@ -4,8 +4,6 @@ committed reader of the target topic.
 All contestants run in turns; those on Spark in one session. Flink takes a checkpoint every second or every 100 ms.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import json
@@ -16,7 +14,10 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.benchmarks.measuring import Row, Turn, in_turns, ratio
 from tests.benchmarks.peers import Flink
@@ -39,10 +40,6 @@ from tests.benchmarks.pipeline import (
 )
 from twopc.spark import stop
 from twopc_kafka_broker import KafkaBroker
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 SMALL_BATCH = 1_000
 TURNS_TO_WARM_UP = 3

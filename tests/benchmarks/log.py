@@ -1,7 +1,5 @@
 """What a commit log costs: requests of a batch and of a driver's start, bytes of a decision, dollars on S3."""
 
-from __future__ import annotations
-
 import contextlib
 import tempfile
 from collections import Counter

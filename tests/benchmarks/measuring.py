@@ -1,7 +1,5 @@
 """A benchmark's result: all its values, never only the best."""
 
-from __future__ import annotations
-
 import multiprocessing
 import re
 import statistics

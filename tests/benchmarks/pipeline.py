@@ -17,12 +17,14 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyspark
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
 from tests.benchmarks import windows
@@ -33,10 +35,6 @@ from tests.support.spark_home import set_java_and_python
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.spark import ForeachBatch, foreach_batch
 from twopc_kafka_broker import KafkaBroker, spark_kafka_jars
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 PARTITIONS = 4
 RECORD_BYTES = 100

@@ -1,7 +1,5 @@
 """Plots of a report: a bar for each median, with a line from minimum to maximum."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The protocol itself: from the last pre-commit to the end of phase two, and the recovery after a dead driver."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

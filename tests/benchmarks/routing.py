@@ -1,23 +1,20 @@
 """What conditions and hashes cost: two outputs that share the rows, and one whose records could be computed again, each
 over one output that gets all rows. All write to Kafka, in turns, in one Spark session."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.pipeline import Contestant, Load, Machine, cpu, fill, session
 from twopc.spark import ForeachBatch, Output, foreach_batch
 from twopc_kafka_broker import KafkaBroker
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 ONE, SHARED, HASHED = "one", "shared", "hashed"
 

@@ -4,8 +4,6 @@ Most of it is counted, so it is the same on any machine: bytes, memory, requests
 descriptors. Milliseconds are reported beside that, and only a quiet machine gives them a meaning.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

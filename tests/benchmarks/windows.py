@@ -8,8 +8,6 @@ One observer counts committed records in the target. A window begins when the fi
 ends with the last commit before the input runs short, so it has neither the start nor a partial checkpoint in it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The Kafka sink's two writers, with one participant each, in turns, for records of several shapes and codecs."""
 
-from __future__ import annotations
-
 import functools
 import tempfile
 import time

@@ -3,8 +3,6 @@
 Each campaign writes one report below ``build/``, prints it, and exits with 1 if anything is wrong.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import sys

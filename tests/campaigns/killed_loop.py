@@ -1,7 +1,5 @@
 """A loop without Spark whose driver is killed at each step of a batch, each time in another batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A campaign's report: one JSON file, one closing line, one exit code."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Collection, Mapping, Sequence

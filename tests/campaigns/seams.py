@@ -4,8 +4,6 @@ A seam names a function by its module and qualified name, so it survives every c
 function is renamed, the seam raises an error.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """What the tests of the command share: the command as a process, logs that killed drivers left, what readers see."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ from kafka.structs import TopicPartition
 
 from tests.support.loop import Job
 from tests.support.topic_reader import records_of
+from tests.support.waiting import until
 from twopc.cli.commands import cli
 from twopc_kafka_broker import KafkaBroker
 
@@ -66,10 +64,7 @@ def twopc_here(*arguments: object, answers: str = "", **environment: str) -> Don
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after 30 s: {what}"
-        time.sleep(0.02)
+    until(holds, 30, what)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """``twopc checkpoint`` shows how a checkpoint differs from its log, and repairs the checkpoint from the log."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The checks before the first batch, and how they are shown."""
 
-from __future__ import annotations
-
 import logging
 import re
 import threading
@@ -12,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.raising import raising
 from twopc import CheckResult, Participant, Round, register_observer, unregister_observer
 from twopc.cli.waiting import NoAnswer, Waiting
 from twopc.diagnosis import LOG_ID
@@ -162,10 +161,7 @@ def test_a_topic_is_checked_and_no_secret_is_shown(shop: Any, run: Any, kafka_br
 def test_a_plugins_check_that_raises_anything_has_failed(
     plugin: str, sink: str | None, check: str, shop: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(_: object) -> None:
-        raise KeyError("the plugin's own mistake")
-
-    monkeypatch.setattr(f"{plugin}.check", broken)
+    monkeypatch.setattr(f"{plugin}.check", raising(KeyError("the plugin's own mistake")))
     done = look("doctor", "--sinks", shop.sinks, "--log", shop.log, "--json")
     assert done.code == 4
     assert ("failed", check) in results(done, sink)
@@ -260,8 +256,7 @@ def test_a_query_that_can_not_be_checked_is_refused(name: str, reason: str, job:
 
 
 @pytest.mark.parametrize(
-    ("program", "reason"),
-    [("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit: 0")],
+    ("program", "reason"), [("1 / 0", "ZeroDivisionError: division by zero"), ("raise SystemExit(0)", "SystemExit: 0")]
 )
 def test_a_module_that_fails_or_ends_itself_is_refused(program: str, reason: str, job: str, look: Any) -> None:
     name = f"{job}_{len(program)}"

@@ -1,7 +1,5 @@
 """Which error ends the command with which code, and that the reference lists each."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The command after drivers were killed: what it shows, what it changes, and what it leaves alone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """When the command refuses, it reports why, changes nothing, creates nothing, and shows no secret."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable
@@ -98,15 +96,8 @@ def damage_by_an_older_batch(entries: list[Path]) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        damage_truncated,
-        damage_emptied,
-        damage_an_older_one,
-        damage_by_another_log,
-        damage_by_another_query,
-        damage_by_delta,
-        damage_by_removal,
-        damage_by_an_older_incarnation,
-        damage_by_an_older_batch,
+        *(damage_truncated, damage_emptied, damage_an_older_one, damage_by_another_log, damage_by_another_query),
+        *(damage_by_delta, damage_by_removal, damage_by_an_older_incarnation, damage_by_an_older_batch),
     ],
 )
 def test_a_damaged_or_foreign_entry_is_refused_by_every_command_naming_the_file(

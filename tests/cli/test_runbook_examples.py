@@ -1,8 +1,6 @@
 """The runbook and the page on the command show what it prints: their examples are run, and compared but for ids and
 times."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``twopc serve-metrics``: the values, and logs that are absent, replaced, slow, many or of another clock."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

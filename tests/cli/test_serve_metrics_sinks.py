@@ -1,7 +1,5 @@
 """``twopc serve-metrics --sinks``: what target systems have open, and that nothing there is changed."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

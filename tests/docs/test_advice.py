@@ -1,7 +1,5 @@
 """Every row of the catalog of errors has a test that follows its advice, and sees it work; or a reason why none can."""
 
-from __future__ import annotations
-
 import re
 from itertools import chain
 

@@ -1,7 +1,5 @@
 """The alert rules and the dashboard: they ask for metrics that exist, and each rule is raised and ends as it should."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

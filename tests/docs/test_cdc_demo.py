@@ -1,7 +1,5 @@
 """What ``make demo-cdc`` compares, and the demonstration itself with fewer transactions."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """The procedures of ``docs/change-a-query.md``, and that of a lost log, with a loop without Spark: they lose and double
 nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

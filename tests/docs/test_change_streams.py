@@ -1,22 +1,17 @@
 """The how-to page "Apply a change stream": its code runs, and the tests of its cases are there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.support.pages import DOCS, ROOT, blocks
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 PAGE = DOCS / "change-streams.md"
 

@@ -1,7 +1,5 @@
 """Pages agree with each other and with the code, where they once did not."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

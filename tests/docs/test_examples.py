@@ -1,7 +1,5 @@
 """The Python code on all pages compiles, imports names that exist, and passes options that its sinks accept."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The steps of ``docs/getting-started.md`` after the installation, which ``tests/packaging`` tests."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re

@@ -1,7 +1,5 @@
 """The incidents of ``docs/operating.md``, each rehearsed with the commands that its section names."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -17,6 +15,7 @@ from click.testing import CliRunner, Result
 import twopc
 from tests.docs.test_change_a_query import Query
 from tests.support.pages import DOCS
+from tests.support.raising import raising
 from twopc.cli.commands import cli
 from twopc.errors import Fenced, LogMismatch, OperatorRequired, Retriable, TransactionLost, TwoPhaseCommitError
 from twopc_files.sink import FileSink
@@ -167,14 +166,11 @@ def test_the_query_waits_while_a_target_system_is_away_and_then_goes_on(
 def test_a_failure_of_three_starts_stops_the_query_until_its_cause_is_corrected(query: Query) -> None:
     made = {"orders": twopc.create_sink("files", {"path": f"{query.folder}/orders"})}
 
-    def phase_one(_: Any) -> list[Any]:
-        raise ValueError("the function has a defect")
-
     def fails() -> str:
         try:
             with twopc.Coordinator(made, query.log, owner="query") as coordinator:
                 coordinator.recover()
-                coordinator.run(query.done, phase_one)
+                coordinator.run(query.done, raising(ValueError("the function has a defect")))
         except TwoPhaseCommitError as error:
             return error.kind
         return ""
@@ -202,11 +198,8 @@ def test_a_changed_schema_stops_the_query_until_the_change_is_undone(
             coordinator.recover()
             coordinator.run(batch_id, phase_one)
 
-    def lost(*_: object) -> None:
-        raise OperatorRequired("the driver is lost here")
-
     with monkeypatch.context() as patched:
-        patched.setattr(SqlSink, "commit_batch", lost)
+        patched.setattr(SqlSink, "commit_batch", raising(OperatorRequired("the driver is lost here")))
         with pytest.raises(OperatorRequired):
             run(0)
     with sqlite3.connect(path) as database:

@@ -1,7 +1,5 @@
 """The distributions and extras that pages and messages name exist."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys
@@ -14,16 +12,8 @@ from tests.support.pages import PAGES, ROOT, installations
 from twopc import cli
 
 DISTRIBUTIONS = (
-    "twopc-core",
-    "twopc-delta",
-    "twopc-files",
-    "twopc-iceberg",
-    "twopc-kafka",
-    "twopc-kafka-broker",
-    "twopc-mysql",
-    "twopc-postgres",
-    "twopc-pravega",
-    "twopc-sql",
+    *("twopc-core", "twopc-delta", "twopc-files", "twopc-iceberg", "twopc-kafka", "twopc-kafka-broker"),
+    *("twopc-mysql", "twopc-postgres", "twopc-pravega", "twopc-sql"),
 )
 
 INSTALLED = [

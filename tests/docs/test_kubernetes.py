@@ -1,7 +1,5 @@
 """The files of docs/kubernetes.md: what a cluster would refuse, and what can be run without one."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """What ``make demo-lake`` compares, and the demonstration itself with fewer flights."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pages for users stay short: what is written down for those who work on twopc belongs to ``docs/internals``."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

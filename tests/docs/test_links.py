@@ -1,7 +1,5 @@
 """Relative links of the pages lead to a file, and to a heading of it, as ``make docs`` checks too, in more time."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path

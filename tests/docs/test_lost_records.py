@@ -1,8 +1,6 @@
 """The procedure for lost records of ``docs/operating.md``: its script reads exactly what the batch has read, by the log
 or by the checkpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 import runpy
@@ -11,21 +9,18 @@ import textwrap
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import DataFrame, SparkSession
 
 import twopc
 from tests.support.pages import DOCS, write_files
 from twopc.checkpoint.offsets import Reads, text_of
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import JsonValue
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 
 @pytest.fixture

@@ -1,24 +1,19 @@
 """The code of ``docs/migration.md``: a cut-over with it loses and doubles nothing."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.pages import DOCS, write_files
 from tests.support.topic_reader import records_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 
 @pytest.fixture

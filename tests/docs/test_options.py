@@ -1,7 +1,5 @@
 """The pages of the repository have the options of the code."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The store of the guide passes the contract as the guide runs it, and is found by its URL."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

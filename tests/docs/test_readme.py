@@ -1,24 +1,20 @@
 """The README and the first programs of other pages run as they stand. The README's figures and picture are true."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 from pyiceberg.catalog import load_catalog
+from pyspark.sql import SparkSession
 
 from tests.support.pages import DOCS, ROOT, blocks, site_script
 from tests.support.topic_reader import records_of
 from twopc.spark import stop
 from twopc_kafka_broker import KafkaBroker
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 README = ROOT / "README.md"
 

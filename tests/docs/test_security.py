@@ -1,7 +1,5 @@
 """What ``docs/security.md`` says of somebody who may write to the log or to a folder of replay copies."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os
@@ -26,11 +24,7 @@ from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable, JsonValue
 from twopc.transactional_ids import Round, TransactionId
 
-UNPICKLES = {
-    "twopc/spark/task.py",
-    "twopc/spark/pickled_sinks.py",
-    "twopc/spark/data_source/round.py",
-}
+UNPICKLES = {"twopc/spark/task.py", "twopc/spark/pickled_sinks.py", "twopc/spark/data_source/round.py"}
 """What Spark carries from the driver to its own tasks, and nothing that was stored."""
 
 EXECUTES = {"cloudpickle", "dill", "eval", "exec", "marshal", "pickle", "read_pickle", "shelve", "unsafe_load"}
@@ -192,10 +186,7 @@ def copied(copies: ReplayCopies, table: pa.Table) -> Committable:
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of Arrow, about the type
 def test_a_forged_copy_runs_nothing_when_it_is_read(copies: ReplayCopies, tmp_path: Path) -> None:
     field = pa.field("id", pa.int64()).with_metadata(
-        {
-            "ARROW:extension:name": "arrow.py_extension_type",
-            "ARROW:extension:metadata": pickle.dumps(_Runs(tmp_path)),
-        }
+        {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": pickle.dumps(_Runs(tmp_path))}
     )
     committable = copied(copies, pa.table({"id": [1]}, schema=pa.schema([field])))
     assert committable.replay_copy is not None

@@ -1,7 +1,5 @@
 """The documentation as a site, built as ``make docs`` builds it."""
 
-from __future__ import annotations
-
 import html
 import inspect
 import re

@@ -1,7 +1,5 @@
 """The support matrix has what the contract's tests have found, and a row for each of them."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ET
 from typing import Any

@@ -1,7 +1,5 @@
 """The development broker, on real processes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
@@ -10,11 +8,12 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
 
+from tests.support.waiting import until
 from twopc_kafka_broker import (
     BrokerFailed,
     JarsNotAvailable,
@@ -28,9 +27,6 @@ from twopc_kafka_broker import (
 from twopc_kafka_broker import broker as broker_module
 from twopc_kafka_broker.__main__ import main
 from twopc_kafka_broker.cache import publish
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.mark.long
@@ -85,7 +81,7 @@ def test_is_gone_after_its_parent_is_killed_with_sigkill(tmp_path: Path) -> None
 
         parent.kill()
 
-    wait_until(lambda: not is_running(broker_pid), timeout_s=5)
+    until(lambda: not is_running(broker_pid), timeout_s=5)
 
 
 @pytest.mark.long
@@ -313,10 +309,3 @@ def is_running(pid: int) -> bool:
     # A dead process that nobody waits for still has its number.
     status = Path(f"/proc/{pid}/stat")
     return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not so after {timeout_s} s"
-        time.sleep(0.05)

@@ -1,7 +1,5 @@
 """A query whose first commit is not answered at once, and an observer that is registered for one test."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

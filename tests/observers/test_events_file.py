@@ -1,7 +1,5 @@
 """The file of events: what is written, by whom, and what a reader finds in it, whatever happens to the file."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -20,6 +18,8 @@ import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.raising import raising
+from tests.support.waiting import until
 from twopc.datasets import Dataset
 from twopc.errors import LogMismatch
 from twopc.events import (
@@ -165,9 +165,8 @@ def test_a_replay_is_written_at_once(path: Path, make: Any) -> None:
     """A kill must not take it with it: it tells that a target system has lost a decided transaction."""
     observer = make(path)
     observer.twopc_event(TransactionReplayed("a", 7, COMMITTABLE, COMMITTABLE, "orders"), AT)
-    reader, deadline = EventReader(path), time.monotonic() + WAIT_S
-    while not list(reader.read()):
-        assert time.monotonic() < deadline
+    reader = EventReader(path)
+    until(lambda: [*reader.read()], WAIT_S)
 
 
 def test_calls_that_are_repeated_during_an_outage_share_lines_and_are_all_counted(path: Path) -> None:
@@ -184,10 +183,7 @@ def test_an_event_is_written_without_another_one_after_it(path: Path, make: Any)
     reader = EventReader(path)
     for number in range(3):
         observer.twopc_event(batch(number), AT)
-        deadline = time.monotonic() + WAIT_S
-        while not (found := numbers(reader)):
-            assert time.monotonic() < deadline
-        assert found == [number]
+        assert until(lambda: numbers(reader), WAIT_S) == [number]
 
 
 # What can't be written. -------------------------------------------------------------------------------------------
@@ -347,11 +343,8 @@ def test_nothing_is_written_through_a_link(path: Path) -> None:
 def test_a_full_file_that_can_not_be_moved_grows(
     path: Path, of: object, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
     write(path, batch(0))
-    monkeypatch.setattr(of, fails, fail)
+    monkeypatch.setattr(of, fails, raising(OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))))
     write(path, batch(1), batch(2), max_bytes=1)
     assert numbers(EventReader(path)) == [0, 1, 2]
 

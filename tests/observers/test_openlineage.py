@@ -1,7 +1,5 @@
 """The events that a receiver of OpenLineage gets over HTTP, and batches that do not depend on it."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -21,16 +19,17 @@ import twopc
 from tests.support.lineage_receiver import LineageReceiver
 from tests.support.observing import Killed, killed
 from tests.support.pages import DOCS
+from tests.support.phase_one import writes
 from tests.support.postgres_server import PostgresServer
 from tests.support.s3_server import free_port
-from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, Participant, Round, TwoPhaseCommitSink
+from tests.support.waiting import until
+from twopc import BatchCommitted, BatchPart, Coordinator, Dataset, TwoPhaseCommitSink
 from twopc.errors import ConfigurationError
 from twopc.observers import _outbox, openlineage
 from twopc.observers.openlineage import PRODUCER, OpenLineageObserver, _Completed, _TwopcBatchRunFacet
 from twopc.testing import MemorySink, MemoryTarget
 
 OF_SPARK = {"sources": [{"orders": {"0": 100, "1": 70}}, {"logOffset": 3}], "metadata": {"conf": {}}, "version": "v1"}
-PATIENCE_S = 30.0
 
 Observer = Callable[..., OpenLineageObserver]
 
@@ -59,16 +58,7 @@ def observer(observe: Any, receiver: LineageReceiver, monkeypatch: pytest.Monkey
         each.close(timeout_s=0)
 
 
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 class Query:
-    """Incarnations of one query."""
-
     def __init__(self, folder: Path, sinks: Callable[[], Mapping[str, TwoPhaseCommitSink[Any]]]) -> None:
         self._folder, self._make = folder, sinks
         self.sinks: Mapping[str, Any] = {}
@@ -78,13 +68,7 @@ class Query:
         return Coordinator(self.sinks, self._folder / "log", owner="orders")
 
     def run(self, coordinator: Coordinator, batch_id: int, **given: Any) -> None:
-        def phase_one(round: Round) -> list[twopc.Vote]:
-            with Participant(self.sinks, round, partition=0) as participant:
-                for name in self.sinks:
-                    participant.write(name, pa.record_batch({"id": [1, 2, 3], "day": ["a", "b", "c"]}))
-                return [participant.pre_commit()]
-
-        coordinator.run(batch_id, phase_one, **given)
+        coordinator.run(batch_id, writes(self.sinks, {"id": [1, 2, 3], "day": ["a", "b", "c"]}), **given)
 
 
 @pytest.fixture
@@ -332,8 +316,7 @@ def test_a_run_of_an_earlier_incarnation_has_no_length(
 
 
 @pytest.mark.parametrize(
-    ("variable", "value"),
-    [("OPENLINEAGE__TRANSPORT__TYPE", "pigeon"), ("OPENLINEAGE_URL", "writer:hunter2@r.example")],
+    ("variable", "value"), [("OPENLINEAGE__TRANSPORT__TYPE", "pigeon"), ("OPENLINEAGE_URL", "writer:hunter2@r.example")]
 )
 def test_a_client_that_can_not_be_made_is_a_wrong_configuration_and_no_secret_is_told(
     variable: str, value: str, monkeypatch: pytest.MonkeyPatch

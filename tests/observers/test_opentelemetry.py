@@ -1,7 +1,5 @@
 """The spans and metrics that OpenTelemetry's SDK exports."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -69,12 +67,8 @@ def test_a_batch_is_a_span_and_its_phases_are_its_children_one_after_the_other(
     [batch] = spans(exporter, "twopc batch")
     children = [span for span in exporter.get_finished_spans() if span is not batch]
     assert [span.name for span in children] == [
-        "twopc recovering",
-        "twopc pre-committing",
-        "twopc sealing",
-        "twopc deciding",
-        "twopc committing",
-        "twopc sweeping",
+        *("twopc recovering", "twopc pre-committing", "twopc sealing", "twopc deciding"),
+        *("twopc committing", "twopc sweeping"),
     ]
     assert {span.parent.span_id if span.parent else None for span in children} == {batch.context.span_id}
     ends = [batch.start_time, *(span.end_time for span in children)]
@@ -107,11 +101,7 @@ def test_a_failed_run_is_a_span_with_its_error(run: Any, exporter: InMemorySpanE
         run(7)
     [_, failed] = spans(exporter, "twopc batch")
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "LogMismatch")
-    assert dict(failed.attributes or {}) == {
-        "twopc.owner": "orders",
-        "twopc.batch_id": 7,
-        "error.type": "LogMismatch",
-    }
+    assert dict(failed.attributes or {}) == {"twopc.owner": "orders", "twopc.batch_id": 7, "error.type": "LogMismatch"}
     assert [event.name for event in failed.events] == ["exception"]
     phases = [span.name for span in exporter.get_finished_spans() if span.parent]
     assert phases[-1] == "twopc recovering"

@@ -1,7 +1,5 @@
 """What waits for a receiver, without a receiver."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

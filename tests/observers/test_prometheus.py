@@ -1,7 +1,5 @@
 """What Prometheus scrapes over HTTP from its own client library's server."""
 
-from __future__ import annotations
-
 import re
 import time
 import urllib.request

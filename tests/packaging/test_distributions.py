@@ -1,7 +1,5 @@
 """What is published: wheels and sdists of every distribution, and the wheels alone in an environment of their own."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

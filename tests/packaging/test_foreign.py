@@ -1,7 +1,5 @@
 """A distribution of another project that brings a package ``twopc``, as one on PyPI does."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """What the options of every sink of a database keep. A sink's own module subclasses ``OptionsContract``, beside the
 fixture ``place``."""
 
-from __future__ import annotations
-
 import logging
 import pickle
 import traceback

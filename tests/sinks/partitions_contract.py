@@ -1,7 +1,5 @@
 """What a sink of partitioned tables upholds, however many partitions the records of a task have (invariant 7)."""
 
-from __future__ import annotations
-
 import os
 import random
 from pathlib import Path

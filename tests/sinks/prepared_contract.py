@@ -16,6 +16,7 @@ import pytest
 import twopc
 from tests.support.advice import Query, told
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
+from tests.support.phase_one import writes
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import CheckResult, Committable, Coordinator, Participant, Round
 from twopc.checks import CheckStatus
@@ -88,7 +89,6 @@ class PreparedPlace(SinkPlace[PreparedSinkT]):
         raise NotImplementedError
 
     def end_session(self, connection: Any) -> None:
-        """Have the server end a session."""
         raise NotImplementedError
 
     def idle(self, sink: PreparedSinkT) -> Sequence[Any]:
@@ -334,10 +334,7 @@ class PreparedContract:
         sink = own_place.unbound()
 
         def phase_one(round: Round) -> Iterator[Vote]:
-            for partition in range(3):
-                with Participant({"orders": sink}, round, partition=partition) as participant:
-                    participant.write("orders", pa.record_batch({"value": [f"{round.batch_id}-{partition}"]}))
-                    yield participant.pre_commit()
+            return writes({"orders": sink}, *({"value": [f"{round.batch_id}-{n}"]} for n in range(3)))(round)
 
         observer = KillsTheServer(own_place.server)
         twopc.register_observer(observer)
@@ -794,8 +791,6 @@ class AppendContract(SinkContract):
 
 
 class KeyedContract(KeyedSinkContract):
-    """The contract of every sink with a key."""
-
     kills = 12
     key = "varchar(190)"
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 import uuid
@@ -14,44 +13,30 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 import twopc
-from tests.support.observing import Killed, observing
+from tests.support.observing import Killed, hearing, observing
+from tests.support.s3_server import free_port
 from tests.support.topic_reader import records_of
-from twopc.events import PhaseEntered
+from twopc import TwoPhaseCommitSink
+from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
-from twopc.spark import TwoPhaseCommitDataSource, foreach_batch
+from twopc.spark import ForeachBatch, TwoPhaseCommitDataSource, foreach_batch
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from twopc import TwoPhaseCommitSink
-    from twopc.events import Event
-    from twopc.spark import ForeachBatch
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 Rows = list[dict[str, Any]]
 
 AVAILABLE_NOW: Mapping[str, Any] = {"availableNow": True}
 
-WAIT_S = 60
-
 
 def rows(*ids: int, name: str = "a") -> Rows:
     return [{"id": number, "name": name} for number in ids]
-
-
-def wait_until(holds: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
-    """Wait until something holds."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def finished_jobs(spark: SparkSession) -> list[Any]:
@@ -207,9 +192,7 @@ def client(spark: SparkSession) -> Iterator[Any]:
 
     context = spark.sparkContext._jsc.sc()
     service = spark._jvm.org.apache.spark.sql.connect.service.SparkConnectService  # type: ignore[union-attr]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context.conf().set("spark.connect.grpc.binding.address", "127.0.0.1")
     context.conf().set("spark.connect.grpc.binding.port", str(port))
     service.start(context)
@@ -274,13 +257,7 @@ def topic(kafka_broker: KafkaBroker) -> Topic:
 def events() -> Iterator[list[Event]]:
     """The events of coordinators while the test runs."""
     seen: list[Event] = []
-
-    class Observer:
-        @twopc.hookimpl
-        def twopc_event(self, event: Event) -> None:
-            seen.append(event)
-
-    with observing(Observer()):
+    with hearing(seen.append):
         yield seen
 
 

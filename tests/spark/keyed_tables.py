@@ -1,20 +1,16 @@
 """Tables in memory to which batches of changes are applied, each task in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from twopc.spark import Output
 from twopc.spark.output import Projection
 from twopc.spark.task import PickledSinks, Task
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transactional_ids import Round
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "op STRING, id INT, name STRING, at INT"
 

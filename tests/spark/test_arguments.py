@@ -1,7 +1,5 @@
 """Arguments of another type, or with values that they do not take, are refused when they are given: without Spark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,28 +1,21 @@
 """A record that a sink refuses goes to another one in the same decision, with the reason and the row it comes from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, Schema
 from pyspark.errors import StreamingQueryException
 
 import twopc
 from tests.sinks.delta.conftest import Place
-from tests.spark.conftest import rows
-from twopc.events import BatchFinished
+from tests.spark.conftest import Pipeline, rows
+from twopc.events import BatchFinished, Event
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark import BadRecords, Output
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from tests.spark.conftest import Pipeline
-    from twopc.events import Event
 
 
 class Shop:

@@ -1,29 +1,22 @@
 """Batch markers of a query in Spark, in both of its ways."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
-from tests.spark.conftest import rows
+from tests.spark.conftest import Pipeline, Topic, rows
 from tests.support.topic_reader import records_of
 from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
-
-    from tests.spark.conftest import Pipeline, Topic
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 pytestmark = [
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
+    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
 ]
 
 VALUE = "CAST(id AS STRING) AS value"

@@ -1,27 +1,21 @@
 """Of a batch's records of a key, the last one applies to an output with a key, as a record or as a delete."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 import twopc
+from tests.spark.conftest import Pipeline
 from tests.spark.keyed_tables import Tables, partitions, state
 from twopc.errors import ConfigurationError, RecordRefused, Refused
 from twopc.spark import Output
 from twopc.spark.output import Projection
 from twopc.testing import MemorySink, MemoryTarget
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.conftest import Pipeline
 
 
 @pytest.fixture

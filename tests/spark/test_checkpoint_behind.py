@@ -3,28 +3,23 @@
 The same query without the loss runs beside it, and in the end both have written the same.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from click.testing import CliRunner
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
+from tests.spark.conftest import Pipeline, Topic
 from twopc.cli.commands import cli
 from twopc.spark import TwoPhaseCommitDataSource
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.conftest import Pipeline, Topic
 
 Plan: TypeAlias = "Callable[[DataFrame], DataFrame]"
 

@@ -1,18 +1,14 @@
 """Two executors, each a process of its own: a missing backend, and a batch during which one executor is lost."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from tests.spark.conftest import Pipeline, Topic
 from tests.spark.driver import driver
 from tests.support.spark_home import spark_home
-
-if TYPE_CHECKING:
-    from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [pytest.mark.long, pytest.mark.crash]
 

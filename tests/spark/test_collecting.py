@@ -1,34 +1,28 @@
 """A batch that is certainly small is written by the driver; any other, or one that it can't write, by tasks."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import confluent_kafka
 import pyarrow.parquet as pq
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import udf
 
 import twopc
-from tests.spark.conftest import descriptions, dynamic_allocation, mortal, wait_until
+from tests.spark.conftest import Pipeline, Topic, descriptions, dynamic_allocation, mortal
 from tests.support.observing import Killed
 from tests.support.topic_reader import records_of
+from tests.support.waiting import until
 from twopc import Participant
 from twopc.spark import Output, foreach_batch, tuning
+from twopc.spark.task import Written
 from twopc.spark.tuning import Collecting
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.conftest import Pipeline, Topic
-    from twopc.spark.task import Written
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 PARTITIONS, BATCHES, RECORDS = 2, 4, 10
 ON_DRIVER, BY_TASKS = True, False
@@ -183,7 +177,7 @@ def test_sparks_stop_while_the_driver_waits_for_records_ends_the_query_and_loses
     frame = copying.frame().selectExpr("value", f"IF(offset >= {RECORDS // PARTITIONS} AND {slow}, 1, 0) AS partition")
     stream = frame.select("value").where("partition < 2").writeStream.foreachBatch(write)
     query = stream.option("checkpointLocation", f"{copying.folder}/checkpoint").start()
-    wait_until(lambda: any("batch 1 of slow" in each for each in descriptions(copying.spark)))
+    until(lambda: any("batch 1 of slow" in each for each in descriptions(copying.spark)))
     query.stop()
     assert query.exception() is None
     assert query.status["message"] == "Stopped"  # the query's thread has not died

@@ -1,27 +1,21 @@
 """Writing from a Spark Connect client. The server runs in the JVM of the tests' session."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import twopc
-from tests.spark.conftest import rows
+from tests.spark.conftest import Pipeline, rows
 from twopc.errors import LogMismatch
-from twopc.spark import Output, foreach_batch
+from twopc.spark import ForeachBatch, Output, foreach_batch
 from twopc.spark.engine import ConnectEngine
-
-if TYPE_CHECKING:
-    from tests.spark.conftest import Pipeline
-    from twopc.spark import ForeachBatch
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.long
 

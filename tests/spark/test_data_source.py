@@ -1,28 +1,22 @@
 """``format("twopc")`` on a real Spark, real files and a real broker: queries, batch writes, faults at every step."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
+from pyspark.sql.streaming.query import StreamingQuery
 
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Pipeline, Topic, rows
+from tests.support.waiting import until
 from twopc.spark import Output
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pyspark.sql import DataFrame
-    from pyspark.sql.streaming.query import StreamingQuery
-
-    from tests.spark.conftest import Pipeline, Topic
 
 pytestmark = [
     pytest.mark.usefixtures("data_source"),
@@ -197,7 +191,7 @@ def test_a_task_that_fails_for_good_takes_along_what_another_had_pre_committed(
     pipeline.add_batch(rows(*range(100, 200)))
     target.fault("pre_commit", f"touch {voted}")
     query = start(target, lambda source: source.repartition(2, "id").withColumn("id", failing("id")))
-    wait_until(lambda: voted.exists() and _has_a_finished_task(pipeline))
+    until(lambda: voted.exists() and _has_a_finished_task(pipeline))
     counted.touch()
     with pytest.raises(StreamingQueryException, match="ZeroDivisionError"):
         query.awaitTermination()
@@ -228,10 +222,10 @@ def test_a_query_that_is_stopped_amid_a_batch_leaves_nothing_and_goes_on_with_it
     # Large records, because Spark passes on at least 64 kB at a time: the task has begun when it reaches the last one.
     pipeline.add_batch([{"id": number, "name": "x" * 1000} for number in range(1000)])
     query = start(target, lambda source: source.withColumn("id", holding("id")), columns=[*VALUE, "name AS key"])
-    wait_until(reached.exists)
+    until(reached.exists)
     query.stop()
     assert target.shows()
-    wait_until(lambda: target.open() == [])
+    until(lambda: target.open() == [])
     assert pipeline.entries("decide") == []
 
     run(target)

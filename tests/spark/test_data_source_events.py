@@ -1,7 +1,5 @@
 """The events of ``format("twopc")`` on a real Spark, as observers of the driver get them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,22 +1,16 @@
 """Drivers that write by ``format("twopc")`` are killed at different steps. The next driver finishes their batches."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import SparkSession
 
+from tests.spark.conftest import Topic
 from tests.spark.driver import driver, write_distinct
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from tests.spark.conftest import Topic
 
 pytestmark = pytest.mark.crash
 

@@ -1,7 +1,5 @@
 """The options of ``format("twopc")``, without a session."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

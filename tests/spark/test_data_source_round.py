@@ -1,7 +1,5 @@
 """A round's steps one after the other in this process, as Spark's processes run them: with files, and no session."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
 
 from tests.support.commit_log import CommitLog
-from tests.unit.test_coordinator import raises
+from tests.support.raising import raising
 from twopc import Committable
 from twopc.errors import ConfigurationError, Fenced, LogMismatch, RepeatedFailure, SchemaMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
@@ -174,11 +172,11 @@ def test_the_third_start_whose_task_fails_in_the_same_way_stops_for_an_operator(
         rounds.finish(0, votes)
 
     with monkeypatch.context() as patched:
-        patched.setattr(FileSink, "pre_commit", raises(ValueError("no plan for 'x'")))
+        patched.setattr(FileSink, "pre_commit", raising(ValueError("no plan for 'x'")))
         for kind in (ValueError, ValueError, RepeatedFailure, RepeatedFailure):
             with pytest.raises(kind, match="no plan for 'x'"):
                 start()
-        patched.setattr(FileSink, "pre_commit", raises(SchemaMismatch("no plan for column 'x'")))
+        patched.setattr(FileSink, "pre_commit", raising(SchemaMismatch("no plan for column 'x'")))
         with pytest.raises(SchemaMismatch):
             start()
     start()
@@ -192,7 +190,7 @@ def test_a_start_counts_once_in_however_many_of_its_processes_it_fails(
     for kind in (KeyError, KeyError, RepeatedFailure):
         votes = written(rounds.open(SCHEMA))
         with monkeypatch.context() as patched:
-            patched.setattr(FileSink, "open", raises(KeyError("broken")))
+            patched.setattr(FileSink, "open", raising(KeyError("broken")))
             with pytest.raises(kind, match="broken"):
                 rounds.finish(0, votes)
             if times == 1:
@@ -215,7 +213,7 @@ def test_a_checkpoint_that_cannot_be_read_at_any_start_calls_an_operator(
     planned.open(SCHEMA)
     close = Mock()
     monkeypatch.setattr(FileSink, "close", close)
-    monkeypatch.setattr(data_source_round, "read_before", raises(KeyError("broken")))
+    monkeypatch.setattr(data_source_round, "read_before", raising(KeyError("broken")))
     for kind in (KeyError, KeyError, RepeatedFailure):
         with pytest.raises(kind, match="broken"):
             planned.open(SCHEMA)
@@ -243,7 +241,7 @@ def test_a_fenced_driver_counts_no_failure(rounds: Rounds, task: Any, by: str, m
     if votes:
         rounds.recover(0, [*votes, None])
     else:
-        monkeypatch.setattr(FileSink, "pre_commit", raises(ValueError("no plan")))
+        monkeypatch.setattr(FileSink, "pre_commit", raising(ValueError("no plan")))
         with pytest.raises(ValueError, match="no plan"):
             written(fenced)
     assert open_store(rounds.log).posted() == b""
@@ -267,8 +265,8 @@ def test_a_log_that_a_task_does_not_reach_does_not_hide_its_failure(
     rounds: Rounds, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phase_one = rounds.open(SCHEMA)
-    monkeypatch.setattr(data_source_round, "open_store", raises(ConfigurationError("no such store")))
-    monkeypatch.setattr(FileSink, "pre_commit", raises(ValueError("no plan")))
+    monkeypatch.setattr(data_source_round, "open_store", raising(ConfigurationError("no such store")))
+    monkeypatch.setattr(FileSink, "pre_commit", raising(ValueError("no plan")))
     with pytest.raises(ValueError, match="no plan"):
         written(phase_one)
 
@@ -280,13 +278,10 @@ def test_a_log_that_a_task_does_not_reach_does_not_hide_its_failure(
 def test_a_batch_whose_commit_fails_is_reported_once(
     rounds: Rounds, task: Any, tmp_path: Path, of: Any, fails: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise ConfigurationError("no")
-
     rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
     votes = written(rounds.open(SCHEMA))
     with monkeypatch.context() as patched:
-        patched.setattr(of, fails, fail)
+        patched.setattr(of, fails, raising(ConfigurationError("no")))
         with pytest.raises(ConfigurationError):
             rounds.finish(0, votes, SCHEMA)
     rounds.recover(0, votes)
@@ -296,12 +291,9 @@ def test_a_batch_whose_commit_fails_is_reported_once(
 def test_a_log_that_can_not_be_closed_after_the_batch_fails_the_batch(
     rounds: Rounds, task: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise Fenced("a newer one")
-
     rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
     votes = written(rounds.open(SCHEMA))
-    monkeypatch.setattr("twopc.protocol.close", fail)
+    monkeypatch.setattr("twopc.protocol.close", raising(Fenced("a newer one")))
     with pytest.raises(Fenced):
         rounds.finish(0, votes)
     assert failed(rounds) == [(0, "Fenced")]

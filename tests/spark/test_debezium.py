@@ -1,20 +1,16 @@
 """Records of Debezium, as a topic has them, become the rows of the source's table."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.spark.keyed_tables import Tables, state
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.spark import debezium
 from twopc.spark.debezium_records import UNAVAILABLE
 from twopc.spark.task import refusals_from_tasks
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 SCHEMA = "id INT, doc STRING, n INT"
 TOPIC = "shop.public.docs"

@@ -1,7 +1,5 @@
 """The checks of a query, from what its driver passes to Spark. They need no session."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,27 +1,22 @@
 """``stop(query, drain=True)`` commits what the sources have at the call, then ends the query and closes its log."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import confluent_kafka
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Hold, Pipeline, Topic, rows
+from tests.support.waiting import until
 from twopc.phases import Phase
 from twopc.spark import stop
 from twopc.spark.stopping import _Goal
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Hold, Pipeline, Topic
 
 OFTEN = {"processingTime": "50 milliseconds"}
 
@@ -41,7 +36,7 @@ def test_all_files_of_the_source_are_processed_before_the_query_ends(pipeline: P
 def test_a_query_that_has_nothing_to_do_ends_at_once(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(0))
     query = pipeline.start(pipeline.writer(), trigger=OFTEN)
-    wait_until(lambda: pipeline.archived_ids() == [0])
+    until(lambda: pipeline.archived_ids() == [0])
     stop(query, drain=True)
     assert not query.isActive
     assert len(pipeline.entries("close")) == 1

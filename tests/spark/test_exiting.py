@@ -1,7 +1,5 @@
 """How a driver ends: its exit code tells a supervisor whether to start it again."""
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import os
@@ -14,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.conftest import wait_until
 from tests.spark.driver import BACKENDS, driver
 from tests.support.pages import DOCS
+from tests.support.waiting import until
 from twopc import errors
 from twopc.exit_codes import ExitCode
 from twopc.log.commit_log import read_tail
@@ -127,7 +125,7 @@ def test_a_driver_that_is_asked_to_end_does_not_end_with_zero(
     folder = folder_of_query(tmp_path, {})
     with ending(folder, mode) as process:
         # The time of a start of Spark on a busy machine.
-        wait_until(lambda: process.poll() is not None or any((folder / "archive").glob("*.json")), timeout_s=200)
+        until(lambda: process.poll() is not None or any((folder / "archive").glob("*.json")), timeout_s=200)
         os.killpg(process.pid, asked) if asked is signal.SIGINT else process.send_signal(asked)
         assert process.wait(timeout=100) == code, (folder / "driver.log").read_text()
     if asked is signal.SIGINT:  # the JVM may still print what it interrupts
@@ -171,7 +169,7 @@ def test_a_driver_that_is_to_be_held_waits_for_an_operator_and_says_why_in_a_fil
     )
     process = subprocess.Popen([sys.executable, "-c", program], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: process.poll() is not None or (file.exists() and "exit code" in file.read_text()))
+        until(lambda: process.poll() is not None or (file.exists() and "exit code" in file.read_text()))
         assert process.poll() == (None if holds else ExitCode.NO_ANSWER)
         assert file.exists() is holds
         assert not holds or file.read_text().startswith(
@@ -204,7 +202,7 @@ def test_a_driver_is_held_though_its_reason_can_not_be_written(tmp_path: Path) -
     with said.open("w") as stderr:
         process = subprocess.Popen([sys.executable, "-u", "-c", program], stderr=stderr)
     try:
-        wait_until(lambda: process.poll() is not None or "the reason can't be written" in said.read_text())
+        until(lambda: process.poll() is not None or "the reason can't be written" in said.read_text())
         assert process.poll() is None, said.read_text()
     finally:
         process.kill()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -15,6 +14,8 @@ from prometheus_client import CollectorRegistry
 import twopc
 from tests.observers.test_events_file import AT, COMMITTED, DiskGone, batch
 from tests.support.observing import observing
+from tests.support.raising import raising
+from tests.support.waiting import until
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFailed, BatchFinished, Event
 from twopc.observers._event_lines import encode
@@ -47,13 +48,6 @@ def write(path: Path, *events: Event, at: datetime = AT, max_bytes: int = MAX_BY
     """Write what an observer in another process would."""
     for event in events:
         append(path, encode([event], at), max_bytes)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -136,11 +130,8 @@ def test_a_failed_run_is_counted_by_the_class_of_its_error(path: Path) -> None:
 def test_a_process_without_threads_can_forward_the_events_later(
     path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", fail)
+        patched.setattr(threading.Thread, "start", raising(RuntimeError("can't start new thread")))
         with pytest.raises(RuntimeError):
             forward_events(path)
     with forward_events(path):

@@ -1,28 +1,22 @@
 """A driver is killed at every step of the protocol and restarted: the result is that of a run without a kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
 import signal
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pytest
+from pyspark.sql import SparkSession
 
+from tests.spark.conftest import Topic
 from tests.spark.driver import driver
 from tests.support.contents import in_files, in_table, left_in_files
 from tests.support.postgres_server import PostgresServer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from pyspark.sql import SparkSession
-
-    from tests.spark.conftest import Topic
 
 pytestmark = pytest.mark.crash
 

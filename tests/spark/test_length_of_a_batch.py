@@ -1,30 +1,24 @@
 """How much code a batch goes through: calls of the JVM, each of which takes 0.05 ms or more, and files of the bridge,
 which a reader of its path opens."""
 
-from __future__ import annotations
-
 import sys
 import threading
 import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 import confluent_kafka
 import pytest
 from py4j.clientserver import JavaClient
+from pyspark.sql import SparkSession
 
 import twopc.spark
+from tests.spark.conftest import Topic
 from twopc.spark import ForeachBatch, foreach_batch
 from twopc_kafka.sink import KafkaSink
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from pyspark.sql import SparkSession
-
-    from tests.spark.conftest import Topic
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 BATCHES, RECORDS = 4, 10
 

@@ -1,9 +1,5 @@
 """The lineage of a query from Kafka to Kafka and files, as a receiver of OpenLineage gets it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
 import twopc
@@ -12,9 +8,7 @@ from tests.support.lineage_receiver import LineageReceiver
 from tests.support.observing import observing
 from twopc.observers.openlineage import OpenLineageObserver
 from twopc.spark import Output, foreach_batch
-
-if TYPE_CHECKING:
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 
 @pytest.mark.long

@@ -1,28 +1,22 @@
 """A query, its checkpoint and its commit log belong together. Others are refused, with what to do."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
 import twopc
-from tests.spark.conftest import rows
+from tests.spark.conftest import Pipeline, Topic, rows
+from tests.support.raising import raising
 from twopc import Committable, ReplayCopies
 from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Pipeline, Topic
 
 
 def refusal(pipeline: Pipeline, writer: ForeachBatch) -> str:
@@ -128,15 +122,11 @@ def test_a_function_may_run_a_batch_again_and_what_the_batch_reads_is_the_same(
     pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list of files and the batch before are looked at once per batch, not once per call."""
-
-    def vetoes(*_: Any) -> None:
-        raise RoundAborted("a target system was away for a moment")
-
     write = pipeline.writer()
 
     def twice(batch: DataFrame, batch_id: int) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(FileSink, "seal", vetoes)
+            patched.setattr(FileSink, "seal", raising(RoundAborted("a target system was away for a moment")))
             with pytest.raises(RoundAborted, match="away for a moment"):
                 write(batch, batch_id)
         write(batch, batch_id)

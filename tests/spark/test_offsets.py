@@ -1,7 +1,5 @@
 """The offsets of a query's Kafka sources, in a consumer group: committed with its output, and never ahead of it."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
@@ -9,27 +7,23 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import confluent_kafka
 import pytest
 from kafka import KafkaAdminClient
 from kafka.errors import RetriableError
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 import twopc
-from tests.spark.conftest import mortal
+from tests.spark.conftest import Pipeline, Topic, mortal
 from tests.support.observing import Killed
 from twopc.errors import ConfigurationError
 from twopc.events import Event, PhaseEntered, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import ForeachBatch, Output, foreach_batch
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.conftest import Pipeline, Topic
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 PARTITIONS = 2
 Place = tuple[str, int]

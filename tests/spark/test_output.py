@@ -1,29 +1,22 @@
 """Each sink gets its columns, by the names that they have in the batch, whatever those are, and with Arrow's types."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 import twopc
+from tests.spark.conftest import Pipeline
 from twopc.errors import ConfigurationError, SchemaMismatch
 from twopc.spark import Output
 from twopc.spark.output import ALL, Projection
 from twopc.spark.records import arrow_schema
 from twopc.testing import MemorySink, MemoryTarget
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pyspark.sql import SparkSession
-
-    from tests.spark.conftest import Pipeline
 
 PLAIN = ["id", "name AS text"]
 NOT_PLAIN = [

@@ -1,17 +1,17 @@
 """Of what fails a job, outages may last, and lost processes may come for an hour."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from tests.spark.test_task_errors import Spark
 from tests.support.memory_log import MemoryLog
-from tests.unit.test_coordinator import raises
+from tests.support.raising import raising
 from twopc import Coordinator, create_sink
 from twopc.errors import RepeatedFailure, Retriable, RoundAborted, SchemaMismatch
 from twopc.failures import is_outage, passes
@@ -20,11 +20,6 @@ from twopc.spark.engine import ClassicEngine
 from twopc.spark.stopping import passing, passing_failures
 from twopc.spark.tuning import LimitedByRows, Plan
 from twopc.testing import MemorySink, MemoryTarget
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 LOST = "Lost task 0.3 in stage 1.0 (TID 7) (10.0.0.1 executor 2): "
 
@@ -64,7 +59,7 @@ def test_a_session_that_is_stopped_amid_a_job_does_not_hide_how_the_job_has_ende
     ended = Spark("Job 3 cancelled because SparkContext was shut down")
 
     def job(_: object) -> None:
-        session.sparkContext.setLocalProperty = raises(AttributeError("'NoneType' object has no attribute"))
+        session.sparkContext.setLocalProperty = raising(AttributeError("'NoneType' object has no attribute"))
         raise ended
 
     limited = LimitedByRows()
@@ -147,16 +142,10 @@ def test_of_a_chain_in_python_what_was_raised_decides_unless_it_came_amid_a_clea
 @pytest.mark.parametrize(("line", "kind"), [(OUTAGE, RoundAborted), (ABORTED, RoundAborted), (DEFECT, None)])
 def test_an_outage_in_a_group_of_errors_is_counted_by_minutes(line: str, kind: type[Exception] | None) -> None:
     lines = [
-        "  + Exception Group Traceback (most recent call last):",
-        '  |   File "a.py", line 1, in <module>',
-        "  | ExceptionGroup: tasks failed (2 sub-exceptions)",
-        "  +-+---------------- 1 ----------------",
-        "    | Traceback (most recent call last):",
-        '    |   File "a.py", line 2, in <module>',
-        f"    | {line}",
-        "    +---------------- 2 ----------------",
-        f"    | {DEFECT}",
-        "    +------------------------------------",
+        *("  + Exception Group Traceback (most recent call last):", '  |   File "a.py", line 1, in <module>'),
+        *("  | ExceptionGroup: tasks failed (2 sub-exceptions)", "  +-+---------------- 1 ----------------"),
+        *("    | Traceback (most recent call last):", '    |   File "a.py", line 2, in <module>', f"    | {line}"),
+        *("    +---------------- 2 ----------------", f"    | {DEFECT}", "    +------------------------------------"),
     ]
     assert passing(in_task("\n".join(lines))) is kind
 
@@ -180,7 +169,7 @@ def test_a_plan_that_fails_at_each_start_calls_an_operator() -> None:
     log = MemoryLog()
     with Coordinator({"out": MemorySink(MemoryTarget())}, log, owner="q", rest_interval_s=None) as coordinator:
         coordinator.recover()
-    engine: Any = SimpleNamespace(query_id="q", look=raises(ValueError("no plan")), is_stopped=lambda: False)
+    engine: Any = SimpleNamespace(query_id="q", look=raising(ValueError("no plan")), is_stopped=lambda: False)
     batch: Any = None
     for kind in (ValueError, ValueError, RepeatedFailure):
         with pytest.raises(kind, match="no plan"):

@@ -1,25 +1,19 @@
 """Sinks on their way to the executors, where their distributions may not be installed."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from collections.abc import Iterator
 from importlib import import_module, invalidate_caches
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
+from tests.spark.conftest import Pipeline
 from twopc.errors import ConfigurationError, TwoPhaseCommitError
 from twopc.spark.task import PickledSinks
 from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Pipeline
 
 MODULE = """
 from twopc_files.sink import FileSink

@@ -1,7 +1,5 @@
 """Declarative pipelines: flows that write to a sink by ``format("twopc")``."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -9,13 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
 import pytest
 
-from tests.spark.conftest import rows
+from tests.spark.conftest import Pipeline, Topic, rows
 from tests.spark.driver import BACKENDS
 from tests.support.kills import kill_all_of
 from tests.support.pages import ROOT
@@ -23,15 +22,8 @@ from tests.support.pipelines import COMPLETED, FAULT_OF_SPARK_4_2, has_completed
 from tests.support.spark_session import settings_of
 from twopc.spark.data_source.flow import Flow
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.spark.conftest import Pipeline, Topic
-
 pytestmark = [
-    pytest.mark.skipif(
-        tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1), reason="Spark 4.1 added pipelines"
-    ),
+    pytest.mark.skipif(tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1), reason="Spark 4.1 added pipelines")
 ]
 
 

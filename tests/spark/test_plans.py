@@ -1,23 +1,18 @@
 """What is known of a batch's plan before its tasks begin, and when a batch is refused because of it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import confluent_kafka
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
+from tests.spark.conftest import Pipeline, Topic
 from twopc.errors import ConfigurationError
 from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
 from twopc.spark import Output, tuning
 from twopc.spark.engine import BatchInput
 from twopc.spark.tuning import LimitedByRows, Plan, Plans
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Pipeline, Topic
 
 
 def test_a_batch_of_as_many_transactions_as_a_decision_has_room_for_is_not_refused() -> None:

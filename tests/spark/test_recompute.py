@@ -1,21 +1,23 @@
 """What a target system has lost after the decision is computed again from the same input, if the plan allows it."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import Topic, descriptions, rows, wait_until
+from tests.spark.conftest import Pipeline, Topic, descriptions, rows
 from tests.support.observing import observing
+from tests.support.raising import raising
 from tests.support.rolling_back import roll_back
 from tests.support.topic_reader import records_of
+from tests.support.waiting import until
+from twopc import Committable, TwoPhaseCommitSink
 from twopc.errors import TransactionLost
-from twopc.events import PhaseEntered, TransactionReplayed
+from twopc.events import Event, PhaseEntered, TransactionReplayed
 from twopc.phases import Phase
 from twopc.spark import Output, foreach_batch
 from twopc.spark.output import Projection
@@ -23,14 +25,7 @@ from twopc_files.sink import FileSink
 from twopc_kafka.client.control import control_of
 from twopc_kafka.options import parse_options
 from twopc_kafka.sink import KafkaSink
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.spark.conftest import Pipeline
-    from twopc import Committable, TwoPhaseCommitSink
-    from twopc.events import Event
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 VALUE = ["CAST(id AS STRING) AS value"]
 
@@ -96,7 +91,7 @@ def test_upserts_and_deletes_that_kafka_rolled_back_are_computed_again(
         found = records_of(topic.servers, topic.name)
         return sorted(((record.key, record.value) for record in found), key=str)
 
-    wait_until(lambda: changes() == [(b"1", b"b"), (b"2", None), (b"2", b"a"), (b"3", b"a")], timeout_s=10)
+    until(lambda: changes() == [(b"1", b"b"), (b"2", None), (b"2", b"a"), (b"3", b"a")], timeout_s=10)
     assert replayed(events) >= 2
 
 
@@ -137,16 +132,14 @@ def test_a_batch_from_kafka_is_recognized_after_a_restart_with_the_offsets_of_it
         query = source.stream(pipeline.spark, 20).writeStream.foreachBatch(writer).options(**options)
         query.trigger(availableNow=True).start().awaitTermination()
 
-    def dies(*_: object) -> None:
-        raise RuntimeError("the driver dies")
-
+    dies = raising(RuntimeError("the driver dies"))
     with monkeypatch.context() as patch:
         patch.setattr(KafkaSink, "commit_many", dies)
         patch.setattr(KafkaSink, "commit", dies)
         with pytest.raises(StreamingQueryException, match="the driver dies"):
             run()
     roll_back(control_of(parse_options(topic.options).control), topic.prefix)
-    wait_until(lambda: topic.ongoing() == [])
+    until(lambda: topic.ongoing() == [])
     run()
     assert topic.shows([str(number) for number in range(20)])
     assert replayed(events) == 5

@@ -1,28 +1,22 @@
 """Spark's limit of bytes per record batch is lifted while records are small, if only sinks run Python."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 
+from tests.spark.conftest import Pipeline
 from twopc.spark import Output
 from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.conftest import Pipeline
 
 ROWS, LIMIT = "spark.sql.execution.arrow.maxRecordsPerBatch", "spark.sql.execution.arrow.maxBytesPerBatch"
 SOME_LIMIT, SOME_BYTES, NO_LIMIT = str(64 * 1024), 64 * 1024, str(2**31 - 1)
@@ -213,10 +207,7 @@ def through_an_rdd(source: DataFrame) -> DataFrame:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "plan",
-    [
-        *(python, aggregation, in_arrow, grouped, beside, of_a_table_function, through_an_rdd),
-    ],
+    "plan", [*(python, aggregation, in_arrow, grouped, beside, of_a_table_function, through_an_rdd)]
 )
 def test_the_limit_of_bytes_stays_wherever_there_is_state_or_other_python(
     pipeline: Pipeline, watched: Watched, plan: Callable[[DataFrame], DataFrame]

@@ -1,8 +1,6 @@
 """Values in the format of a schema registry: Confluent's own deserializers read what Spark's functions write, and the
 other way round."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,25 +1,18 @@
 """Each output gets its rows, by its condition; rows that go nowhere are counted or refused; the plan runs once."""
 
-from __future__ import annotations
-
 import json
 import signal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 import twopc
-from tests.spark.conftest import finished_jobs, rows
+from tests.spark.conftest import Pipeline, Topic, finished_jobs, rows
 from tests.spark.driver import driver
 from twopc.errors import RecordRefused
-from twopc.events import BatchFinished
-from twopc.spark import Output
-
-if TYPE_CHECKING:
-    from tests.spark.conftest import Pipeline, Topic
-    from twopc.events import Event
-    from twopc.spark import ForeachBatch
+from twopc.events import BatchFinished, Event
+from twopc.spark import ForeachBatch, Output
 
 
 class Routed:

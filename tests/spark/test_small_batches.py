@@ -1,29 +1,21 @@
 """After a small batch, the next one runs on at most as many tasks as there are cores, if its plan is cheap."""
 
-from __future__ import annotations
-
 import time
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined]  # it is there
 from pyspark.sql.types import StructType
 
-from tests.spark.conftest import dynamic_allocation
-from twopc.spark import Output, tuning
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from pyspark.sql import DataFrame, SparkSession
-
-    from tests.spark.conftest import Pipeline
-    from twopc.spark import ForeachBatch
+from tests.spark.conftest import Pipeline, dynamic_allocation
+from twopc.spark import ForeachBatch, Output, tuning
 
 pytestmark = pytest.mark.long
 

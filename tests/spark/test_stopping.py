@@ -1,34 +1,28 @@
 """A query is stopped in each phase of a batch, by ``twopc.spark.stop`` and by Spark alone."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 import twopc
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Hold, Pipeline, rows
 from tests.support.observing import observing
+from tests.support.waiting import until
+from twopc import Committable
 from twopc.errors import ConfigurationError, Retriable, RoundAborted
 from twopc.events import Event, PhaseEntered, TransactionAborted, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import stop
 from twopc.spark.stopping import shorten_interrupts
 from twopc_files.sink import FileSink, FileTransaction
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pyarrow as pa
-
-    from tests.spark.conftest import Hold, Pipeline
-    from twopc import Committable
 
 HELD_S = 60
 
@@ -71,7 +65,7 @@ def test_a_batch_that_sparks_stop_interrupts_is_rolled_back_or_finished_and_ther
         query = pipeline.start(pipeline.writer())
         assert hold.reached.wait(HELD_S)
         stopping = in_background(query.stop)
-        wait_until(lambda query=query: is_interrupted(query))  # type: ignore[misc]
+        until(lambda query=query: is_interrupted(query))  # type: ignore[misc]
         hold.released.set()
         stopping.join(HELD_S)
         assert query.exception() is None
@@ -105,7 +99,7 @@ def test_sparks_stop_amid_the_tasks_rolls_the_batch_back(pipeline: Pipeline) -> 
     options = {"path": str(pipeline.folder / "archive"), "format": "json"}
     pipeline.add_batch(rows(1, 2))
     query = pipeline.start(pipeline.writer(WaitingTasks(options, waiting)))
-    wait_until((waiting / "reached").exists)
+    until((waiting / "reached").exists)
     query.stop()
     assert query.exception() is None
     assert query.status["message"] == "Stopped"
@@ -206,7 +200,7 @@ def test_a_query_that_waits_for_a_silent_target_system_stops_within_seconds_and_
         (folder / question).touch()
         pipeline.add_batch(rows(number))
         query = pipeline.start(pipeline.writer(Silent(pipeline)))
-        wait_until((folder / "asked").exists)
+        until((folder / "asked").exists)
         began = time.monotonic()
         end(query)
         assert time.monotonic() - began < 15
@@ -288,7 +282,7 @@ def test_stop_between_two_batches_returns_at_once_and_the_query_goes_on_later(pi
     write = pipeline.writer()
     for number in (1, 2):
         query = pipeline.start(write, trigger={"processingTime": "1 hour"})
-        wait_until(lambda number=number: len(noted(pipeline)) == number)  # type: ignore[misc]
+        until(lambda number=number: len(noted(pipeline)) == number)  # type: ignore[misc]
         stop(query)
         assert len(pipeline.entries("close")) == number
         pipeline.add_batch(rows(number + 1))

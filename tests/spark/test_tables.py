@@ -1,8 +1,8 @@
 """A query that writes to tables: each batch is in them once, and a restart goes on behind it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,14 +10,8 @@ from deltalake import DeltaTable, QueryBuilder, Schema
 from pyiceberg.catalog.sql import SqlCatalog
 
 import twopc
-from tests.spark.conftest import rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from tests.spark.conftest import Pipeline, Rows
-    from twopc import TwoPhaseCommitSink
+from tests.spark.conftest import Pipeline, Rows, rows
+from twopc import TwoPhaseCommitSink
 
 SCHEMA = pa.schema({"id": pa.int64(), "name": pa.string()})
 

@@ -1,9 +1,7 @@
 """One attempt of each task counts. The others' transactions are rolled back."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,21 +9,17 @@ from pyspark import TaskContext
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import rows
-from twopc import Committable, Coordinator, Participant, TwoPhaseCommitSink, Vote
+from tests.spark.conftest import Pipeline, Topic, rows
+from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.events import Event, TransactionAborted
 from twopc.spark import Output
 from twopc.spark.task import ENOUGH_RECORDS
 from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
 
-if TYPE_CHECKING:
-    from tests.spark.conftest import Pipeline, Topic
-    from twopc import Round
-
 pytestmark = [
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
+    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
 ]
 
 VALUE = ["CAST(id AS STRING) AS value"]

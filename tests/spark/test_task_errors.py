@@ -1,32 +1,26 @@
 """An error that a task raises arrives on the driver with its class, message and attributes."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
 import traceback
 import venv
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import py4j
 import pyspark
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 
 import twopc
+from tests.spark.conftest import Pipeline, Topic
 from twopc.errors import ConfigurationError, RecordRefused, Refused, TwoPhaseCommitError
 from twopc.spark import Output
 from twopc.spark.output import Rows
 from twopc.spark.task import PickledSinks, Task, portable, refusals_from_tasks, refusals_to_driver
 from twopc.transactional_ids import Round
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Pipeline, Topic
 
 
 class OfAnotherDistribution(RecordRefused):

@@ -1,31 +1,24 @@
 """Each kind of trigger, and batches without data, at the end of a query, and beside another query."""
 
-from __future__ import annotations
-
 import shutil
 import socket
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyspark
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import rows, wait_until
+from tests.spark.conftest import Hold, Pipeline, rows
+from tests.support.waiting import until
 from twopc.errors import ConfigurationError
-from twopc.events import BatchFinished
+from twopc.events import BatchFinished, Event
 from twopc.phases import Phase
 from twopc.spark import stop
 from twopc.spark.engine import _require_repeatable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Hold, Pipeline
-    from twopc.events import Event
 
 WAIT_S = 60
 
@@ -34,9 +27,9 @@ WAIT_S = 60
 def test_a_query_with_a_processing_time_writes_what_comes_until_it_is_stopped(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(0))
     query = pipeline.start(pipeline.writer(), trigger={"processingTime": "100 milliseconds"})
-    wait_until(lambda: pipeline.archived_ids() == [0])
+    until(lambda: pipeline.archived_ids() == [0])
     pipeline.add_batch(rows(1))
-    wait_until(lambda: pipeline.archived_ids() == [0, 1])
+    until(lambda: pipeline.archived_ids() == [0, 1])
     stop(query)
     assert pipeline.decided_batches() == [0, 1]
     assert len(pipeline.entries("close")) == 1
@@ -209,13 +202,13 @@ def test_a_log_in_use_is_refused_to_a_second_query_and_the_first_goes_on(pipelin
     pipeline.add_batch(rows(1))
     other.add_batch(rows(100))
     query = pipeline.start(pipeline.writer(), trigger={"processingTime": "100 milliseconds"})
-    wait_until(lambda: pipeline.archived_ids() == [1])
+    until(lambda: pipeline.archived_ids() == [1])
     with pytest.raises(StreamingQueryException, match=f"the commit log belongs to query {query.id}"):
         other.run(pipeline.writer(other.files()))
     assert other.archived() == []
 
     pipeline.add_batch(rows(2))
-    wait_until(lambda: pipeline.archived_ids() == [1, 2])
+    until(lambda: pipeline.archived_ids() == [1, 2])
     stop(query)
     assert {entry["incarnation"] for entry in pipeline.entries("decide")} == {1}  # it was not fenced
 

@@ -1,30 +1,22 @@
 """One batch to two systems: one evaluation, one decision, exactly once in both."""
 
-from __future__ import annotations
-
 import json
 import secrets
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
-from tests.spark.conftest import descriptions, finished_jobs, rows
-from twopc.spark import Output, foreach_batch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from pyspark.sql import DataFrame
-
-    from tests.spark.conftest import Pipeline, Topic
-    from twopc.spark import ForeachBatch
+from tests.spark.conftest import Pipeline, Topic, descriptions, finished_jobs, rows
+from twopc.spark import ForeachBatch, Output, foreach_batch
 
 pytestmark = [
     # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
+    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
 ]
 
 AS_JSON = ["CAST(id AS STRING) AS key", "to_json(struct(*)) AS value"]

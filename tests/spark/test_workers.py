@@ -1,22 +1,16 @@
 """The Python processes of tasks do not look through everything that they have loaded after each task."""
 
-from __future__ import annotations
-
 import gc
 import uuid
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
+from tests.spark.conftest import Pipeline
 from twopc.spark import TwoPhaseCommitDataSource
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from pyspark.sql import SparkSession
-
-    from tests.spark.conftest import Pipeline
 
 
 def by_foreach_batch(pipeline: Pipeline) -> None:

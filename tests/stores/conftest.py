@@ -1,7 +1,5 @@
 """One S3 server for all tests here; a bucket for each, reached through a proxy that can be told to lose replies."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The contract of a log store that is reached over a network, behind a proxy that loses, answers and refuses."""
 
-from __future__ import annotations
-
 import pickle
 import socket
 import uuid

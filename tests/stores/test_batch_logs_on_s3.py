@@ -1,7 +1,5 @@
 """Logs of complete batches on S3: a server that ignores the condition of a put is refused before the first entry."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.stores.conftest import Bucket

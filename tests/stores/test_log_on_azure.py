@@ -1,7 +1,5 @@
 """The commit log on Azure Blob Storage: put-if-absent by conditional writes, and stores that can't be used."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -3,8 +3,6 @@
 The emulator checks no credentials, so the proxy refuses them in Google's words.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import multiprocessing
@@ -35,6 +33,7 @@ from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.http_proxy import Answer, gcs_error
 from tests.support.racing_writers import race
+from tests.support.raising import raising
 from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
 from twopc.log.entries import entry_name
 from twopc.log.store import LogStore
@@ -319,10 +318,7 @@ def test_a_machine_whose_metadata_server_is_not_ready_is_asked_again_for_its_cre
 
 def test_without_credentials_no_anonymous_request_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """gcsfs would send them to Google for the rest of the process."""
-
-    def find_none(**_: Any) -> None:
-        raise DefaultCredentialsError("Your default credentials were not found")  # type: ignore[no-untyped-call]
-
+    find_none = raising(DefaultCredentialsError("Your default credentials were not found"))  # type: ignore[no-untyped-call]
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
     monkeypatch.setattr("google.auth.default", find_none)
     with pytest.raises(ConfigurationError, match="Your default credentials were not found"):

@@ -1,7 +1,5 @@
 """The commit log on HDFS: put-if-absent by a rename, replies that get lost, and nodes that are away."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time
@@ -20,6 +18,7 @@ from tests.support.commit_log import CommitLog
 from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated
 from tests.support.racing_writers import race
+from tests.support.waiting import until
 from twopc import Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
@@ -197,10 +196,7 @@ def test_a_log_that_was_removed_fences_its_writer(folder: Folder) -> None:
 def test_an_entry_is_synced_without_a_setting_of_the_cluster(folder: Folder) -> None:
     """The DataNode of the tests has ``dfs.datanode.synconclose`` off: it syncs nothing that it is not asked to."""
     folder.store().put_if_absent(0, b"x")
-    deadline_s = time.monotonic() + 60
-    while not folder.server.data_node_syncs():  # it shows its metrics some seconds late
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    until(folder.server.data_node_syncs)  # it shows its metrics some seconds late
 
 
 def test_httpfs_which_only_answers_that_it_did_not_rename_means_that_the_slot_is_taken(folder: Folder) -> None:

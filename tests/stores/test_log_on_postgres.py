@@ -1,12 +1,9 @@
 """The commit log in PostgreSQL: put-if-absent by a unique index, sessions and servers that end at the wrong moment,
 standbys, and servers that can't be used."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import threading
-import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
@@ -23,6 +20,7 @@ from tests.support.commit_log import CommitLog
 from tests.support.pages import DOCS, blocks
 from tests.support.postgres_server import PostgresServer, Standby
 from tests.support.racing_writers import race
+from tests.support.waiting import until
 from twopc import Committable, Round
 from twopc.checks import CheckStatus
 from twopc.cli.commands import cli
@@ -103,13 +101,6 @@ def own_place() -> Iterator[Place]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "ANSWER_TIMEOUT_S", 1.0)
     monkeypatch.setattr(sessions, "LOCK_TIMEOUT_S", 0.2)
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TEST_TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @contextmanager

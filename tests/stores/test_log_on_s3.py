@@ -1,7 +1,5 @@
 """The commit log on S3: put-if-absent by conditional writes, replies that get lost, and servers that can't be used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Two drivers race for a log, each over a network that delays, cuts and loses requests and answers."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

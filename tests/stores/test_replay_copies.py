@@ -1,7 +1,5 @@
 """Staged copies at stores other than a disk: there when they are finished, listed as they are, gone when removed."""
 
-from __future__ import annotations
-
 import pickle
 import uuid
 from collections.abc import Iterator

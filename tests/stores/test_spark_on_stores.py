@@ -1,7 +1,5 @@
 """Spark queries whose log and files are in a store. Their driver is killed amid phase two, and started again."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -9,22 +7,18 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.sinks.files.conftest import Place
 from tests.spark.driver import driver
-from tests.support.gcs_server import BUILD_AT_MOST_S
-from tests.support.hdfs_server import HOME, USER
+from tests.support.azurite_server import AzuriteServer
+from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
+from tests.support.hdfs_server import HOME, USER, HdfsServer
 from tests.support.postgres_server import PostgresServer
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
-
-if TYPE_CHECKING:
-    from tests.support.azurite_server import AzuriteServer
-    from tests.support.gcs_server import GcsServer
-    from tests.support.hdfs_server import HdfsServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.long]
 

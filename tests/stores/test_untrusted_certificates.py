@@ -1,7 +1,5 @@
 """Stores whose certificate the client does not trust: no repeat changes that, so it is no outage."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """What an error advises, taken from its own message and done: a test fails where the message advises something else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

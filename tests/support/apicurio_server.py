@@ -1,7 +1,5 @@
 """Apicurio, a schema registry that speaks Confluent's interface, with schemas in its memory."""
 
-from __future__ import annotations
-
 import contextlib
 import urllib.request
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each client that a test makes has a session of its own, which would read and parse megabytes of JSON anew.
 """
 
-from __future__ import annotations
-
 import functools
 
 from botocore.loaders import JSONFileLoader

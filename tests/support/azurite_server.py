@@ -3,8 +3,6 @@
 Azure's client is imported where it is used, as the contract of the file sink also runs in environments without it.
 """
 
-from __future__ import annotations
-
 import base64
 import functools
 import os
@@ -15,17 +13,15 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from azure.storage.blob import BlobServiceClient
 
 from tests.support.node import install_package, programs
 from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
-
-if TYPE_CHECKING:
-    from azure.storage.blob import BlobServiceClient
 
 AZURITE = "azurite@3.37.0"
 
@@ -89,11 +85,6 @@ class AzuriteServer(ServerProcess):
         self._is_durable = is_durable
         self._port = free_port()
         self.key = base64.b64encode(uuid.uuid4().bytes * 4).decode()
-
-    @property
-    def endpoint_url(self) -> str:
-        """The server's URL; the same over restarts."""
-        return f"http://127.0.0.1:{self._port}"
 
     def connection_string(self, endpoint_url: str | None = None, credentials: str | None = None) -> str:
         """Return a connection string, which reaches the server by another URL, or with something else than its key."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
 
-if TYPE_CHECKING:
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink
 
 
 def nothing() -> None:

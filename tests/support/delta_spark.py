@@ -1,17 +1,12 @@
 """Spark with Delta's own runtime, which writes tables for tests and reads those that the sink has written."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 from tests.support.spark_session import session
 from twopc_kafka_broker.jars import maven_jars
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
 _RUNTIME = "io.delta:delta-spark_4.2_2.13:4.4.0"
 

@@ -1,7 +1,5 @@
 """The distributions of this project: their sources, and what uv builds of them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import zipfile
@@ -59,19 +57,16 @@ def locked(uv: str, *options: str) -> str:
 
 
 def wheel_of(name: str, folder: Path) -> Path:
-    """Return the one wheel of a distribution in ``folder``."""
     [wheel] = folder.glob(f"{name}-*.whl")
     return wheel
 
 
 def sdist_of(name: str, folder: Path) -> Path:
-    """Return the one sdist of a distribution in ``folder``."""
     [sdist] = folder.glob(f"{name}-*.tar.gz")
     return sdist
 
 
 def metadata_of(name: str, folder: Path) -> Message:
-    """Return the metadata of the wheel."""
     with zipfile.ZipFile(wheel_of(name, folder)) as wheel:
         [found] = (each for each in wheel.namelist() if each.endswith(".dist-info/METADATA"))
         return message_from_string(wheel.read(found).decode())

@@ -1,7 +1,5 @@
 """DuckDB's extensions, from wheels that the development environment has: nothing downloads one."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

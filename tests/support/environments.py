@@ -1,7 +1,5 @@
 """Environments with other versions of Spark and Python. Later runs reuse them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -43,7 +41,6 @@ def uv() -> str:
 
 
 def own() -> Environment:
-    """Return the environment of this process."""
     return Environment(sys.executable, _jars(pyspark.__version__))
 
 

@@ -4,8 +4,6 @@ No other process sees the mounts, and they disappear with the last process of th
 create such a namespace, and so may other users where the system permits user namespaces.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

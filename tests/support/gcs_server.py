@@ -5,21 +5,17 @@ object's metadata in a rewrite. Unlike Google, it ignores the condition of a rew
 limits, and forgets open uploads when it is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.go_program import GoProgram
 from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROGRAM = GoProgram("github.com/fsouza/fake-gcs-server", "v1.56.1", "1.26")
 START_TIMEOUT_S = 60.0
@@ -35,11 +31,6 @@ class GcsServer(ServerProcess):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._port = free_port()
-
-    @property
-    def endpoint_url(self) -> str:
-        """The server's URL; the same over restarts."""
-        return f"http://127.0.0.1:{self._port}"
 
     @property
     def storage_options(self) -> dict[str, Any]:

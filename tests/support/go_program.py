@@ -1,7 +1,5 @@
 """Programs that Go builds from its module proxy, at a fixed version, into the cache folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """A real HDFS from its Maven artifacts: a NameNode and a DataNode, each a process of its own that survives a kill."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import getpass

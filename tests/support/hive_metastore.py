@@ -1,7 +1,5 @@
 """A real Hive Metastore from its Maven artifacts, with its database in Derby on this disk."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

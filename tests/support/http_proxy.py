@@ -1,7 +1,5 @@
 """An HTTP proxy in front of one server, which loses requests and replies, or answers in the server's place."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,14 +1,11 @@
 """The newest incarnation of a coordinator, whose log and sweep only tests look at."""
 
-from __future__ import annotations
-
 from twopc import Coordinator
 from twopc.effects import LogView, perform
 from twopc.sweep import sweep
 
 
 def log_of(coordinator: Coordinator) -> LogView:
-    """The log as the coordinator knows it."""
     return coordinator._performer.life.log
 
 

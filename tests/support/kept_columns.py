@@ -3,8 +3,6 @@
 ``python -m tests.support.kept_columns`` writes them anew, from tables of real servers.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -59,7 +57,6 @@ def kept(kinds: Sequence[str], columns: Collection[TableColumn], is_tried: Calla
 
 
 def filled(backend: str, table: str, page: str) -> str:
-    """Return the page with the table of a backend."""
     begin, end = f"<!-- {backend}: kept -->\n\n", f"\n\n<!-- {backend}: end -->"
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)

@@ -1,8 +1,6 @@
 """Changes of a table by a key. Its final rows depend on the order of batches, and a batch that is applied again, after
 later ones, brings deleted rows back."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -1,7 +1,5 @@
 """What lake tables keep with ``upsert_by``, and what their tests share: rows of an id, a name and a day."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

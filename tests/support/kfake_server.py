@@ -1,7 +1,5 @@
 """kfake, three brokers that share no code with Apache Kafka. Go builds it from ``tests/support/kfake``."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """A writer of one transaction, run as a process of its own that kills itself before or after its pre-commit."""
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -4,8 +4,6 @@ A process that writes batches kills itself with ``KillAt``, so the kill falls on
 test starts it with ``run_killed`` and starts it again with ``run_to_the_end``. Processes are killed by their ids.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

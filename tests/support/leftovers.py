@@ -1,7 +1,5 @@
 """What a module of tests has started and not ended: threads, processes and open files."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -44,7 +42,6 @@ class OfTheRun:
 
 
 def of_the_run(config: pytest.Config) -> OfTheRun:
-    """Return the plugin of a run."""
     plugin = config.pluginmanager.get_plugin(OfTheRun.__name__)
     assert isinstance(plugin, OfTheRun)
     return plugin

@@ -1,7 +1,5 @@
 """A receiver of OpenLineage's events over HTTP, on a free port of this machine."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -4,8 +4,6 @@ Its source is the number of the batch. As any engine it keeps its own position; 
 is run again. It kills itself in one batch, at the moment that its ``Job`` names.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping

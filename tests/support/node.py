@@ -1,7 +1,5 @@
 """Node, and packages of npm that a test needs."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the workers of a run ask the process that started it for, such as a server that they share."""
 
-from __future__ import annotations
-
 import os
 from multiprocessing.connection import Client
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The pages of the documentation, and the code on them."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

@@ -1,7 +1,5 @@
 """Declarative pipelines for tests and campaigns: a project in a folder, and a run of it by ``spark-pipelines``."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping
@@ -29,7 +27,6 @@ def make_project(folder: Path, definitions: str) -> None:
 
 
 def run_command(folder: Path, settings: Mapping[str, str], master: str = "local[2]") -> list[str]:
-    """Return the command that runs the project."""
     given = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     specification = str(folder / "spark-pipeline.yml")
     return [str(SPARK_PIPELINES), "--remote", master, *given, "run", "--spec", specification]

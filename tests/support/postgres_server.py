@@ -1,7 +1,5 @@
 """A real PostgreSQL server, from the binaries of a wheel, as a process of its own in a temporary folder."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

@@ -26,6 +26,7 @@ from tests.support import networks
 from tests.support.kills import bound, go_on, stand_still
 from tests.support.networks import Host
 from tests.support.server_process import ServerProcess, Startable
+from tests.support.waiting import until
 from twopc_kafka_broker.cache import cache_folder, publish
 from twopc_pravega.controller import Controller
 from twopc_pravega.events import unframed
@@ -374,10 +375,7 @@ class Admin(Controller):
             scaleTimestamp=int(time.time() * 1000),
         )
         assert self._ask("scale", request, "ScaleResponse").status == 0
-        deadline = time.monotonic() + 30
-        while len(self.segments(stream)) != segments:
-            assert time.monotonic() < deadline, "the stream is not scaled"
-            time.sleep(0.02)
+        until(lambda: len(self.segments(stream)) == segments, 30, "the stream is scaled")
 
     def events(self, stream: Stream) -> dict[int, list[bytes]]:
         """The events of each segment that the stream has or had, by the segment's id."""

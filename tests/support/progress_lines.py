@@ -1,7 +1,5 @@
 """Progress bars for a terminal, and progress lines for a pipe, of the campaigns and of the demonstration."""
 
-from __future__ import annotations
-
 import threading
 
 from rich.progress import Progress, Task

@@ -1,7 +1,5 @@
 """Prometheus and its tool for rules, which Go builds from its module proxy."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

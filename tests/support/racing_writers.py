@@ -1,7 +1,5 @@
 """Processes that try to create the same entry of a commit log at the same moment."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A query in plain Python whose drivers end by errors, and go on as restarted ones do."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path

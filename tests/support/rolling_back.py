@@ -1,7 +1,5 @@
 """Kafka rolls back what is open, as it does after a timeout."""
 
-from __future__ import annotations
-
 from twopc_kafka.client.control import Control
 
 

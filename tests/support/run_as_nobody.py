@@ -4,8 +4,6 @@
 rights are given up before the death signal is asked for, as giving them up would take it back.
 """
 
-from __future__ import annotations
-
 import os
 import pwd
 import runpy

@@ -26,11 +26,6 @@ class S3Server(ServerProcess):
         self._port = free_port()
 
     @property
-    def endpoint_url(self) -> str:
-        """The server's URL; the same over restarts."""
-        return f"http://127.0.0.1:{self._port}"
-
-    @property
     def storage_options(self) -> dict[str, Any]:
         """The options with which fsspec's ``s3`` reaches the server."""
         return {"key": "test", "secret": "test", "endpoint_url": self.endpoint_url}  # moto takes any

@@ -39,6 +39,12 @@ class ServerProcess(Startable):
     """A server that is ended by its own process id, and may be started again."""
 
     _process: subprocess.Popen[bytes] | None = None
+    _port: int
+
+    @property
+    def endpoint_url(self) -> str:
+        """The URL of a server that listens at one port; the same over restarts."""
+        return f"http://127.0.0.1:{self._port}"
 
     def __getstate__(self) -> dict[str, Any]:
         """Another process gets the address, and can neither kill the server nor start it."""

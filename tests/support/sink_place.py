@@ -1,7 +1,5 @@
 """Where the sinks of a test write to: new sinks on one target system, and what their participants pre-commit."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar

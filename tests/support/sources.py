@@ -1,7 +1,5 @@
 """The modules of the distributions, each parsed once per process: the tests that read them run on one worker."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 

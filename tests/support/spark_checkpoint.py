@@ -1,7 +1,5 @@
 """Spark's checkpoint after a power cut, which removes its newest files because Spark syncs none; and the repair."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

@@ -1,7 +1,5 @@
 """Java and Python for Spark, and a Spark home for processes that write into it."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

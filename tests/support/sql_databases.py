@@ -1,7 +1,5 @@
 """Databases that the SQL sink writes to: servers that are started when they are first needed, and files."""
 
-from __future__ import annotations
-
 import sqlite3
 import uuid
 from collections.abc import Mapping
@@ -47,7 +45,6 @@ class Databases(ExitStack):
         self._servers: dict[str, MariaDbServer | PostgresServer] = {}
 
     def url(self, database: str, folder: Path) -> sa.URL:
-        """The URL of a database that is new."""
         name = f"test_{uuid.uuid4().hex[:8]}"
         if database == "postgresql":
             return self._of_postgres(name)

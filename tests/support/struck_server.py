@@ -1,7 +1,5 @@
 """S3 servers of several makers, and one that is killed at a request of a batch."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import random

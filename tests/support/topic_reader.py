@@ -1,7 +1,5 @@
 """The contents of a topic, read by kafka-python: none of the clients that write."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -4,8 +4,6 @@
 ``main`` if that is ``1``. A backend that is only named, as in ``create_sink("kafka", ...)``, is not seen.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -53,7 +51,6 @@ def modules() -> dict[str, Path]:
 
 
 def named(paths: Iterable[Path]) -> dict[str, Path]:
-    """Return the paths by the names of the modules."""
     return {_name(path): path for path in paths}
 
 

@@ -1,7 +1,5 @@
 """Which value of a parameter the gate tries, where each commit tries another one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from zlib import crc32
 

@@ -1,7 +1,5 @@
 """A REST catalog that gives out credentials of S3 with each table, and a store that refuses those that have ended."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -30,11 +28,7 @@ class Credentials:
     def properties(self, reports_end: bool) -> dict[str, str]:
         """Return them as Iceberg's catalogs do, with or without their end."""
         end = {"s3.session-token-expires-at-ms": f"{self.ends_at_s * 1000:.0f}"} if reports_end else {}
-        given = {
-            "s3.access-key-id": self.key,
-            "s3.secret-access-key": self.secret,
-            "s3.session-token": self.token,
-        }
+        given = {"s3.access-key-id": self.key, "s3.secret-access-key": self.secret, "s3.session-token": self.token}
         return given | end
 
 

@@ -1,7 +1,5 @@
 """The example's readers of whole batches, as processes that can be killed, and what they have shown."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -5,8 +5,6 @@ with their values and defaults, and metrics. One line for each.
 ``docs/versions.md`` tells which release may make it.
 """
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 import re

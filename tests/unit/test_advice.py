@@ -1,7 +1,5 @@
 """What an error of the catalog advises is done, and works. ``docs/internals/advice.md`` has these tests and others."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 import re
@@ -15,10 +13,12 @@ import pytest
 from tests.sinks.kafka.test_leases import POOL
 from tests.support.advice import told
 from tests.support.memory_log import MemoryLog
+from tests.support.phase_one import writes
+from tests.support.raising import raising
 from tests.unit import test_recovery as recovery
-from tests.unit.test_coordinator import World, raises, run, sink
+from tests.unit.test_coordinator import World, run, sink
 from tests.unit.test_half_of_the_state import Query, remove
-from twopc import Committable, Coordinator, Participant, Round, Vote, create_sink
+from twopc import Committable, Coordinator, create_sink
 from twopc.errors import (
     ConfigurationError,
     CorruptLog,
@@ -58,7 +58,7 @@ def query() -> Query:
 @pytest.mark.advice("Retriable")
 def test_a_target_system_that_was_away_is_asked_by_the_same_call_again(world: World) -> None:
     coordinator = world.coordinator(start_timeout_s=0)
-    sink(coordinator, "a").during["open"] = raises(Retriable("no broker answered"))
+    sink(coordinator, "a").during["open"] = raising(Retriable("no broker answered"))
     with pytest.raises(Retriable, match="no broker answered"):
         run(coordinator, 0)
     sink(coordinator, "a").during.clear()
@@ -70,7 +70,7 @@ def test_a_target_system_that_was_away_is_asked_by_the_same_call_again(world: Wo
 def test_a_batch_that_was_rolled_back_is_run_again(world: World) -> None:
     coordinator = world.coordinator()
     with pytest.raises(RoundAborted, match="failed before its decision"):
-        coordinator.run(0, raises(TimeoutError("no answer")))
+        coordinator.run(0, raising(TimeoutError("no answer")))
     run(coordinator, 0)
     assert world.visible("a") == ["0-0", "0-1"]
 
@@ -78,7 +78,7 @@ def test_a_batch_that_was_rolled_back_is_run_again(world: World) -> None:
 @pytest.mark.advice("Refused")
 def test_a_batch_that_was_refused_is_written_when_the_cause_is_removed(world: World) -> None:
     coordinator = world.coordinator()
-    sink(coordinator, "b").during["seal"] = raises(Refused("no right to seal"))
+    sink(coordinator, "b").during["seal"] = raising(Refused("no right to seal"))
     with pytest.raises(Refused, match="no right to seal"):
         run(coordinator, 0)
     sink(coordinator, "b").during.clear()
@@ -99,14 +99,8 @@ def write(options: Mapping[str, Any], columns: Columns | pa.RecordBatch) -> None
     """Write records to files, as one batch of a new query."""
     files = create_sink("files", options)
     batch = columns if isinstance(columns, pa.RecordBatch) else pa.record_batch(dict(columns))
-
-    def phase_one(round: Round) -> list[Vote]:
-        with Participant({"out": files}, round, partition=0) as participant:
-            participant.write("out", batch)
-            return [participant.pre_commit()]
-
     with Coordinator({"out": files}, MemoryLog(), owner="query", rest_interval_s=None) as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, writes({"out": files}, batch))
 
 
 def files_in(folder: Path) -> list[Path]:

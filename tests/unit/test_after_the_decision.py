@@ -1,13 +1,12 @@
 """What an error means after the decision: it is no refusal of the batch, and a fenced coordinator commits nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.unit.test_coordinator import PARTITIONS, Store, World, killed_before_the_commits, never, raises, run, sink
+from tests.support.raising import raising
+from tests.unit.test_coordinator import PARTITIONS, Store, World, killed_before_the_commits, never, run, sink
 from twopc import Coordinator
 from twopc.errors import ConfigurationError, Fenced, OperatorRequired, Refused, Retriable, RoundAborted
 
@@ -31,7 +30,7 @@ def ended(call: Callable[[], object]) -> BaseException:
 def test_no_call_after_the_decision_refuses_the_batch(world: World, call: str, refusal: Exception) -> None:
     coordinator = world.coordinator()
     coordinator.recover()
-    sink(coordinator, "b").during[call] = raises(refusal)
+    sink(coordinator, "b").during[call] = raising(refusal)
     stopped = ended(lambda: run(coordinator, 0))
     assert type(stopped) is OperatorRequired
     assert "batch 0 is decided, and can't be finished now" in str(stopped)
@@ -46,7 +45,7 @@ def test_no_call_after_the_decision_refuses_the_batch(world: World, call: str, r
 def test_no_call_of_a_recovery_refuses_a_batch_that_is_decided(world: World, call: str, refusal: Exception) -> None:
     killed_before_the_commits(world)
     coordinator = world.coordinator()
-    sink(coordinator, "b").during[call] = raises(refusal)
+    sink(coordinator, "b").during[call] = raising(refusal)
     assert type(ended(coordinator.recover)) is OperatorRequired
     assert coordinator.in_doubt == (0,)
 
@@ -54,7 +53,7 @@ def test_no_call_of_a_recovery_refuses_a_batch_that_is_decided(world: World, cal
 def test_a_sink_without_a_part_of_the_batch_does_not_refuse_it_either(world: World) -> None:
     killed_before_the_commits(world)
     coordinator = world.coordinator("abc")
-    sink(coordinator, "c").during["open"] = raises(Refused("no right"))
+    sink(coordinator, "c").during["open"] = raising(Refused("no right"))
     assert type(ended(coordinator.recover)) is OperatorRequired
     assert world.visible("a") == world.visible("b") == ["0-0", "0-1"]
 
@@ -64,7 +63,7 @@ def test_a_log_that_may_not_be_read_after_the_decision_does_not_refuse_the_batch
     coordinator = world.coordinator(log=store)
 
     def lost() -> None:
-        store.during["read"] = raises(ConfigurationError("no right to read the log"))
+        store.during["read"] = raising(ConfigurationError("no right to read the log"))
         raise OSError("no right")
 
     sink(coordinator, "a").during["commit"] = lost  # the coordinator looks at the log
@@ -88,7 +87,7 @@ def test_who_is_fenced_while_a_sink_is_away_at_its_recovery_commits_nothing_more
     killed_before_the_commits(world)
     older = world.coordinator()
     asked = committed(older, "b")
-    answers: list[Callable[[], Any]] = [lambda: newer(world), raises(Retriable("away")), raises(Retriable("away"))]
+    answers: list[Callable[[], Any]] = [lambda: newer(world), raising(Retriable("away")), raising(Retriable("away"))]
     sink(older, "b").during["open"] = lambda: answers.pop()() if answers else None
     with pytest.raises(Fenced):
         older.recover()
@@ -99,7 +98,7 @@ def in_doubt(world: World) -> Coordinator:
     """Return a coordinator that has stopped amid the recovery of batch 0, as a command of an operator has."""
     killed_before_the_commits(world)
     coordinator = world.coordinator()
-    sink(coordinator, "b").during["commit"] = raises(OperatorRequired("no right to commit"))
+    sink(coordinator, "b").during["commit"] = raising(OperatorRequired("no right to commit"))
     with pytest.raises(OperatorRequired):
         coordinator.recover()
     return coordinator
@@ -124,7 +123,7 @@ def test_who_is_fenced_while_an_operator_looks_for_losses_calls_nothing_lost(wor
     sink(older, "b").during["commit"] = overtaken
     with pytest.raises(Fenced):
         older.lost(0)
-    sink(older, "b").during["commit"] = raises(OperatorRequired("no right to commit"))
+    sink(older, "b").during["commit"] = raising(OperatorRequired("no right to commit"))
 
 
 def test_what_an_operator_looks_for_is_told_while_no_newer_coordinator_has_opened(world: World) -> None:

@@ -1,7 +1,5 @@
 """``docs/internals/architecture.md`` and the tables in docstrings describe the code as it is."""
 
-from __future__ import annotations
-
 import ast
 import pkgutil
 import re
@@ -33,41 +31,20 @@ CLIENTS = (
 ENGINE = ("pyspark", "py4j")
 AROUND_THE_CORE = ("twopc.spark", "twopc.cli", "twopc.observers", "twopc.testing")
 COORDINATION = (
-    "twopc.coordinator",
-    "twopc.participant",
-    "twopc.phases",
-    "twopc.replay",
-    "twopc.resting",
-    "twopc.log.commit_log",
-    "twopc.log.entries",
-    "twopc.performer",
-    "twopc.protocol",
+    *("twopc.coordinator", "twopc.participant", "twopc.phases", "twopc.replay", "twopc.resting"),
+    *("twopc.log.commit_log", "twopc.log.entries", "twopc.performer", "twopc.protocol"),
 )
 IO = ("asyncio", "fsspec", "http", "os", "pathlib", "selectors", "socket", "subprocess", "tempfile", "urllib")
 WITHOUT_IO = (
-    "twopc.checkpoint.offsets",
-    "twopc.cli.verdicts",
-    "twopc.log.batch_identity",
-    "twopc.log.entries",
-    "twopc.log.factored",
-    "twopc.log.steps",
-    "twopc.loss",
-    "twopc.observers._event_lines",
-    "twopc.observers._instruments",
-    "twopc.pending",
-    "twopc.phases",
-    "twopc.protocol",
-    "twopc.sweep",
-    "twopc_files.outcomes",
-    "twopc_kafka.answers",
-    "twopc_kafka.client.requests",
-    "twopc_kafka.handles",
-    "twopc_kafka.writers.encoding",
+    *("twopc.checkpoint.offsets", "twopc.cli.verdicts", "twopc.log.batch_identity", "twopc.log.entries"),
+    *("twopc.log.factored", "twopc.log.steps", "twopc.loss", "twopc.observers._event_lines"),
+    *("twopc.observers._instruments", "twopc.pending", "twopc.phases", "twopc.protocol", "twopc.sweep"),
+    *("twopc_files.outcomes", "twopc_kafka.answers", "twopc_kafka.client.requests"),
+    *("twopc_kafka.handles", "twopc_kafka.writers.encoding"),
 )
 
 
 def is_below(module: str, packages: tuple[str, ...]) -> bool:
-    """Whether the module is one of the packages, or in one."""
     return any(module == package or module.startswith(f"{package}.") for package in packages)
 
 

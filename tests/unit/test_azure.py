@@ -1,7 +1,5 @@
 """Errors of Azure's client, as OSErrors."""
 
-from __future__ import annotations
-
 import errno
 import traceback
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A batch's identity: how two readings differ, and what a coordinator does with a batch that comes again."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Entries of Spark's offset log as JSON, and what offsets of file sources stand for."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,18 +1,15 @@
 """What a call that is tried tells."""
 
-from __future__ import annotations
-
 import pytest
 
+from tests.support.raising import raising
 from twopc import CheckResult, checks
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, Retriable
 
 
 def test_what_is_tried_fails_with_what_its_error_says_to_do() -> None:
-    def refused() -> None:
-        raise ConfigurationError("set it lower")
-
+    refused = raising(ConfigurationError("set it lower"))
     assert CheckResult.of("it", refused) == CheckResult(CheckStatus.FAILED, "it", "set it lower")
     assert CheckResult.of("it", list) == CheckResult(CheckStatus.PASSED, "it")
 

@@ -1,7 +1,5 @@
 """The commit log on its stores: fencing, lost replies, zombies and pruning."""
 
-from __future__ import annotations
-
 import os
 import threading
 import uuid
@@ -247,11 +245,7 @@ def test_who_loses_the_race_for_a_slot_opens_behind_the_winner(memory: LogStore)
     [
         ([], [times_out], 3),  # the first request was written after all, though it is put again
         ([times_out], [], 3),
-        (
-            [times_out],
-            [exists],
-            3,
-        ),  # of the second the reply is lost: the client repeats it, and meets its own
+        ([times_out], [exists], 3),  # of the second the reply is lost: the client repeats it, and meets its own
     ],
     ids=["lost reply", "lost request", "put twice by the client"],
 )

@@ -1,19 +1,18 @@
 """Phase two commits many transactions at once where a sink can, and waits for no sink because of another."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-from tests.support.observing import observing
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
+from tests.support.observing import hearing
+from tests.support.phase_one import writes
+from tests.support.raising import raising
+from twopc import Committable, Coordinator, TwoPhaseCommitSink
 from twopc.errors import Retriable
-from twopc.events import Event, TransactionCommitted
+from twopc.events import TransactionCommitted
 from twopc.testing import MemorySink, MemoryTarget
 
 TRANSACTIONS = 4
@@ -77,30 +76,15 @@ class Announcing(MemorySink):
 def committed() -> Iterator[list[str]]:
     """The transactions that observers are told of."""
     heard: list[str] = []
-
-    class Listening:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            if isinstance(event, TransactionCommitted):
-                heard.append(event.committable.transaction_id)
-
-    with observing(Listening()):
+    with hearing(lambda event: heard.append(event.committable.transaction_id), TransactionCommitted):
         yield heard
 
 
 def run(threads: int = 16, **sinks: TwoPhaseCommitSink[Any]) -> None:
     """One batch with ``TRANSACTIONS`` transactions in each sink."""
-
-    def phase_one(round: Round) -> Iterator[Vote]:
-        for partition in range(TRANSACTIONS):
-            with Participant(sinks, round, partition=partition) as participant:
-                for name in sinks:
-                    participant.write(name, pa.record_batch({"value": [str(partition)]}))
-                yield participant.pre_commit()
-
     log = f"memory://{uuid.uuid4().hex}"
     with Coordinator(sinks, log, owner="q", commits_at_once=threads, rest_interval_s=None) as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, writes(sinks, *({"value": [str(partition)]} for partition in range(TRANSACTIONS))))
 
 
 def values(sink: MemorySink) -> list[str]:
@@ -121,10 +105,7 @@ def test_what_a_sink_has_committed_at_once_is_reported_and_only_the_rest_is_comm
 def test_when_a_commit_at_once_fails_every_transaction_is_committed_one_by_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(due: Sequence[Committable]) -> Sequence[Committable]:
-        raise Retriable("no answer")
-
-    sink = Sink(fail)
+    sink = Sink(raising(Retriable("no answer")))
     run(a=sink)
     assert len(sink.one_by_one) == TRANSACTIONS
     assert values(sink) == ["0", "1", "2", "3"]
@@ -150,9 +131,7 @@ def test_a_sink_is_committed_while_the_target_system_of_another_is_away() -> Non
 
 
 def test_an_interpreter_that_ends_and_starts_no_threads_commits_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't create new thread at interpreter shutdown")
-
+    start = raising(RuntimeError("can't create new thread at interpreter shutdown"))
     monkeypatch.setattr(threading.Thread, "start", start)
     one, other = Sink(lambda due: due), Sink(lambda _: ())
     run(a=one, b=other)
@@ -181,20 +160,10 @@ def test_commits_that_two_interrupts_left_running_end_before_the_next_incarnatio
     is_back, ended = threading.Event(), list[str]()
     sink = Blocked(is_back, ended)
     coordinator = Coordinator({"a": sink}, f"memory://{uuid.uuid4().hex}", owner="q", rest_interval_s=None)
-
-    def phase_one(round: Round) -> Iterator[Vote]:
-        for partition in range(2):
-            with Participant({"a": sink}, round, partition=partition) as participant:
-                participant.write("a", pa.record_batch({"value": [str(partition)]}))
-                yield participant.pre_commit()
-
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as twice:
-        twice.setattr(threading.Thread, "join", interrupted)
+        twice.setattr(threading.Thread, "join", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            coordinator.run(0, phase_one)
+            coordinator.run(0, writes({"a": sink}, *({"value": [str(partition)]} for partition in range(2))))
     ended.clear()
     threading.Timer(0.1, is_back.set).start()
     coordinator.recover()

@@ -1,7 +1,5 @@
 """What observers learn of a batch that is committed everywhere, also when another incarnation has completed it."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -9,10 +7,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.support.observing import Killed, killed, observing
-from twopc import BatchCommitted, BatchPart, Committable, Coordinator, Dataset, Participant, Round, Vote, hookimpl
+from tests.support.observing import Killed, hearing, killed
+from tests.support.phase_one import writes
+from twopc import BatchCommitted, BatchPart, Committable, Coordinator, Dataset, Round, Vote
 from twopc.errors import RoundAborted
-from twopc.events import Event
 from twopc.testing import MemorySink, MemoryTarget
 
 SCHEMA = pa.schema([("value", pa.string())])
@@ -44,13 +42,7 @@ class Query:
         return Coordinator(self.sinks, self._log, owner="query")
 
     def run(self, coordinator: Coordinator, batch_id: int, values: Sequence[str] = ("x", "y"), **given: Any) -> None:
-        def phase_one(round: Round) -> list[Vote]:
-            with Participant(self.sinks, round, partition=0) as participant:
-                for name in self.sinks:
-                    participant.write(name, pa.record_batch([pa.array(values, pa.string())], SCHEMA))
-                return [participant.pre_commit()]
-
-        coordinator.run(batch_id, phase_one, **given)
+        coordinator.run(batch_id, writes(self.sinks, pa.record_batch([pa.array(values, pa.string())], SCHEMA)), **given)
 
 
 @pytest.fixture
@@ -61,14 +53,7 @@ def query() -> Query:
 @pytest.fixture
 def events() -> Iterator[list[BatchCommitted]]:
     heard: list[BatchCommitted] = []
-
-    class Listening:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            if isinstance(event, BatchCommitted):
-                heard.append(event)
-
-    with observing(Listening()):
+    with hearing(heard.append, BatchCommitted):
         yield heard
 
 

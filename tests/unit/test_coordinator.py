@@ -1,7 +1,5 @@
 """The coordinator with sinks in memory: what each step of a batch does, and what each failure leads to."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import itertools
@@ -25,20 +23,11 @@ import pytest
 from tests.support.commit_log import CommitLog
 from tests.support.incarnations import log_of, swept_by
 from tests.support.memory_log import MemoryLog
-from tests.support.observing import observing
-from twopc import (
-    Committable,
-    Coordinator,
-    Participant,
-    Round,
-    Vote,
-    commits,
-    hookimpl,
-    resting,
-)
-from twopc import (
-    coordinator as coordinator_module,
-)
+from tests.support.observing import hearing
+from tests.support.phase_one import writes
+from tests.support.raising import raising
+from twopc import Committable, Coordinator, Participant, Round, Vote, commits, resting
+from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
 from twopc.errors import (
     ConfigurationError,
@@ -176,7 +165,7 @@ class World:
     def failed(self, name: str, call: str, error: BaseException, **options: Any) -> Coordinator:
         """Return a coordinator whose batch 0 has ended with ``error``, which a sink goes on to raise in ``call``."""
         coordinator = self.coordinator(**options)
-        sink(coordinator, name).during[call] = raises(error)
+        sink(coordinator, name).during[call] = raising(error)
         with pytest.raises(type(error), match=str(error) or None):
             run(coordinator, 0)
         return coordinator
@@ -202,13 +191,7 @@ def world() -> World:
 @pytest.fixture
 def events() -> Iterator[list[Event]]:
     heard: list[Event] = []
-
-    class Listening:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            heard.append(event)
-
-    with observing(Listening()):
+    with hearing(heard.append):
         yield heard
 
 
@@ -216,27 +199,14 @@ def write_all(coordinator: Coordinator) -> Callable[[Round], list[Vote]]:
     """Phase one: each partition writes one record to every sink."""
 
     def phase_one(round: Round) -> list[Vote]:
-        votes = []
-        for partition in range(PARTITIONS):
-            with Participant(coordinator._sinks, round, partition=partition) as participant:
-                for name in coordinator._sinks:
-                    rows = pa.record_batch({"value": [f"{round.batch_id}-{partition}"]})
-                    participant.write(name, rows)
-                votes.append(participant.pre_commit())
-        return votes
+        records = ({"value": [f"{round.batch_id}-{partition}"]} for partition in range(PARTITIONS))
+        return [*writes(coordinator._sinks, *records)(round)]
 
     return phase_one
 
 
 def run(coordinator: Coordinator, batch_id: int) -> BatchFinished:
     return coordinator.run(batch_id, write_all(coordinator))
-
-
-def raises(error: BaseException) -> Callable[..., Any]:
-    def call(*_: object) -> Any:
-        raise error
-
-    return call
 
 
 def fails(error: Exception, times: int) -> Callable[[], None]:
@@ -272,14 +242,8 @@ def test_the_phases_of_a_batch_are_announced_in_order(world: World, events: list
     coordinator = world.ran(0)
     assert coordinator.phase is Phase.IDLE
     assert [event.phase for event in events if isinstance(event, PhaseEntered)] == [
-        Phase.RECOVERING,
-        Phase.IDLE,
-        Phase.PRE_COMMITTING,
-        Phase.SEALING,
-        Phase.DECIDING,
-        Phase.COMMITTING,
-        Phase.SWEEPING,
-        Phase.IDLE,
+        *(Phase.RECOVERING, Phase.IDLE, Phase.PRE_COMMITTING, Phase.SEALING, Phase.DECIDING, Phase.COMMITTING),
+        *(Phase.SWEEPING, Phase.IDLE),
     ]
     committed = [event for event in events if isinstance(event, TransactionCommitted)]
     assert sorted((event.sink, event.batch_id, event.recovered) for event in committed) == [
@@ -413,7 +377,7 @@ def test_every_sink_is_closed_though_the_log_cannot_be(world: World) -> None:
 
 def test_a_stop_that_failed_leaves_the_rest_to_the_next_start(world: World) -> None:
     coordinator = world.ran(0)
-    sink(coordinator, "a").during["recover"] = raises(OSError("the target is gone"))
+    sink(coordinator, "a").during["recover"] = raising(OSError("the target is gone"))
     with pytest.raises(OSError, match="gone"):
         coordinator.close()
     assert coordinator.phase is Phase.CLOSED
@@ -463,7 +427,7 @@ def test_a_stop_whose_sweep_cannot_be_answered_waits_for_the_answer(world: World
 @pytest.mark.parametrize("call", ["open", "recover"])
 def test_a_first_start_that_gets_no_answer_says_for_how_long_it_waited_and_where(world: World, call: str) -> None:
     coordinator = world.coordinator(start_timeout_s=0.1)
-    away = raises(Retriable("no broker answers"))
+    away = raising(Retriable("no broker answers"))
     if call == "open":
         sink(coordinator, "a").open = away
     else:
@@ -476,7 +440,7 @@ def test_a_first_start_that_gets_no_answer_says_for_how_long_it_waited_and_where
 
 def test_a_wait_that_was_given_up_is_not_said_to_have_lasted_to_its_limit(world: World) -> None:
     coordinator = world.coordinator(gives_up=lambda _: True)
-    sink(coordinator, "a").during["recover"] = raises(Retriable("no broker answers"))
+    sink(coordinator, "a").during["recover"] = raising(Retriable("no broker answers"))
     with pytest.raises(Retriable, match=r"^no broker answers; see python -m pydoc twopc\.Retriable$"):
         coordinator.recover()
 
@@ -484,7 +448,7 @@ def test_a_wait_that_was_given_up_is_not_said_to_have_lasted_to_its_limit(world:
 def test_a_stop_before_the_first_decision_waits_no_longer_than_a_start(world: World) -> None:
     coordinator = world.coordinator(start_timeout_s=0.1)
     coordinator.recover()
-    sink(coordinator, "a").during["recover"] = raises(Retriable("no broker answers"))
+    sink(coordinator, "a").during["recover"] = raising(Retriable("no broker answers"))
     with pytest.raises(Retriable, match="sweep at the end: no answer"):
         coordinator.close()
 
@@ -570,7 +534,7 @@ def test_a_phase_one_that_fails_is_rolled_back_and_leaves_nothing_open(world: Wo
 
 def test_a_veto_of_the_second_sink_rolls_back_the_first(world: World) -> None:
     coordinator = world.coordinator()
-    sink(coordinator, "b").during["seal"] = raises(OSError("too old"))
+    sink(coordinator, "b").during["seal"] = raising(OSError("too old"))
     with pytest.raises(RoundAborted, match="too old"):
         run(coordinator, 0)
     assert world.open() == []
@@ -582,7 +546,7 @@ def test_a_seal_that_is_not_answered_for_long_rolls_the_round_back(
 ) -> None:
     monkeypatch.setattr("twopc.performer.SEAL_PATIENCE_S", 0.05)
     coordinator = world.coordinator()
-    sink(coordinator, "b").during["seal"] = raises(Retriable("no broker"))
+    sink(coordinator, "b").during["seal"] = raising(Retriable("no broker"))
     with pytest.raises(RoundAborted, match="no broker"):
         run(coordinator, 0)
     assert (world.open(), log_of(coordinator).tail.decided) == ([], None)
@@ -772,7 +736,7 @@ def test_what_needs_an_incarnation_says_so_before_there_is_one(
 
 def test_a_batch_that_is_not_in_doubt_is_not_asked_for_what_it_has_lost(world: World) -> None:
     coordinator = world.ran(0)
-    sink(coordinator, "a").during["commit"] = raises(AssertionError("it was asked"))
+    sink(coordinator, "a").during["commit"] = raising(AssertionError("it was asked"))
     for batch_id in (0, 1):
         with pytest.raises(LogMismatch, match=f"batch {batch_id} is not in doubt"):
             coordinator.lost(batch_id)
@@ -780,7 +744,7 @@ def test_a_batch_that_is_not_in_doubt_is_not_asked_for_what_it_has_lost(world: W
 
 def test_a_store_that_takes_no_notice_stops_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("twopc.events.OPERATOR_AFTER_S", 0.0)
-    monkeypatch.setattr(world.log, "post", raises(OSError("disk full")))
+    monkeypatch.setattr(world.log, "post", raising(OSError("disk full")))
     coordinator = world.coordinator()
     sink(coordinator, "a").during["commit 0"] = fails(Retriable("away"), times=2)
     run(coordinator, 0)
@@ -790,9 +754,9 @@ def test_a_store_that_takes_no_notice_stops_nothing(world: World, monkeypatch: p
 @pytest.mark.parametrize("step", ["phase one", "seal"])
 def test_an_input_that_is_refused_is_told_as_such_after_the_roll_back(world: World, step: str) -> None:
     coordinator, refused = world.coordinator(), Refused("column 'x' is missing")
-    sink(coordinator, "b").during["seal"] = raises(refused)
+    sink(coordinator, "b").during["seal"] = raising(refused)
     with pytest.raises(Refused) as failed:
-        coordinator.run(0, raises(refused) if step == "phase one" else write_all(coordinator))
+        coordinator.run(0, raising(refused) if step == "phase one" else write_all(coordinator))
     assert failed.value is refused
     assert failed.value.__cause__ is not refused  # who follows the causes of an error to their end comes to one
     assert world.open() == []
@@ -800,8 +764,8 @@ def test_an_input_that_is_refused_is_told_as_such_after_the_roll_back(world: Wor
 
 def test_what_the_roll_back_cannot_abort_is_aborted_at_recovery(world: World, caplog: pytest.LogCaptureFixture) -> None:
     coordinator = world.coordinator()
-    sink(coordinator, "b").during["seal"] = raises(OSError("too old"))
-    sink(coordinator, "a").during["abort"] = raises(OSError("no reply"))
+    sink(coordinator, "b").during["seal"] = raising(OSError("too old"))
+    sink(coordinator, "a").during["abort"] = raising(OSError("no reply"))
     with caplog.at_level(logging.WARNING), pytest.raises(RoundAborted, match="too old"):
         run(coordinator, 0)
     assert "could not roll back all of batch 0" in caplog.text
@@ -827,14 +791,8 @@ def test_a_vote_for_a_sink_that_the_coordinator_does_not_have_is_not_dropped(wor
     """Its records would be lost without a word."""
     other = Sink(MemoryTarget())
     other.bind("other", "log")
-
-    def misnamed(round: Round) -> list[Vote]:
-        with Participant({"other": other}, round, partition=0) as participant:
-            participant.write("other", pa.record_batch({"value": ["lost"]}))
-            return [participant.pre_commit()]
-
     with pytest.raises((RoundAborted, Refused), match="other"):
-        world.coordinator().run(0, misnamed)
+        world.coordinator().run(0, writes({"other": other}, {"value": ["lost"]}))
 
 
 def test_a_sink_whose_seal_returns_fewer_transactions_is_not_believed(world: World) -> None:
@@ -947,8 +905,8 @@ def test_a_lost_or_unknown_transaction_stops_loudly_after_every_other_was_commit
     world: World, error: type[Exception]
 ) -> None:
     coordinator = world.coordinator()
-    sink(coordinator, "a").during["commit 0"] = raises(error("batch 0 of a"))
-    sink(coordinator, "b").during["commit 1"] = raises(OSError("no reply"))
+    sink(coordinator, "a").during["commit 0"] = raising(error("batch 0 of a"))
+    sink(coordinator, "b").during["commit 1"] = raising(OSError("no reply"))
     with pytest.raises(error, match="batch 0 of a"):
         run(coordinator, 0)
     assert (world.visible("a"), world.visible("b")) == (["0-1"], ["0-0"])
@@ -968,7 +926,7 @@ def test_a_log_that_cannot_be_read_hides_no_failed_commit(world: World, monkeypa
         yield from verify(log)
 
     monkeypatch.setattr(steps, "verify", slow)
-    sink(coordinator, "a").during["commit 0"] = raises(TransactionLost("rolled back"))
+    sink(coordinator, "a").during["commit 0"] = raising(TransactionLost("rolled back"))
     with pytest.raises(TransactionLost, match="rolled back"):
         run(coordinator, 0)
     assert not answers
@@ -977,7 +935,7 @@ def test_a_log_that_cannot_be_read_hides_no_failed_commit(world: World, monkeypa
 def killed_before_the_commits(world: World) -> None:
     coordinator = world.coordinator()
     for name in "ab":
-        sink(coordinator, name).during["commit"] = raises(KeyboardInterrupt())
+        sink(coordinator, name).during["commit"] = raising(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         run(coordinator, 0)
 
@@ -1004,7 +962,7 @@ def test_what_commits_last_does_not_commit_beside_a_target_that_is_away(world: W
     killed_before_the_commits(world)
     coordinator = world.coordinator()
     sink(coordinator, "a").commits_last = True
-    sink(coordinator, "b").during["open"] = raises(OSError("away"))
+    sink(coordinator, "b").during["open"] = raising(OSError("away"))
     with pytest.raises(OSError, match="away"):
         coordinator.recover()
     assert world.visible("a") == world.visible("b") == []
@@ -1013,7 +971,7 @@ def test_what_commits_last_does_not_commit_beside_a_target_that_is_away(world: W
 def test_a_target_that_refuses_a_restart_keeps_back_its_own_transactions_alone(world: World) -> None:
     killed_before_the_commits(world)
     coordinator = world.coordinator()
-    sink(coordinator, "b").during["open"] = raises(ConfigurationError("there is no table 'b'."))
+    sink(coordinator, "b").during["open"] = raising(ConfigurationError("there is no table 'b'."))
     with pytest.raises(
         OperatorRequired, match="batch 0 is decided, and can't be finished now: there is no table 'b'"
     ) as told:
@@ -1024,7 +982,7 @@ def test_a_target_that_refuses_a_restart_keeps_back_its_own_transactions_alone(w
     coordinator.recover()
     assert world.visible("b") == ["0-0", "0-1"]
     coordinator.rest()  # the log knows now that it is committed
-    sink(coordinator, "b").during["open"] = raises(ConfigurationError("there is no table 'b'."))
+    sink(coordinator, "b").during["open"] = raising(ConfigurationError("there is no table 'b'."))
     with pytest.raises(ConfigurationError):
         coordinator.recover()
 
@@ -1062,7 +1020,7 @@ def test_a_sink_that_cannot_be_swept_keeps_no_other_sinks_transactions_open(worl
 
     def fails(round: Round) -> list[Vote]:
         write_all(coordinator)(round)
-        sink(coordinator, "a").during["recover"] = raises(Retriable("no broker answers"))
+        sink(coordinator, "a").during["recover"] = raising(Retriable("no broker answers"))
         raise OSError("a task failed")
 
     with pytest.raises(RoundAborted, match="a task failed"):
@@ -1075,8 +1033,8 @@ def test_of_two_sinks_that_cannot_be_swept_the_one_that_stays_so_is_raised_and_l
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = world.ran(0)
-    sink(coordinator, "a").during["recover"] = raises(Retriable("no broker answers"))
-    sink(coordinator, "b").during["recover"] = raises(OSError("its disk is gone"))
+    sink(coordinator, "a").during["recover"] = raising(Retriable("no broker answers"))
+    sink(coordinator, "b").during["recover"] = raising(OSError("its disk is gone"))
     with pytest.raises(OSError, match="its disk is gone"):
         swept_by(coordinator)
     told = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
@@ -1130,7 +1088,7 @@ def in_doubt(world: World, lands: bool) -> Coordinator:
     store = Store(world.log)
     coordinator = world.coordinator(log=store)
     coordinator.run(0, lambda _: [])  # opened, without a fault
-    store.after["put"] = raises(TimeoutError("no reply"))
+    store.after["put"] = raising(TimeoutError("no reply"))
     answers = iter([not lands, True])
 
     def fail() -> None:
@@ -1294,7 +1252,7 @@ def test_a_refusal_of_a_log_that_can_not_be_opened_stays_one(world: World) -> No
 def test_what_was_left_out_is_counted_before_the_decision(world: World) -> None:
     coordinator = world.coordinator()
     with pytest.raises(RoundAborted, match="no count"):
-        coordinator.run(0, write_all(coordinator), left_out=raises(ValueError("no count")))
+        coordinator.run(0, write_all(coordinator), left_out=raising(ValueError("no count")))
     assert world.visible("a") == []
 
 
@@ -1329,7 +1287,7 @@ def test_an_older_coordinator_that_wakes_in_its_sweep_aborts_nothing_of_the_newe
         older.run(0, lambda _: [])
         sink(older, "a").during["recover"] = wake
         with pytest.raises(Fenced):
-            older.run(1, raises(OSError("lost")))
+            older.run(1, raising(OSError("lost")))
     assert len(open_before[0]) == 4
     assert world.open() == open_before[0]
 
@@ -1386,7 +1344,7 @@ def test_after_an_error_the_next_run_opens_a_new_incarnation_and_recovers_first(
 ) -> None:
     coordinator = world.coordinator()
     with pytest.raises(RoundAborted):
-        coordinator.run(0, raises(OSError("lost")))
+        coordinator.run(0, raising(OSError("lost")))
     events.clear()
     run(coordinator, 0)
     assert log_of(coordinator).incarnation == 2
@@ -1398,7 +1356,7 @@ def test_a_failed_run_is_reported_once_with_its_error_and_the_times_of_its_phase
 ) -> None:
     coordinator = world.coordinator()
     with pytest.raises(RoundAborted) as aborted:
-        coordinator.run(0, raises(OSError("lost")))
+        coordinator.run(0, raising(OSError("lost")))
     run(coordinator, 0)
     world.coordinator().recover()
     with pytest.raises(Fenced) as fenced:
@@ -1425,7 +1383,7 @@ def test_every_event_names_its_query(world: World, events: list[Event]) -> None:
 def test_after_an_interrupt_nothing_is_carried_on_with(world: World) -> None:
     coordinator = world.coordinator()
     with pytest.raises(KeyboardInterrupt):
-        coordinator.run(0, raises(KeyboardInterrupt()))
+        coordinator.run(0, raising(KeyboardInterrupt()))
     assert coordinator.phase is Phase.CLOSED
     coordinator.close()
     tail = world.newest()
@@ -1626,7 +1584,7 @@ def test_a_fenced_incarnation_is_not_gone_on_with_and_the_newer_ones_transaction
 def test_what_the_process_before_had_decided_is_committed_and_not_decided_again(world: World) -> None:
     votes = pre_committed(world.coordinator(), world)
     killed = world.coordinator()
-    sink(killed, "a").during["commit"] = raises(KeyboardInterrupt())
+    sink(killed, "a").during["commit"] = raising(KeyboardInterrupt())
     killed.resume(log_id(world), 1)
     with pytest.raises(KeyboardInterrupt):
         killed.run(0, lambda _: votes)

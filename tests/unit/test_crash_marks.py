@@ -1,7 +1,5 @@
 """Every test that kills a process has the mark ``crash``."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What sinks write to, under the names of OpenLineage, and without credentials."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -167,10 +165,7 @@ def test_a_server_that_only_the_client_library_finds_is_not_known(backend: str, 
         ("s3n://lake", Dataset("s3://lake", "/")),
         ("hdfs://name.example:8020/data/orders/", Dataset("hdfs://name.example:8020", "/data/orders")),
         ("hdfs://writer@name.example:8020/data", Dataset("hdfs://name.example:8020", "/data")),
-        (
-            "abfs://lake@shop.dfs.core.windows.net/orders",
-            Dataset("abfss://lake@shop.dfs.core.windows.net", "orders"),
-        ),
+        ("abfs://lake@shop.dfs.core.windows.net/orders", Dataset("abfss://lake@shop.dfs.core.windows.net", "orders")),
         (
             f"abfs://lake@shop.blob.core.windows.net/orders?sv=2024&sig={SECRET}",
             Dataset("abfss://lake@shop.dfs.core.windows.net", "orders"),

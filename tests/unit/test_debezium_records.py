@@ -1,7 +1,5 @@
 """A record of Debezium is a row with exactly the source's values, or it is refused with what repairs it."""
 
-from __future__ import annotations
-
 import base64
 import json
 from decimal import Decimal

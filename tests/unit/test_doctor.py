@@ -1,7 +1,5 @@
 """The checks as a driver calls them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The pure half of the commit log: what the next entry is, and entries as JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -137,15 +135,20 @@ def test_an_abandonment_leaves_the_other_unresolved_batches_and_an_entry_that_ca
     assert parse(serialise(entry), "here") == entry
 
 
-@pytest.mark.parametrize("batch_id", [0, 3])
-def test_only_an_unresolved_batch_can_be_abandoned(batch_id: int) -> None:
-    with pytest.raises(LogMismatch, match=rf"batch {batch_id} can't be abandoned.*\[1, 2\].*Nothing was changed"):
-        abandoned(two_unresolved(), batch_id, {"a": [A]}, "ann@ops")
-
-
-def test_nothing_can_be_abandoned_where_nothing_is_in_doubt() -> None:
-    with pytest.raises(LogMismatch, match="Nothing was changed"):
-        abandoned(closed(ENTRY), 0, {"a": [A]}, "ann@ops")
+@pytest.mark.parametrize(
+    ("tail", "batch_id", "given_up", "refusal"),
+    [
+        (two_unresolved(), 0, A, r"batch 0 can't be abandoned.*\[1, 2\].*Nothing was changed"),
+        (two_unresolved(), 3, A, r"batch 3 can't be abandoned.*\[1, 2\].*Nothing was changed"),
+        (closed(decided(opened(None, "query"), decision(0))), 0, A, "Nothing was changed"),
+        (decided(opened(None, "query"), decision(0)), 0, B, rf"{B.transaction_id} of sink 'a' can't be abandoned"),
+    ],
+)
+def test_only_transactions_of_an_unresolved_batch_can_be_abandoned(
+    tail: Entry, batch_id: int, given_up: Committable, refusal: str
+) -> None:
+    with pytest.raises(LogMismatch, match=refusal):
+        abandoned(tail, batch_id, {"a": [given_up]}, "ann@ops")
 
 
 def test_the_newest_batch_of_each_sink_is_carried_forward_until_it_is_given_up() -> None:
@@ -155,11 +158,6 @@ def test_the_newest_batch_of_each_sink_is_carried_forward_until_it_is_given_up()
     for later in (completed(entry), closed(entry), opened(closed(entry), entry.owner, {})):
         assert later.newest == entry.newest
     assert "a" not in abandoned(entry, 1, {"a": [A]}, "ann@ops").newest
-
-
-def test_a_transaction_that_is_not_in_the_decision_cannot_be_abandoned() -> None:
-    with pytest.raises(LogMismatch, match=rf"{B.transaction_id} of sink 'a' can't be abandoned"):
-        abandoned(ENTRY, 0, {"a": [B]}, "ann@ops")
 
 
 # Entries as JSON. -------------------------------------------------------------------------------------------------
@@ -265,9 +263,50 @@ def test_a_decision_that_is_too_long_is_refused_and_one_that_stands_is_always_ca
         assert parse(serialise(later), "here") == later
 
 
-@pytest.mark.parametrize("wrong", [0, "1", None, True, 1.0])
-def test_what_is_no_format_is_refused(wrong: object) -> None:
-    refused(json.dumps(VALUE | {"format": wrong}).encode())
+NO_COUNTS: tuple[object, ...] = (True, False, -1, 1.5, "1", [], {}, 2**63, 10**4000, float("inf"), float("nan"))
+UNRESOLVED: dict[str, Any] = VALUE["unresolved"][0]
+
+
+def each(*wrong: object) -> tuple[object, ...]:
+    return wrong
+
+
+def of_decision(**wrong: object) -> dict[str, Any]:
+    return {"unresolved": [UNRESOLVED | wrong]}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"format": wrong} for wrong in each(0, "1", None, True, 1.0)),
+        *({"newest": wrong} for wrong in each(None, [], 1, "a", {"a": None}, {"a": True}, {"a": -1}, {"a": [0]})),
+        *({field: wrong} for field in ("incarnation", "decided") for wrong in NO_COUNTS),
+        *(
+            {field: wrong}
+            for field in ("kind", "entry_id", "log_id", "owner", "written_at")
+            for wrong in each(None, True, 1, [], {})
+        ),
+        {"kind": "undo"},
+        *({"unresolved": wrong} for wrong in each(None, True, 1, "", "text", {}, {"0": {}}, [None], [[]], ["x"])),
+        *(
+            of_decision(**{field: wrong})
+            for field in ("batch_id", "incarnation")
+            for wrong in each(None, True, -1, 1.5, "0", [])
+        ),
+        *(
+            of_decision(sinks=wrong)
+            for wrong in each(None, [], "a", {"a": None}, {"a": {}}, {"a": ""}, {"a": ["x"]}, {"a": [{}]})
+        ),
+        *({"decided": newest} | of_decision(batch_id=3) for newest in (None, 1)),  # not the decided one
+        # Out of order, and twice.
+        *(
+            {"decided": last, "unresolved": [UNRESOLVED | {"batch_id": batch} for batch in (first, last)]}
+            for first, last in ((1, 0), (0, 0))
+        ),
+    ],
+)
+def test_a_field_of_a_wrong_type_or_value_is_refused(wrong: dict[str, Any]) -> None:
+    refused(json.dumps(VALUE | wrong).encode())
 
 
 @pytest.mark.parametrize("field", [name for name in VALUE if name not in ("committed_through", "newest")])
@@ -275,72 +314,21 @@ def test_a_missing_field_is_refused(field: str) -> None:
     refused(json.dumps({name: value for name, value in VALUE.items() if name != field}).encode())
 
 
-@pytest.mark.parametrize("wrong", [None, [], 1, "a", {"a": None}, {"a": True}, {"a": -1}, {"a": [0]}])
-def test_newest_batches_of_wrong_types_are_refused(wrong: object) -> None:
-    refused(json.dumps(VALUE | {"newest": wrong}).encode())
-
-
-@pytest.mark.parametrize("field", ["incarnation", "decided"])
-@pytest.mark.parametrize("wrong", [True, False, -1, 1.5, "1", [], {}, 2**63, 10**4000, float("inf"), float("nan")])
-def test_what_is_no_count_is_refused(field: str, wrong: object) -> None:
-    refused(json.dumps(VALUE | {field: wrong}).encode())
-
-
-@pytest.mark.parametrize("field", ["kind", "entry_id", "log_id", "owner", "written_at"])
-@pytest.mark.parametrize("wrong", [None, True, 1, [], {}])
-def test_what_is_no_text_is_refused(field: str, wrong: object) -> None:
-    refused(json.dumps(VALUE | {field: wrong}).encode())
-
-
-def test_an_unknown_kind_is_refused() -> None:
-    refused(json.dumps(VALUE | {"kind": "undo"}).encode())
-
-
-@pytest.mark.parametrize("wrong", [None, True, 1, "", "text", {}, {"0": {}}, [None], [[]], ["x"]])
-def test_what_is_no_list_of_decisions_is_refused(wrong: object) -> None:
-    refused(json.dumps(VALUE | {"unresolved": wrong}).encode())
-
-
-@pytest.mark.parametrize("field", ["batch_id", "incarnation"])
-@pytest.mark.parametrize("wrong", [None, True, -1, 1.5, "0", []])
-def test_a_decision_without_a_round_is_refused(field: str, wrong: object) -> None:
-    [unresolved] = VALUE["unresolved"]
-    refused(json.dumps(VALUE | {"unresolved": [unresolved | {field: wrong}]}).encode())
-
-
-@pytest.mark.parametrize("wrong", [None, [], "a", {"a": None}, {"a": {}}, {"a": ""}, {"a": ["x"]}, {"a": [{}]}])
-def test_a_decision_without_committables_by_sink_is_refused(wrong: object) -> None:
-    [unresolved] = VALUE["unresolved"]
-    refused(json.dumps(VALUE | {"unresolved": [unresolved | {"sinks": wrong}]}).encode())
-
-
 @pytest.mark.parametrize(
-    "wrong",
+    ("field", "values"),
     [
-        {"transaction_id": None},
-        {"transaction_id": 1},
-        {"handle": None},
-        {"handle": []},
-        {"handle": "x"},
-        {"records": True},
-        {"records": -1},
-        {"records": 1.5},
-        {"records": "5"},
-        {"records": []},
-        {"replay_copy": 7},
-        {"replay_copy": ""},
-        {"replay_copy": ".."},
-        {"replay_copy": "../other/copy.arrow"},
-        {"replay_copy": "/etc/copy.arrow"},
-        {"replay_copy": "nul\0.arrow"},
-        {"replay_copy": "line\n.arrow"},
-        {"replay_copy": ".hidden"},
+        ("transaction_id", (None, 1)),
+        ("handle", (None, [], "x")),
+        ("records", (True, -1, 1.5, "5", [])),
+        (
+            "replay_copy",
+            (7, "", "..", "../other/copy.arrow", "/etc/copy.arrow", "nul\0.arrow", "line\n.arrow", ".hidden"),
+        ),
     ],
 )
-def test_a_committable_of_wrong_types_is_refused(wrong: dict[str, Any]) -> None:
-    [unresolved] = VALUE["unresolved"]
-    sinks = {"a": [A.to_json() | wrong]}
-    refused(json.dumps(VALUE | {"unresolved": [unresolved | {"sinks": sinks}]}).encode())
+def test_a_committable_of_wrong_types_is_refused(field: str, values: tuple[object, ...]) -> None:
+    for wrong in values:
+        refused(json.dumps(VALUE | of_decision(sinks={"a": [A.to_json() | {field: wrong}]})).encode())
 
 
 def test_an_entry_of_an_older_version_is_read_as_one_that_gave_nothing_up() -> None:
@@ -367,16 +355,3 @@ def test_an_abandonment_that_lacks_a_field_is_refused(field: str) -> None:
     [lost] = ABANDONED["abandoned"]
     lacking = {name: value for name, value in lost.items() if name != field}
     refused(json.dumps(ABANDONED | {"abandoned": [lacking]}).encode())
-
-
-@pytest.mark.parametrize("newest", [None, 1])
-def test_an_unresolved_batch_that_is_not_the_decided_one_is_refused(newest: int | None) -> None:
-    [unresolved] = VALUE["unresolved"]
-    refused(json.dumps(VALUE | {"decided": newest, "unresolved": [unresolved | {"batch_id": 3}]}).encode())
-
-
-def test_unresolved_batches_out_of_order_or_twice_are_refused() -> None:
-    [unresolved] = VALUE["unresolved"]
-    for batches in ((1, 0), (0, 0)):
-        decisions = [unresolved | {"batch_id": batch} for batch in batches]
-        refused(json.dumps(VALUE | {"decided": batches[-1], "unresolved": decisions}).encode())

@@ -1,13 +1,12 @@
 """What an error carries for programs and operators: attributes, and a link to the catalog."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest
 
 from tests.support.incarnations import log_of
-from tests.unit.test_coordinator import World, raises, run, sink
+from tests.support.raising import raising
+from tests.unit.test_coordinator import World, run, sink
 from twopc import Committable, errors
 from twopc.errors import (
     ConfigurationError,
@@ -114,11 +113,11 @@ def test_an_error_of_a_commit_names_sink_batch_transaction_and_phase(monkeypatch
 
 def test_a_failed_round_names_sink_batch_and_phase() -> None:
     coordinator = World().coordinator()
-    sink(coordinator, "a").during["seal"] = raises(SchemaMismatch("too old"))
+    sink(coordinator, "a").during["seal"] = raising(SchemaMismatch("too old"))
     with pytest.raises(SchemaMismatch) as refused:
         run(coordinator, 0)
     assert (refused.value.sink, refused.value.batch_id, refused.value.phase) == ("a", 0, Phase.SEALING)
-    sink(coordinator, "a").during["seal"] = raises(RoundAborted("too old"))
+    sink(coordinator, "a").during["seal"] = raising(RoundAborted("too old"))
     with pytest.raises(RoundAborted) as aborted:
         run(coordinator, 0)
     assert (aborted.value.sink, aborted.value.batch_id, aborted.value.phase) == ("a", 0, Phase.SEALING)
@@ -137,7 +136,7 @@ def test_an_error_of_the_log_names_the_batch_and_the_phase() -> None:
 def test_a_refused_schema_names_its_sink_in_the_participant(monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = World().coordinator()
     coordinator.recover()
-    monkeypatch.setattr(sink(coordinator, "a"), "validate", raises(SchemaMismatch("no column 'key'")))
+    monkeypatch.setattr(sink(coordinator, "a"), "validate", raising(SchemaMismatch("no column 'key'")))
     with pytest.raises(SchemaMismatch) as refused:
         run(coordinator, 0)
     assert (refused.value.sink, refused.value.batch_id) == ("a", 0)

@@ -5,26 +5,25 @@ killed, or the call fails, or the coordinator sleeps while a newer one does all 
 must be the one of a run in which nothing happens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from tests.support.memory_log import MemoryLog
+from tests.support.observing import Killed
 from twopc import (
-    Committable,
     Coordinator,
     Participant,
     Round,
-    Transaction,
-    TransactionId,
     Vote,
     hookimpl,
     register_observer,
@@ -33,12 +32,7 @@ from twopc import (
 from twopc.errors import Retriable, TwoPhaseCommitError
 from twopc.events import Event
 from twopc.log.commit_log import read_tail
-from twopc.log.store import LogStore
 from twopc.testing import MemorySink, MemoryTarget
-
-
-class Killed(BaseException):
-    """The process is dead from here on."""
 
 
 @dataclass
@@ -56,81 +50,17 @@ class Steps:
         if here in self.at:
             self.disturb()
 
+    def patch(self, owner: Any, *calls: str) -> Any:
+        """Turn calls of an object into steps. Return it."""
+        for name in calls:
+            setattr(owner, name, partial(self._called, name, getattr(owner, name)))
+        return owner
 
-class Store:
-    def __init__(self, behind: LogStore, steps: Steps) -> None:
-        self.behind, self.steps, self.url = behind, steps, behind.url
-
-    def slots(self) -> list[int]:
-        self.steps.step("before slots")
-        slots = self.behind.slots()
-        self.steps.step("after slots")
-        return slots
-
-    def read(self, slot: int) -> bytes:
-        self.steps.step("before read")
-        data = self.behind.read(slot)
-        self.steps.step("after read")
-        return data
-
-    def put_if_absent(self, slot: int, data: bytes) -> None:
-        self.steps.step("before put")
-        self.behind.put_if_absent(slot, data)
-        self.steps.step("after put")
-
-    def delete(self, slot: int) -> None:
-        self.steps.step("before delete")
-        self.behind.delete(slot)
-        self.steps.step("after delete")
-
-    def post(self, data: bytes) -> None:
-        self.behind.post(data)
-
-    def posted(self) -> bytes:
-        return self.behind.posted()
-
-
-class Sink(MemorySink):
-    def __init__(self, target: MemoryTarget, steps: Steps) -> None:
-        super().__init__(target)
-        self.steps = steps
-
-    def begin(self, transaction_id: TransactionId) -> Transaction:
-        self.steps.step("before begin")
-        transaction = super().begin(transaction_id)
-        self.steps.step("after begin")
-        return transaction
-
-    def write(self, transaction: Transaction, batch: pa.RecordBatch) -> None:
-        self.steps.step("before write")
-        super().write(transaction, batch)
-        self.steps.step("after write")
-
-    def pre_commit(self, transaction: Transaction) -> Committable:
-        self.steps.step("before pre_commit")
-        committable = super().pre_commit(transaction)
-        self.steps.step("after pre_commit")
-        return committable
-
-    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
-        self.steps.step("seal")
-        return committables
-
-    def commit(self, committable: Committable) -> None:
-        self.steps.step("before commit")
-        super().commit(committable)
-        self.steps.step("after commit")
-
-    def abort(self, committable: Committable) -> None:
-        self.steps.step("before abort")
-        super().abort(committable)
-        self.steps.step("after abort")
-
-    def recover(self) -> list[Committable]:
-        self.steps.step("before recover")
-        found = list(super().recover())
-        self.steps.step("after recover")
-        return found
+    def _called(self, name: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        self.step(f"before {name}")
+        result = call(*arguments)
+        self.step(f"after {name}")
+        return result
 
 
 class World:
@@ -144,11 +74,13 @@ class World:
 
     def coordinator(self, steps: Steps | None = None) -> Coordinator:
         steps = steps or Steps()
-        sinks = {name: Sink(target, steps) for name, target in self.targets.items()}
+        calls = ("begin", "write", "pre_commit", "seal", "commit", "abort", "recover")
+        sinks = {name: steps.patch(MemorySink(target), *calls) for name, target in self.targets.items()}
         sinks["a"].commits_last = True
+        log = steps.patch(copy(self.log), "slots", "read", "put_if_absent", "delete")
         # One commit at a time, so that a step has one number; what threads add is in the order of steps, and all of
         # those are disturbed.
-        return Coordinator(sinks, Store(self.log, steps), owner="query", commits_at_once=1, rest_interval_s=None)
+        return Coordinator(sinks, log, owner="query", commits_at_once=1, rest_interval_s=None)
 
     def run(self, coordinator: Coordinator, batches: int) -> None:
         """Run what has not returned yet, up to ``batches``."""
@@ -235,7 +167,14 @@ def run_killed_at(world: World, observer: Observer, batches: int, at: int) -> bo
 def test_the_steps_of_a_run_reach_every_call(observer: Observer) -> None:
     names = steps_of_a_run(observer, 2)
     assert len(names) > 100
-    assert {"before put", "after put", "before commit", "seal", "after recover", "BatchFinished"} <= set(names)
+    assert {
+        "before put_if_absent",
+        "after put_if_absent",
+        "before commit",
+        "before seal",
+        "after recover",
+        "BatchFinished",
+    } <= {*names}
 
 
 def test_killed_at_any_step_a_restart_gives_the_same_result(observer: Observer) -> None:
@@ -253,7 +192,7 @@ def test_killed_at_any_step_and_at_any_step_of_its_restart_a_second_restart_give
 ) -> None:
     """The first time only where the world has just changed: killed anywhere else it leaves what it leaves there."""
     pairs = 0
-    effects = {f"after {call}" for call in ("begin", "write", "put", "commit", "abort", "delete")}
+    effects = {f"after {call}" for call in ("begin", "write", "put_if_absent", "commit", "abort", "delete")}
     names = steps_of_a_run(observer, 1, partitions=1)
     for first in (step for step, name in enumerate(names) if step == 0 or name in effects):
         for second in itertools.count():

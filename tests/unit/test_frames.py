@@ -1,18 +1,15 @@
 """How deep the code is: whoever reads a traceback from a sink's ``commit`` finds few frames of this project in it."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import twopc
-from twopc import Committable, Coordinator, Participant, Round
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator
 from twopc.commits import on_threads as real
-from twopc.participant import Vote
 from twopc.testing import MemorySink, MemoryTarget
 
 PACKAGE = str(Path(twopc.__file__).parent)
@@ -35,19 +32,10 @@ class Deep(MemorySink):
 
 def committed(log: Path, commits_at_once: int) -> list[list[str]]:
     sink = Deep()
-
-    def phase_one(round: Round) -> list[Vote]:
-        votes = []
-        for partition in range(2):
-            with Participant({"a": sink}, round, partition=partition) as participant:
-                participant.write("a", pa.record_batch({"n": [partition]}))
-                votes.append(participant.pre_commit())
-        return votes
-
     with Coordinator(
         {"a": sink}, log, owner="query", commits_at_once=commits_at_once, rest_interval_s=None
     ) as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, writes({"a": sink}, *({"n": [partition]} for partition in range(2))))
     return sink.stacks
 
 

@@ -1,7 +1,5 @@
 """Small parts of record batches are written together, in their order; what is large enough does not wait."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pyarrow as pa

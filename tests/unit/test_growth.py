@@ -1,7 +1,5 @@
 """What a batch costs grows with its transactions, and no faster. Operations are counted, and never timed."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 import weakref

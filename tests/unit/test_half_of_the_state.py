@@ -1,16 +1,14 @@
 """The log or the checkpoint is lost, restored from a backup, or loses entries to a lifecycle rule. The query goes on
 exactly, or stops before it writes anything, with an error that says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from tests.support.memory_log import MemoryLog
-from twopc import Coordinator, Participant, Round, Vote
+from tests.support.phase_one import writes
+from twopc import Coordinator, Round, Vote
 from twopc.errors import CorruptLog, Fenced, LogMismatch
 from twopc.log.history import read_history
 from twopc.log.store import open_store
@@ -28,14 +26,17 @@ class Query:
         self.sink = MemorySink(self.target)
         return Coordinator({"orders": self.sink}, self.log, owner=owner)
 
+    def run_new(self, *batch_ids: int, owner: str = "query") -> None:
+        """Run batches by a driver of their own, which is then stopped."""
+        with self.driver(owner) as driver:
+            self.run(driver, *batch_ids)
+
     def run(self, driver: Coordinator, *batch_ids: int) -> None:
         for batch_id in batch_ids:
             driver.run(batch_id, self.phase_one, reads={"from": batch_id})
 
     def phase_one(self, round: Round) -> Iterator[Vote]:
-        with Participant({"orders": self.sink}, round, partition=0) as participant:
-            participant.write("orders", pa.record_batch({"value": [round.batch_id]}))
-            yield participant.pre_commit()
+        return writes({"orders": self.sink}, {"value": [round.batch_id]})(round)
 
     def written(self) -> list[int]:
         return [row["value"] for row in self.target.visible]
@@ -53,48 +54,38 @@ def remove(log: MemoryLog, which: Callable[[list[int]], list[int]]) -> None:
 
 @pytest.mark.advice("and its commit log at … is empty")
 def test_a_log_that_was_lost_stops_the_query_until_it_is_restored(query: Query) -> None:
-    with query.driver() as driver:
-        query.run(driver, 0, 1)
+    query.run_new(0, 1)
     lost, query.log.entries = query.log.entries, {}
-    with (
-        query.driver() as driver,
-        pytest.raises(LogMismatch, match=r"at memory is empty. Nothing was written.*restore"),
-    ):
-        query.run(driver, 2)
+    with pytest.raises(LogMismatch, match=r"at memory is empty. Nothing was written.*restore"):
+        query.run_new(2)
     assert query.written() == [0, 1]
     query.log.entries = lost
-    with query.driver() as driver:
-        query.run(driver, 2)
+    query.run_new(2)
     assert query.written() == [0, 1, 2]
 
 
 @pytest.mark.advice("The checkpoint and the log are not of the same age")
 def test_an_older_log_stops_the_query_until_the_newest_is_restored(query: Query) -> None:
-    with query.driver() as driver:
-        query.run(driver, 0)
+    query.run_new(0)
     backup = dict(query.log.entries)
-    with query.driver() as driver:
-        query.run(driver, 1, 2)
+    query.run_new(1, 2)
     newest, query.log.entries = query.log.entries, backup
-    with query.driver() as driver, pytest.raises(LogMismatch, match=r"not of the same age: restore the log"):
-        query.run(driver, 3)
+    with pytest.raises(LogMismatch, match=r"not of the same age: restore the log"):
+        query.run_new(3)
     assert query.written() == [0, 1, 2]
     query.log.entries = newest
-    with query.driver() as driver:
-        query.run(driver, 3)
+    query.run_new(3)
     assert query.written() == [0, 1, 2, 3]
 
 
 @pytest.mark.advice("The checkpoint and the log are not of the same age")
 def test_a_query_that_is_started_anew_writes_again_what_it_reads_again(query: Query) -> None:
-    with query.driver() as driver:
-        query.run(driver, 0, 1)
+    query.run_new(0, 1)
     anew = "start both anew: what the query reads again is then written again"
-    with query.driver() as driver, pytest.raises(LogMismatch, match=anew):
-        query.run(driver, 5)
+    with pytest.raises(LogMismatch, match=anew):
+        query.run_new(5)
     query.log = MemoryLog()
-    with query.driver("anew") as driver:
-        query.run(driver, 0)
+    query.run_new(0, owner="anew")
     assert query.written() == [0, 1, 0]
 
 
@@ -120,16 +111,14 @@ def test_a_log_that_is_emptied_under_its_driver_is_begun_again_by_its_next_decis
 
 
 def test_a_checkpoint_that_was_lost_is_another_query_to_its_log(query: Query) -> None:
-    with query.driver() as driver:
-        query.run(driver, 0, 1)
+    query.run_new(0, 1)
     with pytest.raises(LogMismatch, match=r"belongs to query query, and this is query new.*old checkpoint back"):
         query.run(query.driver("new"), 0)
     assert query.written() == [0, 1]
 
 
 def test_an_older_checkpoint_passes_through_decided_batches_and_plans_no_other_ones(query: Query) -> None:
-    with query.driver() as driver:
-        query.run(driver, 0, 1, 2)
+    query.run_new(0, 1, 2)
     with query.driver() as driver:
         query.run(driver, 1, 2)
         with pytest.raises(LogMismatch, match=r"comes again with other input.*twopc checkpoint repair"):
@@ -157,11 +146,10 @@ def test_a_query_needs_only_the_newest_entry(
 
 
 def test_a_query_whose_newest_entries_a_rule_removes_stops(query: Query) -> None:
-    with query.driver() as driver:
-        query.run(driver, 0, 1, 2, 3)
+    query.run_new(0, 1, 2, 3)
     remove(query.log, lambda slots: slots[-3:])
-    with query.driver() as driver, pytest.raises(LogMismatch, match=r"restore the log that was replaced"):
-        query.run(driver, 4)
+    with pytest.raises(LogMismatch, match=r"restore the log that was replaced"):
+        query.run_new(4)
     assert query.written() == [0, 1, 2, 3]
 
 

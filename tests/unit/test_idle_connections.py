@@ -1,7 +1,5 @@
 """Idle connections belong to a process and a server."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

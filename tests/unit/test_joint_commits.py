@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support.observing import Killed
+from tests.support.raising import raising
+from tests.support.waiting import until
 from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.commits import _Once
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
@@ -68,8 +69,6 @@ class World:
 
 
 class Table(MemoryTableSink):
-    """A table of a world."""
-
     def __init__(self, world: World) -> None:
         super().__init__(world.tables)
         self.world = world
@@ -101,13 +100,6 @@ def world() -> World:
     return World()
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def rows(*batches: int) -> list[str]:
     return sorted(f"{name} {batch_id}" for name in NAMES for batch_id in batches)
 
@@ -134,7 +126,7 @@ def test_the_other_sinks_of_a_group_wait_for_the_joint_commit(world: World, monk
     monkeypatch.setattr(_Once, "then", counted)
 
     def slow(commit: Callable[[], None]) -> None:
-        wait_until(lambda: len(begun) == len(NAMES))
+        until(lambda: len(begun) == len(NAMES))
         seen.append(len(world.calls))
         commit()
 
@@ -147,7 +139,7 @@ def test_other_sinks_do_not_wait_for_the_joint_commit(world: World) -> None:
     seen: list[bool] = []
 
     def until_the_topic_has_its_record(commit: Callable[[], None]) -> None:
-        wait_until(lambda: bool(world.topic.visible))
+        until(lambda: bool(world.topic.visible))
         seen.append(True)
         commit()
 
@@ -240,10 +232,7 @@ def test_the_batch_is_visible_once_whatever_becomes_of_the_joint_commit(
 def test_no_error_of_a_joint_commit_is_believed(
     error: Exception, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def failing(_: Callable[[], None]) -> None:
-        raise error
-
-    world.joint = failing
+    world.joint = raising(error)
     world.run(0)
     assert world.visible == rows(0)
     assert f"'items', 'orders', 'returns', which commit it one by one: {type(error).__name__}" in caplog.text

@@ -1,21 +1,15 @@
 """Which steps of a batch the contract's processes are killed at, and the parent that they are forked from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
 from twopc.errors import RoundAborted
 from twopc.testing.kills import FEW, Choice, killed_at_each_step
-from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from twopc.transactional_ids import TransactionId
-    from twopc_files.sink import FileTransaction
+from twopc.transactional_ids import TransactionId
+from twopc_files.sink import FileSink, FileTransaction
 
 CALLS = [f"call of {number}" for number in range(21)]
 LINES = [f"commit, sink.py line {number}" for number in range(17)]

@@ -1,7 +1,5 @@
 """A batch that a sink will refuse for its age is told of while it is written, and a batch in time is not."""
 
-from __future__ import annotations
-
 import logging
 import threading
 from typing import Any

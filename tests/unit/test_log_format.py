@@ -3,8 +3,6 @@
 ``docs/versions.md`` has the promise. ``tests/unit/log_format/record.py`` has written the entries.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

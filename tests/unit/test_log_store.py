@@ -1,7 +1,5 @@
 """Where the log's entries lie: put-if-absent, whole and durable."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -20,6 +18,8 @@ from fsspec.implementations import memory
 from fsspec.registry import _registry
 
 from tests.support.commit_log import CommitLog
+from tests.support.observing import Killed
+from tests.support.raising import raising
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
@@ -85,14 +85,11 @@ def test_a_trial_is_repeated_where_another_processs_trial_removes_the_folder(
 def test_a_trial_finds_a_disk_without_hard_links_and_one_that_replaces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
     def replacing(source: Path, target: Path) -> None:
         target.write_bytes(source.read_bytes())
 
     for link, reason in (
-        (unsupported, "its disk has no hard links"),
+        (raising(OSError(errno.EOPNOTSUPP, "Operation not supported")), "its disk has no hard links"),
         (replacing, "overwrites a file that it was asked to create only"),
     ):
         monkeypatch.setattr(os, "link", link)
@@ -174,17 +171,11 @@ def seen(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
 
 
-class Killed(BaseException):
-    """Nothing of the process runs after it, so nothing is tidied up either."""
-
-
 @pytest.mark.parametrize("step", ["write", "fsync", "link"])
 def test_half_an_entry_cannot_be(step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(f"{tmp_path}")
     make_folder(tmp_path)  # and what is synced once a process is
-
-    def killed(*_: object, **__: object) -> None:
-        raise Killed
+    killed = raising(Killed())
 
     @contextlib.contextmanager
     def half_written(path: Path, _: str) -> Iterator[Any]:
@@ -492,10 +483,7 @@ WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def refuse_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) -> None:
-    def refuses(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "link", refuses)
+    monkeypatch.setattr(os, "link", raising(OSError(number, os.strerror(number))))
 
 
 @pytest.mark.parametrize("number", WITHOUT_LINKS)

@@ -1,7 +1,5 @@
 """``twopc.loop``: a batch and the step to the next one are decided together."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.unit.test_coordinator import raises
+from tests.support.raising import raising
 from twopc.coordinator import Coordinator
 from twopc.errors import Fenced, RepeatedFailure, RoundAborted
 from twopc.loop import Read, run
@@ -106,7 +104,7 @@ def test_a_failure_that_is_not_known_to_pass_ends_each_start_and_the_third_calls
 def test_a_source_that_fails_at_each_start_calls_an_operator(
     serve: Callable[..., Numbers], call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Numbers, call, raises(ValueError("no such position")))
+    monkeypatch.setattr(Numbers, call, raising(ValueError("no such position")))
     for kind in (ValueError, ValueError, RepeatedFailure):
         with pytest.raises(kind, match="no such position"):
             serve(2)

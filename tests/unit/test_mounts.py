@@ -1,7 +1,5 @@
 """Which filesystems may show late what other machines write there, by Linux's list."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The files that a task writes at a time: how many there are, and what they may take."""
 
-from __future__ import annotations
-
 import io
 import random
 import weakref

@@ -1,7 +1,5 @@
 """All backends refuse options in the same words, and no word of a value."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One task attempt: at most one transaction a sink, none for an empty partition, all rolled back on an exception."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from functools import partial
@@ -11,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.support.raising import raising
 from twopc import Committable, Participant, Round, Transaction, TransactionId, Vote, participant
 from twopc.errors import ConfigurationError, RecordRefused, Retriable, SchemaMismatch
 from twopc.replay import ReplayCopies
@@ -105,13 +104,7 @@ def test_each_schema_is_validated_once_before_anything_of_it_is_written(calls: l
             participant.write("a", ROWS)
             participant.write("a", ROWS)
     assert calls == [
-        f"validate {ROWS.schema.names[0]}",
-        "begin a",
-        "write a",
-        "write a",
-        "begin a",
-        "write a",
-        "write a",
+        *(f"validate {ROWS.schema.names[0]}", "begin a", "write a", "write a", "begin a", "write a", "write a")
     ]
 
     calls.clear()
@@ -193,10 +186,7 @@ def test_a_sink_that_no_coordinator_has_bound_says_so() -> None:
 
 
 def refusing(monkeypatch: pytest.MonkeyPatch, step: str, record: int | None) -> None:
-    def refuse(*_: object) -> None:
-        raise RecordRefused("it is null", record=record)
-
-    monkeypatch.setattr(MemorySink, step, refuse)
+    monkeypatch.setattr(MemorySink, step, raising(RecordRefused("it is null", record=record)))
 
 
 def test_a_record_that_a_sink_refuses_is_located_among_all_that_the_task_wrote_to_it(
@@ -225,11 +215,8 @@ def test_a_record_that_is_refused_only_when_all_are_written_has_its_sink_and_its
 def test_a_sink_whose_target_does_not_answer_is_named_as_what_it_is(
     sinks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silent(_: pa.Schema) -> None:
-        raise Retriable("nobody there")
-
     monkeypatch.setattr(participant, "VALIDATE_PATIENCE_S", 0)
-    monkeypatch.setattr(sinks["a"], "validate", silent)
+    monkeypatch.setattr(sinks["a"], "validate", raising(Retriable("nobody there")))
     asked: list[str] = []
     monkeypatch.setattr(participant, "until_answered", partial(noted_and_asked, asked))
     with (

@@ -1,7 +1,5 @@
 """The pending-transaction ordered map."""
 
-from __future__ import annotations
-
 import pytest
 
 from twopc import Committable

@@ -1,7 +1,5 @@
 """The table of phases, enumerated."""
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest

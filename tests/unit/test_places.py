@@ -1,7 +1,5 @@
 """Folders that a user names, and those that readers of a sink list."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -23,30 +21,31 @@ def sinks(output: str) -> dict[str, MemorySink]:
     return {"archive": sink}
 
 
-@pytest.mark.parametrize("log", ["", "/", "/log", "/a/b/../log", "/./log"])
-def test_a_log_in_the_output_of_a_sink_is_refused(log: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"the commit log is at .* inside .*, where sink 'archive' writes"):
-        Coordinator(sinks(f"{tmp_path}/out"), f"{tmp_path}/out{log}", owner=OWNER)
-
-
-@pytest.mark.parametrize("output", ["file://{0}/out", "{0}/./out/", "local://{0}/out", "{0}/link"])
-def test_another_spelling_and_a_link_hide_no_output(output: str, tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path / "out")
-    with pytest.raises(ConfigurationError, match="the commit log is at"):
-        Coordinator(sinks(output.format(tmp_path)), f"file://{tmp_path}/out/log", owner=OWNER)
-
-
-def test_a_relative_path_is_one_below_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("output", "log", "copies", "refusal"),
+    [
+        *(("{0}/out", "{0}/out" + log, None, r"the commit log is at .* inside .*, where sink 'archive' writes")
+          for log in ("", "/", "/log", "/a/b/../log", "/./log")),
+        *((output, "file://{0}/out/log", None, "the commit log is at")
+          for output in ("file://{0}/out", "{0}/./out/", "local://{0}/out", "{0}/link")),
+        ("{0}/out", "out/log", None, r"the commit log is at .*/out/log, inside"),
+        *(("{0}" + output, "{0}/log", None, rf"sink 'archive' writes to {{0}}{output}, inside {{0}}/log,")
+          for output in ("/log/out", "/log/2026/out", "/log/_out")),
+        ("s3://bucket/out", "{0}/log", "s3a://bucket/out/stage",
+         "the folder of replay copies is at s3a://bucket/out/stage, inside s3://bucket/out"),
+        ("{0}/out", "{0}/log", "{0}/out/stage", "the folder of replay copies is at"),
+        ("/out", "", None, "the URL of the commit log is empty"),
+        ("/out", " ", None, "the URL of the commit log is empty"),
+    ],
+)  # fmt: skip
+def test_an_output_and_a_log_or_a_stage_are_apart_however_they_are_spelt(
+    output: str, log: str, copies: str | None, refusal: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"the commit log is at .*/out/log, inside"):
-        Coordinator(sinks(f"{tmp_path}/out"), "out/log", owner=OWNER)
-
-
-def test_protocols_of_one_store_are_one(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match="the folder of replay copies is at s3a://bucket/out/stage, inside s3://bucket/out"
-    ):
-        Coordinator(sinks("s3://bucket/out"), f"{tmp_path}/log", owner=OWNER, replay_copies="s3a://bucket/out/stage")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    output, log, refusal = (text.format(tmp_path) for text in (output, log, refusal))
+    with pytest.raises(ConfigurationError, match=refusal):
+        Coordinator(sinks(output), log, owner=OWNER, replay_copies=copies and copies.format(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -61,6 +60,8 @@ def test_protocols_of_one_store_are_one(tmp_path: Path) -> None:
         ("memory://out", "memory:///out/stage"),
         ("{0}/out", "file:{0}/out/stage"),
         ("{0}/out", "~/out/stage"),
+        ("/data/out", "/data/out/_day=1/stage"),  # readers of data sets do not pass over these
+        ("/data/out", "/data/out/_spark_metadata/log"),
     ],
 )
 def test_hadoops_spellings_and_a_home_folder_hide_no_output(
@@ -71,20 +72,21 @@ def test_hadoops_spellings_and_a_home_folder_hide_no_output(
         refuse_within_outputs("the folder of replay copies", place.format(tmp_path), sinks(output.format(tmp_path)))
 
 
-@pytest.mark.parametrize("place", ["hdfs://other/data/out/stage", "s3://nn/data/out/stage", "/data/out/stage"])
-def test_the_same_path_of_another_store_is_none_of_the_output(place: str) -> None:
-    refuse_within_outputs("the folder of replay copies", place, sinks("hdfs://nn/data/out"))
-
-
-@pytest.mark.parametrize("place", ["abfss://c@other.dfs.core.windows.net/out/stage", "abfs://d/out/stage"])
-def test_the_same_path_of_another_account_or_container_is_none_of_the_output(place: str) -> None:
-    output = "abfss://c@account.dfs.core.windows.net/out"
-    refuse_within_outputs("the folder of replay copies", place, sinks(output))
-
-
-@pytest.mark.parametrize("place", ["_checkpoint", ".log", "year=2026/_log/a"])
-def test_what_readers_of_data_sets_pass_over_may_be_in_the_output(place: str) -> None:
-    refuse_within_outputs("the checkpoint", f"/data/out/{place}", sinks("/data/out"))
+@pytest.mark.parametrize(
+    ("output", "place"),
+    [
+        ("hdfs://nn/data/out", "hdfs://other/data/out/stage"),
+        ("hdfs://nn/data/out", "s3://nn/data/out/stage"),
+        ("hdfs://nn/data/out", "/data/out/stage"),
+        ("abfss://c@account.dfs.core.windows.net/out", "abfss://c@other.dfs.core.windows.net/out/stage"),
+        ("abfss://c@account.dfs.core.windows.net/out", "abfs://d/out/stage"),
+        *(("/data/out", f"/data/out/{hidden}") for hidden in ("_checkpoint", ".log", "year=2026/_log/a")),
+    ],
+)
+def test_the_same_path_of_another_store_and_what_readers_pass_over_is_none_of_the_output(
+    output: str, place: str
+) -> None:
+    refuse_within_outputs("the checkpoint", place, sinks(output))
 
 
 def test_a_log_is_where_hadoops_spelling_or_a_home_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,20 +95,6 @@ def test_a_log_is_where_hadoops_spelling_or_a_home_folder_says(tmp_path: Path, m
         with Coordinator(sinks("/elsewhere"), log, owner=OWNER) as coordinator:
             coordinator.recover()
         assert list((tmp_path / str(number)).glob("*.json"))
-
-
-@pytest.mark.parametrize("place", ["_day=1/stage", "_spark_metadata/log"])
-def test_what_readers_do_not_pass_over_may_not_be_in_the_output(place: str) -> None:
-    with pytest.raises(ConfigurationError, match="the folder of replay copies is at"):
-        refuse_within_outputs("the folder of replay copies", f"/data/out/{place}", sinks("/data/out"))
-
-
-@pytest.mark.parametrize("output", ["/log/out", "/log/2026/out", "/log/_out"])
-def test_an_output_in_the_folder_of_the_log_is_refused(output: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"sink 'archive' writes to {tmp_path}{output}, inside {tmp_path}/log,"
-    ):
-        Coordinator(sinks(f"{tmp_path}{output}"), f"{tmp_path}/log", owner=OWNER)
 
 
 @pytest.mark.parametrize("log", ["", "/", "/offsets", "/commits/log", "/sources/0", "/state", "/metadata"])
@@ -137,12 +125,6 @@ def test_a_log_that_a_file_source_does_not_list_is_not(log: str, source: str) ->
     refuse_within_source("the commit log", log, source)
 
 
-def test_an_empty_url_is_refused_and_not_taken_for_the_working_folder(tmp_path: Path) -> None:
-    for log in ("", " "):
-        with pytest.raises(ConfigurationError, match="the URL of the commit log is empty"):
-            Coordinator(sinks("/out"), log, owner=OWNER)
-
-
 def test_a_folder_may_be_given_as_a_path(tmp_path: Path) -> None:
     store = open_store(tmp_path / "log")
     store.put_if_absent(0, b"an entry")
@@ -161,23 +143,13 @@ def test_a_coordinator_takes_a_log_and_a_stage_as_paths(tmp_path: Path) -> None:
     assert list((tmp_path / "log").glob("*.json"))
 
 
-@pytest.mark.parametrize("given", [None, 7, b"/data/log"])
-def test_a_coordinator_without_a_log_says_what_to_give(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="the commit log must be a folder, given as path or URL such as /data"):
-        Coordinator(sinks("/elsewhere"), given, owner=OWNER)
-
-
-@pytest.mark.parametrize("given", [7, b"/data/stage"])
-def test_a_coordinator_with_a_stage_that_is_no_folder_says_what_to_give(given: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match="of replay copies must be a folder, given as path or URL such as /data"
-    ):
-        Coordinator(sinks("/elsewhere"), "memory://log", owner=OWNER, replay_copies=given)
-
-
-def test_a_bucket_given_as_a_path_is_not_taken_for_a_local_folder() -> None:
-    with pytest.raises(ConfigurationError, match=r"'s3:/bucket/log' has no name of a bucket: write s3://bucket/folder"):
-        open_store(Path("s3://bucket/log"))
+@pytest.mark.parametrize(
+    ("log", "copies"), [(None, None), (7, None), (b"/data/log", None), ("memory://log", 7), ("memory://log", b"/stage")]
+)
+def test_a_coordinator_whose_log_or_stage_is_no_folder_says_what_to_give(log: Any, copies: Any) -> None:
+    what = "the commit log" if copies is None else "of replay copies"
+    with pytest.raises(ConfigurationError, match=f"{what} must be a folder, given as path or URL such as /data"):
+        Coordinator(sinks("/elsewhere"), log, owner=OWNER, replay_copies=copies)
 
 
 @pytest.mark.parametrize(
@@ -193,17 +165,24 @@ def test_what_is_no_folder_is_refused_with_what_to_give(given: Any, told: str) -
         ReplayCopies(given)
 
 
-def test_an_object_store_without_a_bucket_is_refused() -> None:
-    for url in ("s3:/bucket/stage", "gs:///bucket/stage"):
-        with pytest.raises(ConfigurationError, match="has no name of a bucket"):
-            ReplayCopies(url)
+AZURES = "abfss://account.dfs.core.windows.net/container/sub/log"
 
 
-def test_azures_account_in_the_place_of_the_container_is_refused_with_the_right_spelling() -> None:
-    url = "abfss://account.dfs.core.windows.net/container/sub/log"
-    for ask in (open_store, ReplayCopies):
-        with pytest.raises(ConfigurationError, match=r"write abfss://container@account.dfs.core.windows.net/sub/log;"):
-            ask(url)
+@pytest.mark.parametrize(
+    ("ask", "url", "refusal"),
+    [
+        (open_store, Path("s3://bucket/log"), r"'s3:/bucket/log' has no name of a bucket: write s3://bucket/folder"),
+        (ReplayCopies, "s3:/bucket/stage", "has no name of a bucket"),
+        (ReplayCopies, "gs:///bucket/stage", "has no name of a bucket"),
+        (open_store, AZURES, r"write abfss://container@account.dfs.core.windows.net/sub/log;"),
+        (ReplayCopies, AZURES, r"write abfss://container@account.dfs.core.windows.net/sub/log;"),
+    ],
+)
+def test_a_url_without_its_bucket_or_container_is_refused_with_the_right_spelling(
+    ask: Any, url: str | Path, refusal: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=refusal):
+        ask(url)
 
 
 @pytest.mark.parametrize(
@@ -217,12 +196,8 @@ def test_a_stage_is_where_hadoops_spelling_says(given: str, url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "s3://AKIA:abc/def@bucket/log",
-        "s3://AKIA:12/34@bucket/log",
-        "s3://key:secret@bucket/log",
-        "s3:/key:secret@bucket/log",
-        "hdfs://me:pw@nn:80/log",
-        "abfs://container/log?sv=2026-01-01&sig=secret",
+        *("s3://AKIA:abc/def@bucket/log", "s3://AKIA:12/34@bucket/log", "s3://key:secret@bucket/log"),
+        *("s3:/key:secret@bucket/log", "hdfs://me:pw@nn:80/log", "abfs://container/log?sv=2026-01-01&sig=secret"),
     ],
 )
 def test_a_password_is_known_though_it_contains_a_slash(url: str) -> None:
@@ -235,26 +210,12 @@ def test_a_password_is_known_though_it_contains_a_slash(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "hdfs://nn:8020/log@home",
-        "hdfs://me@nn:8020/a@b",
-        "sftp://host:22/stage/a@b",
-        "s3://bucket/a:b@c",
-        "abfs://folder@account/log",
-        "/data/a:b@c",
+        *("hdfs://nn:8020/log@home", "hdfs://me@nn:8020/a@b", "sftp://host:22/stage/a@b", "s3://bucket/a:b@c"),
+        *("abfs://folder@account/log", "/data/a:b@c"),
     ],
 )
 def test_a_port_and_a_path_are_no_password(url: str) -> None:
     parsed_place("the log", url)
-
-
-def test_a_stage_in_the_output_of_a_sink_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="the folder of replay copies is at"):
-        Coordinator(
-            sinks(f"{tmp_path}/out"),
-            f"{tmp_path}/log",
-            owner=OWNER,
-            replay_copies=ReplayCopies(f"{tmp_path}/out/stage"),
-        )
 
 
 def test_the_file_sink_names_its_folder(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Backends by entry point, and observers. Distributions are faked: a dist-info folder and a module on sys.path."""
 
-from __future__ import annotations
-
 import logging
 import sys
 import uuid
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.observing import Listener, hearing
 from twopc import Coordinator, create_sink, hookimpl, open_store, register_observer, unregister_observer
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFinished, Event
@@ -72,37 +71,25 @@ def test_only_the_backend_asked_for_is_imported(install: Install) -> None:
     assert coffee not in sys.modules
 
 
-def test_an_unknown_backend_names_the_ones_installed_and_how_to_get_it(install: Install) -> None:
+@pytest.mark.parametrize(
+    ("asked", "refusal", "unsaid"),
+    [
+        ("cocoa", r"no backend is named 'cocoa'. Installed: .*coffee.*tea.*twopc-cocoa", None),
+        ("twopc-coffee", r"Did you mean 'coffee'\?", "is its distribution"),
+        *((written, rf"no backend is named '{written}'\. Did you mean 'tea'\?", None)
+          for written in ("twopc-tea", "twopc_tea", "twopc-te")),
+        ("twopc-cocoa", r"Is its distribution, such as twopc-cocoa, installed here\? See ", None),
+        ("cofee", r"no backend is named 'cofee'\. Did you mean 'coffee'\?", "twopc-cofee"),
+    ],
+)  # fmt: skip
+def test_an_unknown_backend_gets_the_nearest_one_or_how_to_get_it(
+    install: Install, asked: str, refusal: str, unsaid: str | None
+) -> None:
     install("twopc-tea", "tea")
-    with pytest.raises(ConfigurationError, match=r"no backend is named 'cocoa'. Installed: .*tea.*twopc-cocoa"):
-        create_sink("cocoa", {})
-
-
-def test_a_distribution_given_as_a_backend_gets_the_backend_and_no_guess(install: Install) -> None:
     install("twopc-coffee", "coffee")
-    with pytest.raises(ConfigurationError) as refused:
-        create_sink("twopc-coffee", {})
-    assert "Did you mean 'coffee'?" in str(refused.value)
-    assert "is its distribution" not in str(refused.value).lower()
-
-
-@pytest.mark.parametrize("written", ["twopc-tea", "twopc_tea", "twopc-te"])
-def test_a_short_name_is_found_in_the_name_of_its_distribution(install: Install, written: str) -> None:
-    install("twopc-tea", "tea")
-    with pytest.raises(ConfigurationError, match=rf"no backend is named '{written}'\. Did you mean 'tea'\?"):
-        create_sink(written, {})
-
-
-def test_a_distribution_that_is_not_installed_is_named_once(install: Install) -> None:
-    with pytest.raises(ConfigurationError, match=r"Is its distribution, such as twopc-cocoa, installed here\? See "):
-        create_sink("twopc-cocoa", {})
-
-
-def test_a_misspelt_backend_gets_the_nearest_one_and_no_distribution_of_the_misspelt_name(install: Install) -> None:
-    install("twopc-coffee", "coffee")
-    with pytest.raises(ConfigurationError, match=r"no backend is named 'cofee'\. Did you mean 'coffee'\?") as refused:
-        create_sink("cofee", {})
-    assert "twopc-cofee" not in str(refused.value)
+    with pytest.raises(ConfigurationError, match=refusal) as refused:
+        create_sink(asked, {})
+    assert unsaid is None or unsaid not in str(refused.value).lower()
 
 
 @pytest.mark.parametrize("form", ["{0}", "{0}:twopc_sink", "./{0}", "../{0}.py", "/{0}.py", "{0}\0", "tea/../{0}"])
@@ -116,11 +103,20 @@ def test_a_name_is_looked_up_and_never_imported_or_opened(install: Install, form
     assert repr(backend) in str(refused.value)
 
 
-def test_two_backends_of_one_name_are_refused_naming_both(install: Install) -> None:
-    install("twopc-tea", "tea")
-    install("other-tea", "tea")
-    with pytest.raises(ConfigurationError, match=r"two backends are named 'tea': other-tea 1\.2.* and twopc-tea 1\.2"):
-        create_sink("tea", {})
+@pytest.mark.parametrize(
+    ("source", "group", "ask", "refusal"),
+    [
+        (GOOD, "twopc", lambda: create_sink("tea", {}), "two backends are named 'tea'"),
+        ("", "twopc.log_stores", lambda: open_store("tea://pot/log"), "two log stores are named 'tea'"),
+    ],
+)
+def test_two_plugins_of_one_name_are_refused_naming_both(
+    install: Install, source: str, group: str, ask: Callable[[], object], refusal: str
+) -> None:
+    for distribution in ("twopc-tea", "other-tea"):
+        install(distribution, "tea", source, group=group)
+    with pytest.raises(ConfigurationError, match=rf"{refusal}: other-tea 1\.2.* and twopc-tea 1\.2"):
+        ask()
 
 
 def test_one_module_found_twice_is_one_backend(install: Install) -> None:
@@ -129,23 +125,23 @@ def test_one_module_found_twice_is_one_backend(install: Install) -> None:
     assert issubclass(sink_class("tea"), MemorySink)
 
 
-@pytest.mark.parametrize("source", ["import a_module_that_is_not_there", "1 / 0", "def ("])
-def test_a_backend_that_cannot_be_imported_is_named_with_its_distribution(install: Install, source: str) -> None:
+RETURNING = "from twopc import hookimpl\n@hookimpl\ndef {0}():\n    return {1}\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "refusal"),
+    [
+        *((source, r"can't be loaded") for source in ("import a_module_that_is_not_there", "1 / 0", "def (")),
+        *((RETURNING.format("twopc_sink", returned), "no TwoPhaseCommitSink class")
+          for returned in ("None", "42", "int", "object()")),
+        ("", r"gives None.*needs a hook implementation twopc_sink"),
+    ],
+)  # fmt: skip
+def test_a_backend_that_gives_no_sink_class_is_named_with_its_distribution(
+    install: Install, source: str, refusal: str
+) -> None:
     install("twopc-tea", "tea", source)
-    with pytest.raises(ConfigurationError, match=r"backend 'tea' \(twopc-tea 1\.2: .*can't be loaded"):
-        create_sink("tea", {})
-
-
-@pytest.mark.parametrize("returned", ["None", "42", "int", "object()"])
-def test_a_hook_that_returns_no_sink_class_is_refused(install: Install, returned: str) -> None:
-    install("twopc-tea", "tea", f"from twopc import hookimpl\n@hookimpl\ndef twopc_sink():\n    return {returned}\n")
-    with pytest.raises(ConfigurationError, match=r"'tea' \(twopc-tea 1\.2.*no TwoPhaseCommitSink class"):
-        create_sink("tea", {})
-
-
-def test_a_module_without_the_hook_is_refused(install: Install) -> None:
-    install("twopc-tea", "tea", "")
-    with pytest.raises(ConfigurationError, match=r"gives None.*needs a hook implementation twopc_sink"):
+    with pytest.raises(ConfigurationError, match=rf"'tea' \(twopc-tea 1\.2: .*{refusal}"):
         create_sink("tea", {})
 
 
@@ -189,54 +185,42 @@ def test_a_password_is_refused_before_a_plugin_sees_it(install: Install) -> None
     assert "hunter2" not in str(refused.value)
 
 
-def test_an_unknown_scheme_names_the_log_stores_that_are_installed(install: Install) -> None:
-    install("tea-log", "tea", LOG_STORE, group="twopc.log_stores")
-    with pytest.raises(ConfigurationError, match=r"can't be kept at cocoa://.*installed here: .*tea://"):
-        open_store("cocoa://pot/log")
-
-
-def test_a_log_store_is_no_backend_and_a_backend_no_log_store(install: Install) -> None:
+@pytest.mark.parametrize(
+    ("url", "refusal"),
+    [
+        ("cocoa://pot/log", r"can't be kept at cocoa://.*installed here: .*tea://"),
+        ("coffee://pot/log", r"can't be kept at coffee://.*installed here: .*tea://"),
+        ("te://pot/log", "Did you mean 'tea'"),
+    ],
+)
+def test_an_unknown_scheme_gets_the_nearest_one_or_the_log_stores_that_are_installed(
+    install: Install, url: str, refusal: str
+) -> None:
     install("tea-log", "tea", LOG_STORE, group="twopc.log_stores")
     install("twopc-coffee", "coffee")
+    with pytest.raises(ConfigurationError, match=refusal):
+        open_store(url)
     with pytest.raises(ConfigurationError, match="no backend is named 'tea'"):
         create_sink("tea", {})
-    with pytest.raises(ConfigurationError, match="can't be kept at coffee://"):
-        open_store("coffee://pot/log")
-
-
-def test_two_log_stores_of_one_scheme_are_refused_naming_both(install: Install) -> None:
-    for distribution in ("tea-log", "other-log"):
-        install(distribution, "tea", LOG_STORE, group="twopc.log_stores")
-    with pytest.raises(ConfigurationError, match=r"two log stores are named 'tea': other-log 1\.2.* and tea-log 1\.2"):
-        open_store("tea://pot/log")
 
 
 @pytest.mark.parametrize(
-    "returned",
-    ["lambda url: None", "lambda url: int(url)", "lambda url, **options: type('Store', (), {'url': url})()"],
-)
-def test_a_log_store_that_takes_no_such_url_or_options_or_lacks_methods_is_refused(
-    returned: str, install: Install
+    ("source", "refusal"),
+    [
+        *((RETURNING.format("twopc_log_store", returned), "")
+          for returned in ("lambda url: None", "lambda url: int(url)",
+                           "lambda url, **options: type('Store', (), {'url': url})()")),
+        *((source, ".*(can't be loaded|gives None)") for source in ("import a_module_that_is_not_there", "1 / 0", "")),
+    ],
+)  # fmt: skip
+def test_a_log_store_that_takes_no_such_url_or_options_lacks_methods_or_can_not_be_loaded_is_refused(
+    source: str, refusal: str, install: Install
 ) -> None:
-    source = f"from twopc import hookimpl\n@hookimpl\ndef twopc_log_store():\n    return {returned}\n"
     install("tea-log", "tea", source, group="twopc.log_stores")
     for options in ({}, {"strength": "hunter2"}):
-        with pytest.raises(ConfigurationError, match=r"store for tea:// \(tea-log 1\.2: ") as refused:
+        with pytest.raises(ConfigurationError, match=rf"store for tea:// \(tea-log 1\.2: {refusal}") as refused:
             open_store("tea://pot/log", **options)
         assert "hunter2" not in str(refused.value)
-
-
-def test_a_misspelt_scheme_is_corrected(install: Install) -> None:
-    install("cocoa-log", "cocoa", LOG_STORE, group="twopc.log_stores")
-    with pytest.raises(ConfigurationError, match="Did you mean 'cocoa'"):
-        open_store("coco://pot/log")
-
-
-@pytest.mark.parametrize("source", ["import a_module_that_is_not_there", "1 / 0", ""])
-def test_a_log_store_that_cannot_be_loaded_is_named_with_its_distribution(install: Install, source: str) -> None:
-    install("tea-log", "tea", source, group="twopc.log_stores")
-    with pytest.raises(ConfigurationError, match=r"store for tea:// \(tea-log 1\.2: .*(can't be loaded|gives None)"):
-        open_store("tea://pot/log")
 
 
 # Observers. -------------------------------------------------------------------------------------------------------
@@ -246,15 +230,6 @@ class Failing:
     @hookimpl
     def twopc_event(self, event: Event) -> None:
         raise RuntimeError(f"no room for {type(event).__name__}")
-
-
-class Listening:
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-
-    @hookimpl
-    def twopc_event(self, event: Event) -> None:
-        self.events.append(event)
 
 
 @pytest.fixture
@@ -284,16 +259,17 @@ def test_an_observer_that_raises_does_not_disturb_a_batch(
 def test_an_observer_that_raises_keeps_nothing_from_the_others(
     observe: Callable[[object], None], failing_is_first: bool
 ) -> None:
-    listening = Listening()
-    for observer in (Failing(), listening) if failing_is_first else (listening, Failing()):
+    events: list[Event] = []
+    listener = Listener(events.append)
+    for observer in (Failing(), listener) if failing_is_first else (listener, Failing()):
         observe(observer)
     Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", owner="query").run(0, lambda _: [])
-    assert isinstance(listening.events[-1], BatchFinished)
+    assert isinstance(events[-1], BatchFinished)
 
 
 def test_an_observer_that_is_unregistered_hears_nothing_more() -> None:
-    listening = Listening()
-    register_observer(listening)
-    unregister_observer(listening)
+    events: list[Event] = []
+    with hearing(events.append):
+        pass
     Coordinator({"a": MemorySink(MemoryTarget())}, f"memory://{uuid.uuid4().hex}", owner="query").run(0, lambda _: [])
-    assert listening.events == []
+    assert events == []

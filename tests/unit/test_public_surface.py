@@ -1,7 +1,5 @@
 """What users may import, and what the core must not."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

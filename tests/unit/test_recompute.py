@@ -14,7 +14,9 @@ import pyarrow as pa
 import pytest
 
 import twopc
-from tests.support.observing import Killed, killed, observing
+from tests.support.observing import Killed, Moments, killed, observing
+from tests.support.phase_one import writes
+from tests.support.raising import raising
 from twopc import Coordinator, Participant
 from twopc.effects import Wanted
 from twopc.errors import (
@@ -26,7 +28,7 @@ from twopc.errors import (
     SchemaMismatch,
     TransactionLost,
 )
-from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.events import TransactionCommitted, TransactionReplayed
 from twopc.log.commit_log import read_tail
 from twopc.log.store import store_of
 from twopc.phases import Phase
@@ -64,13 +66,13 @@ class ForgetfulLastSink(LastSink):
     may_time_out = True
 
 
-class World:
+class World(Moments):
     """Three targets, of which only ``a`` rolls back by itself, and a log; they outlive coordinators."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.targets = {name: MemoryTarget() for name in ("a", "b", "last")}
         self.log = f"memory://{uuid.uuid4().hex}"
-        self.at: dict[Phase | type, Any] = {}
         self.wanted: list[Wanted] = []
         self.a: type[MemorySink] = ForgetfulSink
         self.last = LastSink
@@ -116,12 +118,6 @@ class World:
     def is_resolved(self) -> bool:
         newest = read_tail(store_of(self.log))
         return newest is not None and not newest[1].unresolved
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        kind = event.phase if isinstance(event, PhaseEntered) else type(event)
-        if kind in self.at:
-            self.at.pop(kind)()
 
 
 def hashes(records: list[str]) -> pa.Int64Array:
@@ -355,10 +351,7 @@ def test_a_batch_with_other_input_is_refused_before_it_is_computed_again(world: 
 
 
 def failing(failure: Exception) -> Callable[..., Iterator[Any]]:
-    def fails(*_: object) -> Iterator[Any]:
-        raise failure
-
-    return fails
+    return raising(failure)
 
 
 @pytest.mark.parametrize(
@@ -455,15 +448,8 @@ def test_a_copy_in_one_sink_leaves_the_others_pending_transactions_alone(world: 
     """A sink that commits last has its own part still to come, or nothing left to come."""
     sinks = {"a": MemorySink(world.targets["a"]), "last": ForgetfulLastSink(world.targets["last"])}
     coordinator = Coordinator(sinks, world.log, owner="query", replay_copies=str(tmp_path), rest_interval_s=None)
-
-    def write(round: Round) -> Iterator[dict[str, Committable]]:
-        with Participant(sinks, round, partition=0) as participant:
-            for name in sinks:
-                participant.write(name, pa.record_batch({"value": ["a"]}))
-            yield participant.pre_commit()
-
     world.at[TransactionCommitted] = world.targets["last"].open.clear
-    coordinator.run(0, write)
+    coordinator.run(0, writes(sinks, {"value": ["a"]}))
     assert world.visible("a") == world.visible("last") == ["a"]
 
 

@@ -1,13 +1,12 @@
 """Recovery by an operator's command: what is committed before the operator has said what to give up."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from twopc import Committable, Coordinator, Participant, Round, Vote
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator, Round, Vote
 from twopc.cli.recovery import Recovery
 from twopc.errors import Fenced, OperatorRequired, Refused, TransactionLost
 from twopc.log.history import read_history
@@ -45,11 +44,8 @@ class World:
         self.written = self.sinks(data)
         return Coordinator(self.written, self.log, owner="query", rest_interval_s=None)
 
-    def phase_one(self, round: Round) -> list[Vote]:
-        with Participant(self.written, round, partition=0) as participant:
-            for name in self.written:
-                participant.write(name, pa.record_batch({"n": [1, 2, 3]}))
-            return [participant.pre_commit()]
+    def phase_one(self, round: Round) -> Iterator[Vote]:
+        return writes(self.written, {"n": [1, 2, 3]})(round)
 
     def stuck(self, data: MemorySink, progress: MemorySink | None = None) -> Recovery:
         recovery = Recovery(read_history(self.log), self.sinks(data, progress), None)

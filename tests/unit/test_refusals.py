@@ -1,7 +1,5 @@
 """Where a value that can't be held stands, however deeply nested."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

@@ -1,7 +1,5 @@
 """A failure that no table knows may be tried again, but not for ever: the third start in a row calls an operator."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -13,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tests.support.memory_log import MemoryLog
-from tests.unit.test_coordinator import World, fails, raises, run, sink
+from tests.support.raising import raising
+from tests.unit.test_coordinator import World, fails, run, sink
 from twopc import Coordinator, Vote
 from twopc.errors import (
     Fenced,
@@ -44,7 +43,7 @@ class Query(World):
     def fails(self, error: BaseException, batch_id: int = 0) -> BaseException:
         """Start the query, let its batch fail, and return what the start ends with."""
         with pytest.raises(type(error) if not isinstance(error, Exception) else Exception) as ended:
-            self.coordinator().run(batch_id, raises(error))
+            self.coordinator().run(batch_id, raising(error))
         return ended.value
 
     def kinds(self, *errors: BaseException) -> list[type[BaseException]]:
@@ -170,9 +169,9 @@ def test_failures_of_which_none_is_like_another_stop_too_where_each_start_aborts
     for way in "abcdefgh":
         coordinator = query.coordinator()
         with pytest.raises(RoundAborted, match="the worker was lost"):
-            coordinator.run(0, raises(RoundAborted("the worker was lost")))
+            coordinator.run(0, raising(RoundAborted("the worker was lost")))
         with pytest.raises(Exception, match="no plan for") as ended:
-            coordinator.run(0, raises(ValueError(f"no plan for {way!r}")))
+            coordinator.run(0, raising(ValueError(f"no plan for {way!r}")))
         ends.append(ended.type)
     assert ends == [*[RoundAborted] * (FAILED_STARTS_AT_MOST - 1), RepeatedFailure]
 
@@ -222,14 +221,14 @@ def test_an_entry_keeps_its_repetition(query: Query) -> None:
 def test_a_damaged_note_costs_one_start(query: Query, damaged: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
     query.kinds(DEFECT, DEFECT)
     with monkeypatch.context() as patch:
-        patch.setattr(query.store, "posted", raises(OSError("away")) if damaged is None else lambda: damaged)
+        patch.setattr(query.store, "posted", raising(OSError("away")) if damaged is None else lambda: damaged)
         assert query.kinds(DEFECT) == [RoundAborted]
     assert query.kinds(DEFECT) == [RepeatedFailure]
 
 
 def test_a_note_that_cannot_be_left_costs_one_start(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(query.store, "post", raises(OSError("away")))
+        patch.setattr(query.store, "post", raising(OSError("away")))
         query.kinds(DEFECT)
     assert query.kinds(DEFECT, DEFECT, DEFECT) == [RoundAborted, RoundAborted, RepeatedFailure]
 
@@ -244,7 +243,7 @@ def test_a_start_that_waits_for_a_target_keeps_what_was_counted(query: Query, mo
         sink(coordinator, "a").validate = lambda _: away()
         coordinator.validate({"a": pa.schema([])})
         with pytest.raises(Exception, match="no plan") as ended:
-            coordinator.run(1, raises(DEFECT))
+            coordinator.run(1, raising(DEFECT))
         return ended.type
 
     assert [start() for _ in range(3)] == [RoundAborted, RoundAborted, RepeatedFailure]
@@ -256,7 +255,7 @@ def test_a_fenced_driver_does_not_count_and_leaves_the_note_of_the_newer_one(que
     query.fails(DEFECT)
     note = query.store.notice
     with pytest.raises(Fenced):
-        older.run(0, raises(ValueError("no plan for 'y'")))
+        older.run(0, raising(ValueError("no plan for 'y'")))
     assert query.store.notice == note
 
 
@@ -273,7 +272,7 @@ def test_an_older_driver_that_still_waits_leaves_the_note_of_a_newer_one(
     assert query.store.notice == note
     notices.withdraw()
     assert query.store.notice == note
-    monkeypatch.setattr(query.store, "posted", raises(OSError("away")))
+    monkeypatch.setattr(query.store, "posted", raising(OSError("away")))
     notices.post(tail, event)
     assert query.store.notice == note
 
@@ -346,14 +345,14 @@ def test_a_driver_that_is_fenced_while_its_last_failure_is_counted_says_so(
 
     monkeypatch.setattr(query.store, "post", overtaken)
     with pytest.raises(Fenced):
-        older.run(0, raises(DEFECT))
+        older.run(0, raising(DEFECT))
 
 
 def test_a_committed_batch_that_is_not_evaluated_again_is_not_called_rolled_back(query: Query) -> None:
     run(query.coordinator(), 0)
     lost = RoundAborted("the executor was lost")
     with pytest.raises(Retriable, match="batch 0 is decided and committed"):
-        query.coordinator().run(0, raises(AssertionError()), already_decided=raises(lost))
+        query.coordinator().run(0, raising(AssertionError()), already_decided=raising(lost))
 
 
 def test_a_batch_that_cannot_be_evaluated_again_stops_for_an_operator(query: Query) -> None:
@@ -361,7 +360,7 @@ def test_a_batch_that_cannot_be_evaluated_again_stops_for_an_operator(query: Que
 
     def start() -> BaseException:
         with pytest.raises(Exception, match="no plan") as ended:
-            query.coordinator().run(0, raises(AssertionError()), already_decided=raises(DEFECT))
+            query.coordinator().run(0, raising(AssertionError()), already_decided=raising(DEFECT))
         return ended.value
 
     ends = [start() for _ in range(3)]
@@ -378,7 +377,7 @@ def ended(start: Callable[[Coordinator], object], prepare: Callable[[Coordinator
 
 
 def broken(call: str) -> Callable[[Coordinator], object]:
-    return lambda coordinator: sink(coordinator, "a").during.update({call: raises(KeyError("broken"))})
+    return lambda coordinator: sink(coordinator, "a").during.update({call: raising(KeyError("broken"))})
 
 
 def test_a_start_that_fails_before_its_first_batch_counts(query: Query) -> None:
@@ -409,7 +408,7 @@ def test_failures_of_one_start_count_once_a_minute(query: Query, monkeypatch: py
 
     def fails() -> type[BaseException]:
         with pytest.raises(Exception, match="no plan") as raised:
-            coordinator.run(0, raises(DEFECT))
+            coordinator.run(0, raising(DEFECT))
         return raised.type
 
     assert [fails() for _ in range(5)] == [RoundAborted] * 5
@@ -425,7 +424,7 @@ def test_a_schema_that_cannot_be_looked_at_counts_once_there_is_a_log(query: Que
     run(query.coordinator("a"), 0)
 
     def prepare(coordinator: Coordinator) -> None:
-        sink(coordinator, "a").validate = raises(KeyError("broken"))
+        sink(coordinator, "a").validate = raising(KeyError("broken"))
 
     def start(coordinator: Coordinator) -> None:
         coordinator.validate({"a": pa.schema([])})
@@ -467,7 +466,7 @@ def test_a_failure_between_batches_leaves_the_coordinator_open_though_the_log_wa
 ) -> None:
     coordinator = query.ran(0)
     with monkeypatch.context() as away:
-        away.setattr(query.store, "slots", raises(ConnectionError("away")))
+        away.setattr(query.store, "slots", raising(ConnectionError("away")))
         with pytest.raises(ValueError, match="no plan"):
             failing_between_batches(coordinator)
     assert query.tail.unresolved
@@ -497,7 +496,7 @@ def test_what_passes_between_batches_counts_although_each_start_ends_cleanly(
 
 def test_the_error_of_a_block_does_not_wait_for_a_target_that_is_away(query: Query) -> None:
     coordinator = query.ran(0)
-    sink(coordinator, "a").during["recover"] = raises(Retriable("the target is away"))
+    sink(coordinator, "a").during["recover"] = raising(Retriable("the target is away"))
     with pytest.raises(ValueError, match="no plan"), coordinator:
         raise DEFECT
 
@@ -590,7 +589,7 @@ def test_a_notice_that_could_not_be_withdrawn_is_withdrawn_by_the_next_call(
     notices = query.ran(0)._performer.notices
     notices.post(query.tail, CallRetried("commit of x", 20, 1.0, "no leader", 75.0))
     with monkeypatch.context() as away:
-        away.setattr(query.store, "posted", raises(OSError("away")))
+        away.setattr(query.store, "posted", raising(OSError("away")))
         notices.withdraw()
     assert query.store.notice
     notices.withdraw()
@@ -600,7 +599,7 @@ def test_a_notice_that_could_not_be_withdrawn_is_withdrawn_by_the_next_call(
 def test_a_wait_amid_which_the_note_cannot_be_read_keeps_it(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     assert query.kinds(DEFECT, DEFECT)
     notices, note, tail = query.coordinator()._performer.notices, query.store.notice, query.tail
-    monkeypatch.setattr(query.store, "posted", raises(OSError("away")))
+    monkeypatch.setattr(query.store, "posted", raising(OSError("away")))
     notices.post(tail, CallRetried("commit of x", 20, 1.0, "no leader", 75.0))
     assert query.store.notice == note
     notices.withdraw()

@@ -1,7 +1,5 @@
 """A target that rolls back what is decided: its records are written again from the staged copy, or the query stops."""
 
-from __future__ import annotations
-
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,11 +9,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pytest
 
-import twopc
-from tests.support.observing import Killed, killed, observing
+from tests.support.observing import Killed, Moments, killed, observing
+from tests.support.raising import raising
 from twopc import Coordinator, Participant
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, RoundAborted, TransactionLost
-from twopc.events import Event, PhaseEntered, TransactionReplayed
+from twopc.events import TransactionReplayed
 from twopc.phases import Phase
 from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.testing import MemorySink, MemoryTarget
@@ -36,14 +34,14 @@ class ForgetfulSink(MemorySink):
         self.target.batches["announced"] = len(committed["a"])
 
 
-class World:
+class World(Moments):
     """Two targets, of which only ``a`` rolls back by itself, a log and a stage; they outlive coordinators."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.targets = {"a": MemoryTarget(), "b": MemoryTarget()}
         self.log = f"memory://{uuid.uuid4().hex}"
         self.stage = folder / "stage"
-        self.at: dict[Phase | type, Any] = {}
 
     def run(self, batch_id: int, stage: bool = True, fails: bool = False) -> None:
         """One batch of two partitions, by a coordinator that has just started."""
@@ -71,12 +69,6 @@ class World:
 
     def copies(self) -> list[str]:
         return sorted(path.name for path in self.stage.glob("*"))
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        kind = event.phase if isinstance(event, PhaseEntered) else type(event)
-        if kind in self.at:
-            self.at.pop(kind)()
 
 
 @pytest.fixture
@@ -342,11 +334,7 @@ def test_a_copy_that_could_not_be_read_now_is_not_called_damaged(
 ) -> None:
     with pa.ipc.new_stream(tmp_path / "a.arrow", pa.schema({"value": pa.string()})):
         pass
-
-    def fails(_: object) -> pa.RecordBatchReader:
-        raise error
-
-    monkeypatch.setattr(pa.ipc, "open_stream", fails)
+    monkeypatch.setattr(pa.ipc, "open_stream", raising(error))
     with pytest.raises(type(error)):
         list(ReplayCopies(str(tmp_path)).read("a.arrow"))
 

@@ -1,7 +1,5 @@
 """What a coordinator does between two batches, and when its process ends."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -16,7 +14,8 @@ from typing import Any
 import pytest
 
 from tests.support.incarnations import log_of
-from tests.unit.test_coordinator import World, never, raises, run, sink
+from tests.support.raising import raising
+from tests.unit.test_coordinator import World, never, run, sink
 from twopc import Participant, Round
 from twopc import resting as resting_module
 from twopc.errors import Fenced, InDoubt, Retriable
@@ -109,7 +108,7 @@ def test_a_batch_waits_for_a_rest_that_is_under_way(world: World) -> None:
 
 def test_a_rest_that_gets_no_answer_asks_once_and_leaves_the_coordinator_as_it_is(world: World) -> None:
     coordinator = world.ran(0)
-    sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
+    sink(coordinator, "a").during["recover"] = raising(Retriable("no broker"))
     coordinator.rest()
     assert coordinator.phase is Phase.IDLE
     sink(coordinator, "a").during.clear()
@@ -122,7 +121,7 @@ def test_rests_that_get_no_answer_for_a_minute_are_for_an_operator_until_one_suc
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = world.ran(0)
-    sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
+    sink(coordinator, "a").during["recover"] = raising(Retriable("no broker"))
     now_s = [1000.0]
     clock = SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
     monkeypatch.setattr("twopc.performer.time", clock)
@@ -149,7 +148,7 @@ def test_a_batch_ends_a_row_of_rests_that_get_no_answer(world: World, monkeypatc
     monkeypatch.setattr("twopc.performer.notify", told.append)
 
     def failing_rest() -> tuple[int, float, float]:
-        sink(coordinator, "a").during["recover"] = raises(Retriable("no broker"))
+        sink(coordinator, "a").during["recover"] = raising(Retriable("no broker"))
         coordinator.rest()
         sink(coordinator, "a").during.clear()
         event = told[-1]
@@ -186,7 +185,7 @@ def test_who_is_fenced_rests_no_more_and_sweeps_nothing(world: World, is_complet
     assert resting
     assert resting._thread
     world.coordinator().recover()
-    sink(coordinator, "a").during["recover"] = raises(AssertionError("it was asked"))
+    sink(coordinator, "a").during["recover"] = raising(AssertionError("it was asked"))
     resting.rest()
     resting._busy.set()
     resting._thread.join(10)
@@ -224,7 +223,7 @@ def test_a_rest_that_can_not_read_the_log_opens_it_no_more(world: World, monkeyp
     coordinator = world.ran(0)
     coordinator.rest()
     with monkeypatch.context() as away:
-        away.setattr(type(world.log), "slots", raises(OSError("no store")))
+        away.setattr(type(world.log), "slots", raising(OSError("no store")))
         coordinator.rest()
     assert coordinator.phase is Phase.IDLE
 
@@ -235,7 +234,7 @@ def test_a_rest_whose_entry_is_in_doubt_is_followed_by_a_recovery(
     coordinator = world.ran(0)
 
     with monkeypatch.context() as context:
-        context.setattr("twopc.log.steps.append", raises(InDoubt("no answer")))
+        context.setattr("twopc.log.steps.append", raising(InDoubt("no answer")))
         with pytest.raises(InDoubt):
             coordinator.rest()
     assert coordinator.phase is Phase.CLOSED
@@ -285,6 +284,6 @@ def test_a_batch_that_is_known_to_be_complete_is_not_asked_about_at_the_next_sta
     coordinator = world.ran(0)
     coordinator.rest()
     again = world.coordinator()
-    sink(again, "a").during["commit"] = raises(AssertionError("it was asked"))
+    sink(again, "a").during["commit"] = raising(AssertionError("it was asked"))
     again.recover()
     assert again.run(0, never).already_decided

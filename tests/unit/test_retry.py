@@ -1,7 +1,5 @@
 """What is logged of calls that get no answer."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 

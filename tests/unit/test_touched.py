@@ -1,7 +1,5 @@
 """Which tests a change touches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

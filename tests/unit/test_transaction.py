@@ -1,7 +1,5 @@
 """A committable names exactly one transaction; a sink travels without what only the coordinator knows."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """The names of transactions."""
 
-from __future__ import annotations
-
 import pickle
 import re
 

@@ -1,7 +1,5 @@
 """The verdict of the command line on each open transaction, and the rows of what recovery did."""
 
-from __future__ import annotations
-
 from tests.support.commit_log import CommitLog
 from tests.support.memory_log import MemoryLog
 from twopc import Committable, Round, TransactionalIdPool

@@ -1,7 +1,5 @@
 """What answers of WebHDFS, and their absence, mean."""
 
-from __future__ import annotations
-
 import errno
 import json
 import socket

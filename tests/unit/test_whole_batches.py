@@ -1,21 +1,17 @@
 """A sink that makes whole batches visible at once is asked once per batch, and its batch is whole or absent."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 import twopc
-from tests.support.observing import Killed, observing
-from twopc import Committable, Coordinator, Participant, Round
+from tests.support.observing import Killed, Moments, observing
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator
 from twopc.errors import ConfigurationError, Retriable, TransactionLost
-from twopc.events import Event, PhaseEntered, TransactionCommitted
-from twopc.participant import Vote
+from twopc.events import Event, TransactionCommitted
 from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTableSink, MemoryTarget
 
@@ -36,17 +32,17 @@ class Table(MemoryTableSink):
         super().commit_batch(batch_id, committables)
 
 
-class World:
+class World(Moments):
     """A table, a target that commits transaction by transaction, and a log; they outlive coordinators."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.targets = {"rows": MemoryTarget(), "table": MemoryTarget()}
         self.log = f"memory://{uuid.uuid4().hex}"
         self.copies = folder / "copies"
         self.asked: list[tuple[int, int]] = []
         self.raises: list[BaseException] = []
         self.committed: list[str] = []
-        self.on_commit: list[Any] = []
 
     def run(self, batch_id: int, partitions: int = 2, copies: bool = False) -> None:
         """One batch, by a coordinator that has just started."""
@@ -54,14 +50,7 @@ class World:
         sinks = {"rows": MemorySink(self.targets["rows"]), "table": table}
         url = self.copies.as_uri() if copies else None
         coordinator = Coordinator(sinks, self.log, owner="query", replay_copies=url, rest_interval_s=None)
-
-        def phase_one(round: Round) -> Iterator[Vote]:
-            for partition in range(partitions):
-                with Participant(sinks, round, partition=partition) as participant:
-                    for name in sinks:
-                        participant.write(name, pa.record_batch({"value": [f"{batch_id}-{partition}"]}))
-                    yield participant.pre_commit()
-
+        phase_one = writes(sinks, *({"value": [f"{batch_id}-{partition}"]} for partition in range(partitions)))
         coordinator.run(batch_id, phase_one)
         coordinator.close()
 
@@ -70,13 +59,9 @@ class World:
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        match event:
-            case TransactionCommitted(sink="table", committable=committable):
-                self.committed.append(committable.transaction_id)
-            case PhaseEntered(phase=Phase.COMMITTING) if self.on_commit:
-                self.on_commit.pop()()
-            case _:
-                pass
+        super().twopc_event(event)
+        if isinstance(event, TransactionCommitted) and event.sink == "table":
+            self.committed.append(event.committable.transaction_id)
 
 
 @pytest.fixture
@@ -116,7 +101,7 @@ def test_a_decided_batch_is_committed_as_a_whole_by_the_next_incarnation(world: 
 
 
 def test_a_loss_of_one_transaction_stops_its_batch_and_no_other_sinks(world: World) -> None:
-    world.on_commit.append(world.targets["table"].open.popitem)
+    world.at[Phase.COMMITTING] = world.targets["table"].open.popitem
     with pytest.raises(TransactionLost) as caught:
         world.run(0)
     assert (caught.value.sink, caught.value.batch_id, caught.value.transaction_id) == ("table", 0, None)
@@ -125,7 +110,7 @@ def test_a_loss_of_one_transaction_stops_its_batch_and_no_other_sinks(world: Wor
 
 
 def test_a_loss_of_one_transaction_has_the_whole_batch_written_again_from_its_copies(world: World) -> None:
-    world.on_commit.append(world.targets["table"].open.popitem)
+    world.at[Phase.COMMITTING] = world.targets["table"].open.popitem
     world.run(0, copies=True)
     assert world.asked == [(0, 2)] * 2
     assert world.visible("table") == ["0-0", "0-1"]

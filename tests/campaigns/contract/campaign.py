@@ -4,8 +4,6 @@ Runs the mutants whose names contain one of the given parts, or all mutants. Mut
 one is started if no servers are given.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import time

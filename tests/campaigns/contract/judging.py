@@ -1,7 +1,5 @@
 """Run the contract of sinks against a mutant, in a separate process."""
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import os

@@ -3,8 +3,6 @@
 The first argument of each is the real function; the others are those of the call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The sinks that receive defects, and the contract of each. Runs without pytest, one process per mutant."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import shutil

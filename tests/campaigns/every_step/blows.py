@@ -1,7 +1,5 @@
 """Cases in which the server of a place, its writer, or both are killed during commits."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -1,7 +1,5 @@
 """One case: a writer is killed at one moment, and a second process finishes its work and compares the contents."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import asdict, dataclass
 

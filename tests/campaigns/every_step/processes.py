@@ -1,7 +1,5 @@
 """The processes of a case: each is forked, leaves notes for the others, and may be killed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """A query in plain Python: three batches, with one lost coordinator and one lost task."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial

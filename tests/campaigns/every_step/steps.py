@@ -4,8 +4,6 @@ A moment is a point at which a process may be killed: before every step, and aft
 consecutive steps that only read, just the first has a moment, because the store does not change between them.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

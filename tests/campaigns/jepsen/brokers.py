@@ -1,7 +1,5 @@
 """Three Kafka brokers. Each is a controller too, and on a host of its own."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -3,8 +3,6 @@
 ``make jepsen SECONDS=600 SEED=1``; see ``docs/internals/jepsen.md``.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import fcntl

@@ -5,8 +5,6 @@ when. A batch may become visible after a vote of all its tasks, and then only wi
 in every target system.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

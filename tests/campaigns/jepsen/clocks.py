@@ -1,7 +1,5 @@
 """The wall clocks of hosts, which can be stepped. ``clock.c`` is loaded into each process of a host."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 import subprocess

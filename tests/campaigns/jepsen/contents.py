@@ -1,7 +1,5 @@
 """The contents of the target systems at the end, read by clients that did not write them."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator, Sequence
 from itertools import count

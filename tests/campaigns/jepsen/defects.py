@@ -1,7 +1,5 @@
 """Defects that are put into a query, to show that the checker finds them."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from contextlib import AbstractContextManager

@@ -1,7 +1,5 @@
 """A loop on a ``Coordinator``, as a process: it runs batches until it is told to stop. Its tasks run elsewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import itertools

@@ -4,8 +4,6 @@ The job writes numbers. It runs in one process, which is started again when it i
 writes to Kafka alone.
 """
 
-from __future__ import annotations
-
 import functools
 import signal
 from collections import Counter, defaultdict

@@ -4,8 +4,6 @@ A fault is a generator. It does something, yields how many seconds it waits, and
 bounded time, and may overlap with others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import signal
@@ -95,7 +93,6 @@ class Nemesis:
                 broker.start()
 
     def draw(self) -> Fault:
-        """Return the next fault."""
         if not self._deck:
             self._deck = self._chance.sample(self._full_deck, len(self._full_deck))
         kind = self._deck.pop()

@@ -5,8 +5,6 @@ to an address that no host has: the switch forwards the packets to all, and none
 error, connections stay open, and iproute2 is enough.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A PostgreSQL server on a host of its own, which is reached over the network."""
 
-from __future__ import annotations
-
 from psycopg.conninfo import make_conninfo
 
 from tests.campaigns.jepsen.network import POSTGRES, Network, address

@@ -6,8 +6,6 @@ rows of the batch before in PostgreSQL. Kafka is not asked: a leader that was re
 of its partition. A line has a batch and the number of its rows, as soon as the group's offsets are behind that batch.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -151,7 +151,6 @@ class Query:
         return found
 
     def kill_worker(self, host: str) -> None:
-        """Kill a worker and its tasks."""
         if self._workers[host].poll() is None:
             kill_each(all_of(self._workers[host]))
 

@@ -4,8 +4,6 @@ A line has the partition, the offset, the time by the system's monotonic clock, 
 started again goes on after its last line. It ends at the offsets in the file ``UNTIL``, as soon as there is one.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

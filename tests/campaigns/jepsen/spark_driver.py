@@ -4,8 +4,6 @@ Spark's source numbers the batches and their tasks. The records are made from th
 attempts of a run of a batch have one name, since Spark does not tell which one has won.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import logging
@@ -81,7 +79,6 @@ def records(batch: DataFrame, attempt: str, most: int) -> DataFrame:
 
 
 def started() -> SparkSession:
-    """Start Spark."""
     set_java_and_python()
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     settings = {

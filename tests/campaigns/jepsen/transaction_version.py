@@ -3,8 +3,6 @@
 ``python -m tests.campaigns.jepsen.transaction_version SERVERS VERSION`` repeats that until the cluster has the version.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from typing import Any

@@ -3,8 +3,6 @@
 Like the workers of an executor, a task goes on when its driver is gone, and its answer then reaches nobody.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import faulthandler

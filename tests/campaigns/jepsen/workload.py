@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 import twopc
+from tests.campaigns.tables.table import LakeTable
 from tests.support.spark_checkpoint import Loss
-
-if TYPE_CHECKING:
-    from tests.campaigns.tables.table import LakeTable
 
 TASKS = 3
 PROGRESS = "progress"

@@ -1,8 +1,6 @@
 """``make prove-plugin``: install the wheels of every distribution and of the guide's sink into an environment without
 the project's source, and test them there. See ``docs/write-your-own-sink.md``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil
@@ -33,20 +31,12 @@ TOOLS = (
 )
 
 CONTRACTS = (
-    "guide/test_contract.py",
-    "tests/sinks/delta/test_contract.py",
-    "tests/sinks/delta/test_upserts.py::TestKeyed",
-    "tests/sinks/files/test_contract.py",
-    "tests/sinks/iceberg/test_contract.py",
-    "tests/sinks/iceberg/test_glue.py::TestOnGlue",
-    "tests/sinks/iceberg/test_hive.py::TestOnHive",
-    "tests/sinks/iceberg/test_upserts.py::TestKeyed",
-    "tests/sinks/kafka/test_contract.py",
-    "tests/sinks/mysql/test_contract.py",
-    "tests/sinks/postgres/test_contract.py",
-    "tests/sinks/pravega/test_contract.py",
-    "tests/sinks/sql/test_contract.py",
-    "tests/unit/test_memory_sink.py",
+    *("guide/test_contract.py", "tests/sinks/delta/test_contract.py", "tests/sinks/delta/test_upserts.py::TestKeyed"),
+    *("tests/sinks/files/test_contract.py", "tests/sinks/iceberg/test_contract.py"),
+    *("tests/sinks/iceberg/test_glue.py::TestOnGlue", "tests/sinks/iceberg/test_hive.py::TestOnHive"),
+    *("tests/sinks/iceberg/test_upserts.py::TestKeyed", "tests/sinks/kafka/test_contract.py"),
+    *("tests/sinks/mysql/test_contract.py", "tests/sinks/postgres/test_contract.py"),
+    *("tests/sinks/pravega/test_contract.py", "tests/sinks/sql/test_contract.py", "tests/unit/test_memory_sink.py"),
 )
 
 KILLS = ("together", "mysql", "pravega", "service", "sql")

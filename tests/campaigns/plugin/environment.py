@@ -1,7 +1,5 @@
 """An environment with this project's distributions from their wheels, and without its source."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -5,8 +5,6 @@ result has ``kills``; ``lost`` and ``duplicates`` in all target systems together
 transactions that are open or prepared when the loop is done.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

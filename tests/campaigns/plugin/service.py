@@ -5,8 +5,6 @@ The broker checks the tokens' signatures, the registry is Apicurio, and Glue is 
 versions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """``make release-check``: build every distribution and check what a release needs. See ``docs/versions.md``."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import time

@@ -3,8 +3,6 @@
 Each function yields one sentence per fault.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tarfile

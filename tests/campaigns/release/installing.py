@@ -1,7 +1,5 @@
 """Each wheel, installed alone into an environment that has nothing else."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

@@ -1,7 +1,5 @@
 """The licenses of everything that the distributions ask for, with their extras, as the installed metadata has them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The list of all components of a release (SBOM), as CycloneDX 1.5 in JSON, as uv writes it from its lock."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What users may rely on, now and in the last release: names, signatures, options, metrics (``docs/versions.md``)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """``make soak``: small batches for a long time, with restarts. What a driver holds stays as it is. See
 ``docs/internals/scale.md``."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

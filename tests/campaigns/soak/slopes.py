@@ -1,7 +1,5 @@
 """How fast a quantity grows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 PER = 10_000

@@ -1,7 +1,5 @@
 """``make prove-spark``: kill Spark at every step, in every way that it writes: docs/internals/spark-campaign.md."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

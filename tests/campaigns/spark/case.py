@@ -1,7 +1,5 @@
 """One case: a query whose driver is killed repeatedly. Then the query runs to its end, and its output is compared."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A Spark Connect client to be killed: ``python -m tests.campaigns.spark.client sc://... '{...}'``, with a ``Job``."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,19 +1,15 @@
 """A driver whose query comes from a Spark Connect client. The driver is the server; the client is a child process."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from tests.campaigns.spark.job import Job
 from tests.support.kills import bound
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def serve(spark: SparkSession, job: Job) -> None:

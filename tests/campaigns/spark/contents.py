@@ -1,23 +1,20 @@
 """The comparison of the target systems with the same computation in batch, and the search for leftovers."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from tests.campaigns.spark import refusing
 from tests.campaigns.spark.job import TO_KAFKA, Job
 from tests.campaigns.spark.plans import PLANS, SCHEMA, is_bad
 from tests.support.contents import Difference, difference, in_files, in_topic, left_in_files
 from twopc_kafka.client.control import control_of
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Contents = Counter[str]
 

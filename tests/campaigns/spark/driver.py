@@ -4,8 +4,6 @@ Its argument is a ``Job`` as JSON. It continues where the previous driver was ki
 written.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

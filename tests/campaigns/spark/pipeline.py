@@ -1,7 +1,5 @@
 """A driver that runs a declarative pipeline. The driver is the Connect server that ``spark-pipelines`` starts."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Mapping

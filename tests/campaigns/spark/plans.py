@@ -5,15 +5,12 @@ records that are too late for every window. Only a query whose state and waterma
 records, recognizes the repeated ones, and counts no record twice.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame
 
 Record = dict[str, Any]
 

@@ -1,11 +1,8 @@
 """Targets of every backend but Kafka, each of which refuses bad records for a reason of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psycopg
 import pyarrow as pa
@@ -17,11 +14,9 @@ from tests.campaigns.spark.job import Job
 from tests.campaigns.spark.plans import IS_BAD
 from tests.campaigns.tables.delta import DeltaLakeTable
 from tests.campaigns.tables.iceberg import IcebergTable
+from tests.campaigns.tables.table import LakeTable
 from tests.support.contents import in_files, in_table, left_in_files
 from twopc.spark import Output
-
-if TYPE_CHECKING:
-    from tests.campaigns.tables.table import LakeTable
 
 WITHOUT_VALUE = [f"IF({IS_BAD}, NULL, to_json(struct(*))) AS value"]
 """The tables' column takes no null."""
@@ -33,7 +28,6 @@ SCHEMA = pa.schema([pa.field("value", pa.string(), nullable=False)])
 
 
 def outputs(job: Job) -> Mapping[str, Output]:
-    """Return an output for each target."""
     of_folder = {"path": str(_folder(job)), "format": "parquet", "partition_by": "folder"}
     of_table = {"conninfo": job.conninfo, "table": "records"}
     return {

@@ -1,7 +1,5 @@
 """A Spark standalone cluster: a master and workers, each in its own process."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A stateful processor: counts the records of each key, and emits each new total."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

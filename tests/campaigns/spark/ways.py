@@ -1,7 +1,5 @@
 """The ways in which Spark writes, each with its cases."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

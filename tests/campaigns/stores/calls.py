@@ -1,7 +1,5 @@
 """Calls of stores other than a disk and S3, as steps."""
 
-from __future__ import annotations
-
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 

@@ -1,7 +1,5 @@
 """``make prove-stores``: kill a writer of files at every step on every store. See ``docs/internals/stores.md``."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """S3 servers that keep their objects on a disk, and so survive a kill. Each is built at a fixed version from the Go
 module proxy into the cache folder."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The stores of the campaign, as a table: where a case keeps its files and its log, and how it is struck."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping

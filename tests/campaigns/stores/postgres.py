@@ -1,19 +1,15 @@
 """A commit log in PostgreSQL: its calls as steps, and a server that is killed during an append."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
+from tests.campaigns.every_step.blows import Strike
 from tests.campaigns.every_step.steps import Steps, on_disk
 from tests.support.postgres_server import PostgresServer
 from twopc_postgres.log.table import LogTable
 from twopc_postgres.sessions import Connection
-
-if TYPE_CHECKING:
-    from tests.campaigns.every_step.blows import Strike
 
 
 def on_postgres(steps: Steps) -> None:

@@ -1,7 +1,5 @@
 """The query's progress, and the longest time without any, read from the commit log."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

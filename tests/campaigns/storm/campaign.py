@@ -5,8 +5,6 @@ Python workers, and a producer that keeps feeding the source. Finally, a last dr
 the contents of all target systems are compared with the records sent.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """The strikes: kills, pauses and full disks. A seed repeats the strikes, but not the machine's timing."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import threading

@@ -1,7 +1,5 @@
 """The comparison of all target systems with the records sent, and the search for leftovers, by independent clients."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterator

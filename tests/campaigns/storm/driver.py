@@ -1,7 +1,5 @@
 """The driver process and its supervisor."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 ``python -m tests.campaigns.storm.lake read|write``, with the settings as JSON. Both end by a kill.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

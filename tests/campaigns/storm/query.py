@@ -1,8 +1,6 @@
 """The driver that the storm kills: Kafka → Kafka and Parquet, or Kafka and two lake tables, in one decision, on two
 executors."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -235,7 +233,6 @@ def more_columns(settings: Settings) -> list[str]:
 
 
 def beside_kafka(settings: Settings) -> dict[str, twopc.TwoPhaseCommitSink[Any]]:
-    """Return the other sinks."""
     if not settings.catalog:
         return {"parquet": twopc.create_sink("files", {"path": f"{settings.folder}/parquet"})}
     from tests.campaigns.storm.lake import tables  # which imports this module

@@ -1,7 +1,5 @@
 """The readers of whole batches beside the query, which the storm kills, too, and what they have shown."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import time

@@ -1,17 +1,13 @@
 """Calls of the clients of lake tables, as steps."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import requests
 from deltalake import DeltaTable
 from sqlalchemy.engine.default import DefaultDialect
 
+from tests.campaigns.every_step.steps import Steps
 from twopc_iceberg.files import DurableFile, DurableFileIO
-
-if TYPE_CHECKING:
-    from tests.campaigns.every_step.steps import Steps
 
 
 def on_sql(steps: Steps) -> None:

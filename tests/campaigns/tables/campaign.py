@@ -3,8 +3,6 @@
 See ``docs/internals/storm.md``.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import shutil

@@ -1,28 +1,23 @@
 """A Delta table on a disk or in S3."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fsspec
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
-from tests.campaigns.every_step.steps import on_s3
+from tests.campaigns.every_step.blows import Strike
+from tests.campaigns.every_step.steps import Steps, on_s3
 from tests.campaigns.tables.calls import on_delta
 from twopc_delta import DeltaSink
 from twopc_delta.log_files import LogFiles
 from twopc_delta.options import DeltaOptions
 from twopc_delta.receipts import RECEIPT
 from twopc_delta.storage import NOTES
-
-if TYPE_CHECKING:
-    from tests.campaigns.every_step.blows import Strike
-    from tests.campaigns.every_step.steps import Steps
 
 CONFIGURATION = {"delta.checkpointInterval": "3"}  # so that a few batches have some
 

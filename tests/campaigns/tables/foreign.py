@@ -1,19 +1,15 @@
 """Other writers of the tables, which know nothing of twopc: they append, compact and expire."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from tests.campaigns.every_step.processes import note, noted
-
-if TYPE_CHECKING:
-    from tests.campaigns.tables.table import LakeTable
+from tests.campaigns.tables.table import LakeTable
 
 Row: TypeAlias = tuple[Any, ...]
 

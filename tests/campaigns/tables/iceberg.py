@@ -1,14 +1,12 @@
 """An Iceberg table in a SQLite or REST catalog, with its files on a disk or in S3."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileSystem, FileType, S3FileSystem
@@ -17,15 +15,13 @@ from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 
+from tests.campaigns.every_step.blows import Strike
+from tests.campaigns.every_step.steps import Steps
 from tests.campaigns.tables.calls import on_files, on_requests, on_sql
 from tests.campaigns.tables.table import reader
 from twopc_iceberg import IcebergSink
 from twopc_iceberg.catalogs import TransactionalCatalog
 from twopc_iceberg.notes import BATCH, FOLDER
-
-if TYPE_CHECKING:
-    from tests.campaigns.every_step.blows import Strike
-    from tests.campaigns.every_step.steps import Steps
 
 PROPERTIES = {
     # Maintenance that comes after weeks in production comes after batches here.

@@ -1,24 +1,19 @@
 """Other users of a case's tables: writers, while the query runs and while it is down; and another query."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 import twopc
 from tests.campaigns.every_step.processes import note, noted
 from tests.campaigns.every_step.query import KINDS, SCHEMA, Record
+from tests.campaigns.every_step.steps import Steps
 from tests.campaigns.tables.foreign import ForeignWriter
+from tests.campaigns.tables.table import LakeTable
 from twopc import Participant, Round
 from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
-
-if TYPE_CHECKING:
-    from tests.campaigns.every_step.steps import Steps
-    from tests.campaigns.tables.table import LakeTable
 
 ACTS_AT = ((0, Phase.DECIDING), (1, Phase.COMMITTING), (2, Phase.DECIDING))
 """Where the writers act while the query runs: after the sinks have looked at their tables, and before they commit."""

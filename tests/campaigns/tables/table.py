@@ -1,19 +1,15 @@
 """A table of a lake, as its sink, its readers and its other writers use it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+import twopc
+from tests.campaigns.every_step.blows import Strike
+from tests.campaigns.every_step.steps import Steps
 from tests.support.duckdb_extension import lake_reader
-
-if TYPE_CHECKING:
-    import twopc
-    from tests.campaigns.every_step.blows import Strike
-    from tests.campaigns.every_step.steps import Steps
 
 
 class LakeTable(Protocol):

@@ -1,21 +1,20 @@
 """Every sink with a key in one decision. The driver is killed at each step, and the servers after every other kill."""
 
-from __future__ import annotations
-
 import sqlite3
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 
+from tests.campaigns.every_step.campaign import Workers
 from tests.campaigns.killed_loop import every_other_time, killed_at_each, steps
 from tests.campaigns.tables.delta import DeltaLakeTable
 from tests.campaigns.tables.iceberg import IcebergTable
-from tests.campaigns.tables.table import reader
+from tests.campaigns.tables.table import LakeTable, reader
 from tests.support.contents import Difference, difference, in_table
 from tests.support.keyed_changes import Change
 from tests.support.loop import KEYED, Job
@@ -23,10 +22,6 @@ from tests.support.mariadb_server import MariaDbServer
 from tests.support.postgres_server import PostgresServer
 from tests.support.topic_reader import records_of
 from twopc_kafka_broker import KafkaBroker
-
-if TYPE_CHECKING:
-    from tests.campaigns.every_step.campaign import Workers
-    from tests.campaigns.tables.table import LakeTable
 
 NAME = "every-sink"
 

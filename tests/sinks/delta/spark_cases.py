@@ -1,17 +1,16 @@
 """Spark with Delta's own runtime reads what the sink writes; and the sink refuses what Spark's tables may demand."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from tests.sinks.delta import test_contract
 from tests.sinks.delta.conftest import Place
@@ -20,9 +19,6 @@ from tests.support.delta_spark import delta_session
 from tests.support.spark_session import write_all
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, SchemaMismatch
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 @pytest.fixture(scope="session")

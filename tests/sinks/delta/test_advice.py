@@ -1,7 +1,5 @@
 """What the errors of the Delta sink advise is done, and works: the query goes on, and the records are there once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -151,10 +149,7 @@ UNDONE: dict[str, tuple[str, Callable[[Place], Callable[[], object]]]] = {
         lambda place: move(place.folder / place.data_files()[0]),
     ),
     "there is no Delta table any more": ("Bring it back and start again", lambda place: move(place.folder)),
-    "the table was changed since its files were written": (
-        "Undo the change and start again",
-        require_values,
-    ),
+    "the table was changed since its files were written": ("Undo the change and start again", require_values),
 }
 """The words of an error → what it advises, and what leads to it, which returns what undoes it."""
 

@@ -1,7 +1,5 @@
 """What ``twopc doctor`` reports of a table."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

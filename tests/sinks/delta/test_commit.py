@@ -1,14 +1,11 @@
 """A batch is in the table once, whatever happens between the look and the commit, and whatever the store answers."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import pickle
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,9 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.sinks.delta.conftest import Place
+from tests.support.raising import raising
 from tests.support.sink_place import from_log
+from tests.support.waiting import until
 from twopc import Committable, Round
 from twopc.errors import (
     ConfigurationError,
@@ -342,10 +341,7 @@ def test_two_queries_and_a_foreign_writer_on_one_table_lose_and_double_nothing(p
 
 
 def lose(error: BaseException) -> Callable[[], None]:
-    def raise_it() -> None:
-        raise error
-
-    return raise_it
+    return raising(error)
 
 
 @pytest.mark.parametrize("error", [OSError("timed out"), FileExistsError("412")])
@@ -659,9 +655,7 @@ def test_the_mark_survives_checkpoints_and_log_cleanup(place: Place) -> None:
 def forget_marks(place: Place) -> None:
     """Have the table forget its marks, after the decision: a table that does so at the start is refused."""
     place.table().alter.set_table_properties({FORGETS: "interval 0 seconds"})
-    deadline = time.monotonic() + 10
-    while place.table().transaction_version(MARK) is not None:
-        assert time.monotonic() < deadline
+    until(lambda: place.table().transaction_version(MARK) is None, 10)
 
 
 def bound(place: Place) -> DeltaSink:

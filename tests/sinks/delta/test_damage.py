@@ -1,7 +1,5 @@
 """What is read back may be cut off, emptied or garbled. The file is named, and the advice in the message works."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A table's log is taken for known only if it has every entry, and an entry is on the disk before a reader sees it."""
 
-from __future__ import annotations
-
 import errno
 import os
 from collections.abc import Sequence

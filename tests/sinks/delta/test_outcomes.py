@@ -1,7 +1,5 @@
 """What an error of the store means is decided by its codes, and never by a name that a user has chosen."""
 
-from __future__ import annotations
-
 import errno
 
 import aiohttp
@@ -28,10 +26,7 @@ def failure(error: str | OSError, place: str = DISK) -> outcomes.Failure:
         (DISK, "error at file:///data/403%20access%20denied/not%20supported/_delta_log/1.json: timed out"),
         (BUCKET, f"Generic S3 error: Error performing PUT http://host:9000/{BUCKET[5:]}/_delta_log/1.json: timed out"),
         (BUCKET, "Error performing GET https://forbidden.s3.amazonaws.com/403/x?token=403 in 2s: timed out"),
-        (
-            BUCKET,
-            "<Error><Code>SlowDown</Code><Message>403 Forbidden, not supported</Message>",
-        ),
+        (BUCKET, "<Error><Code>SlowDown</Code><Message>403 Forbidden, not supported</Message>"),
     ],
 )
 def test_no_word_of_a_path_a_url_or_a_servers_text_decides_the_error(place: str, text: str) -> None:

@@ -1,7 +1,5 @@
 """Records of one partition share a file, and no others. Every reader finds each value as it was given."""
 
-from __future__ import annotations
-
 import string
 from datetime import date
 from decimal import Decimal
@@ -25,16 +23,8 @@ from twopc_delta.storage import Storage
 TEXTS = ["Acme Inc.", "Acme Inc", "acme inc", ".", "..", "_", " ", "a/b", "a%2Fb", "50 % = x", "null", "true", "1"]
 TEXTS += ["é" * 60 + "a", "é" * 60 + "b", "\u4e2d" * 23 + "\u4e00", "\u4e2d" * 23 + "\u4e8c", "x" * 240, "x" * 241]
 TEXTS += [
-    "\0",
-    "a\0b",
-    "a\nb",
-    "\\",
-    "?*[{^'\"#:]}",
-    "e\u0301",
-    "\u00e9",
-    "🐎",
-    " trailing ",
-    "__HIVE_DEFAULT_PARTITION_",
+    *("\0", "a\0b", "a\nb", "\\", "?*[{^'\"#:]}", "e\u0301", "\u00e9", "🐎"),
+    *(" trailing ", "__HIVE_DEFAULT_PARTITION_"),
 ]
 
 VALUES: dict[pa.DataType, list[Any]] = {

@@ -1,11 +1,9 @@
 """Readers other than Spark see each batch as a whole, and once: DuckDB, pandas and polars."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import duckdb
 import pandas as pd
@@ -18,9 +16,6 @@ from tests.sinks.delta.conftest import Place
 from tests.support.duckdb_extension import load
 from tests.support.typed_records import typed
 from twopc import Round
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.in_turn("read")
 

@@ -1,7 +1,5 @@
 """A batch that the table has lost is noticed before the next decision, and no upkeep of a table is taken for a loss."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

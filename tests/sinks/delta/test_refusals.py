@@ -1,7 +1,5 @@
 """What delta-rs would commit without a word, and readers would get wrong, is refused by its name."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable, Mapping
@@ -177,12 +175,7 @@ def test_a_refusal_names_all_that_is_in_the_way_and_what_removes_it(place: Place
     [
         {"writer": 7, "features": ("domainMetadata",)},
         {"writer": 7, "features": ("checkpointProtection", "allowColumnDefaults")},
-        {
-            "reader": 3,
-            "writer": 7,
-            "features": ("vacuumProtocolCheck",),
-            "reader_features": ("vacuumProtocolCheck",),
-        },
+        {"reader": 3, "writer": 7, "features": ("vacuumProtocolCheck",), "reader_features": ("vacuumProtocolCheck",)},
         {"writer": 7, "features": ("appendOnly", "invariants", "checkConstraints", "generatedColumns")},
         {"configuration": {"delta.appendOnly": "true"}},
         {"configuration": {"delta.columnMapping.mode": "none"}, "reader": 2, "writer": 5},

@@ -1,7 +1,5 @@
 """The Delta sink on S3: a real server over HTTP, whose conditional put decides between two commits."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator

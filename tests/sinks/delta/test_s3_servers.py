@@ -1,7 +1,5 @@
 """The Delta sink keeps its contract on S3 servers of several makers, also when they are killed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.delta.conftest import Bucket
-from tests.support.killed_writer import BEFORE, VALUES, killed_writer
+from tests.support.killed_writer import BEFORE, killed_writer
 from tests.support.restarted_query import RestartedQuery
 from tests.support.struck_server import (
     KILLED,
@@ -82,18 +80,6 @@ def test_wrong_keys_call_an_operator_at_once_and_cost_no_batch(
                 after()
         bucket.sink().commit_batch(0, batch)
         assert bucket.values() == ["a"]
-
-
-@pytest.mark.crash
-@pytest.mark.long
-def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(bucket: Bucket) -> None:
-    committable = killed_writer("delta", bucket.options)
-    assert committable is not None
-    assert bucket.values() == []
-    batch = bucket.sink().seal([committable], age_s=0)
-    for _ in range(2):
-        bucket.sink().commit_batch(7, batch)
-    assert bucket.values() == sorted(VALUES)
 
 
 @pytest.mark.crash

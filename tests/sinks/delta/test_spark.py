@@ -1,7 +1,5 @@
 """The cases of ``spark_cases``, in a process of their own: this one's Spark may have been started without Delta."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

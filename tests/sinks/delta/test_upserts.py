@@ -1,7 +1,5 @@
 """With ``upsert_by``, a record replaces the row of its key, and a delete removes it, whatever others do meanwhile."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Callable
@@ -24,13 +22,7 @@ from tests.support.keyed_table import COLUMNS, KeyedTableContract, records, run,
 from tests.support.sink_place import ROUND
 from tests.support.typed_records import typed
 from twopc import Participant, Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    RoundAborted,
-    SchemaMismatch,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_delta import DeltaSink, changes, commit, vectors
 from twopc_delta.changes import _not_tight, live_files

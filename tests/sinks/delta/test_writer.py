@@ -1,7 +1,5 @@
 """A task's memory and its open files are bounded, however many partitions its records have (invariant 7)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

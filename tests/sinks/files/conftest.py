@@ -1,13 +1,13 @@
 """What the tests of the file sink share: sinks on one folder or store, and a writer that has pre-committed."""
 
-from __future__ import annotations
-
 import json
 import math
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import fsspec
 import pyarrow as pa
@@ -24,12 +24,7 @@ from tests.support.s3_server import S3Server
 from twopc import Committable, Participant, Round
 from twopc.stores.places import file_system
 from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from twopc_files.stores.store import Store
+from twopc_files.stores.store import Store
 
 ON_AZURE = pytest.param("azure", marks=pytest.mark.long)
 ON_GCS = pytest.param("gcs", marks=[pytest.mark.long, pytest.mark.timeout(BUILD_AT_MOST_S)])

@@ -1,11 +1,10 @@
 """Uncommitted blocks and their markers, on Azurite, with a proxy in front that loses and changes replies."""
 
-from __future__ import annotations
-
 import socket
 import time
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -25,23 +24,12 @@ from tests.sinks.files.uploads import (
 from tests.support.azurite_server import AzuriteServer, repeat
 from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
 from twopc import Participant, Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    OutcomeUnknown,
-    Refused,
-    Retriable,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
 from twopc_files import committed_files
 from twopc_files.batch_log import CommittedFile
 from twopc_files.file_names import FileHandle
 from twopc_files.spark_metadata import spark_metadata
 from twopc_files.stores.azure import MARK, Azure, block_id
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

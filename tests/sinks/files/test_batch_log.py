@@ -1,7 +1,5 @@
 """The log of complete batches: what it lists, through crashes and zombies at every step, and whom it refuses."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -26,6 +24,8 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import LocalFileSystem as LocalArrowFileSystem
 
+from tests.support.observing import Killed
+from tests.support.raising import raising
 from tests.support.s3_server import S3Server
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc.stores.disk import LocalFolder
@@ -243,10 +243,6 @@ def test_a_repeated_call_changes_nothing(store: Store) -> None:
     before = store.entries()
     store.complete(3, 18, 19, 24)
     assert store.entries() == before
-
-
-class Killed(BaseException):
-    """This process does nothing any more."""
 
 
 def kill_at(step: int) -> Callable[[int], None]:
@@ -549,10 +545,7 @@ def test_a_start_removes_what_killed_processes_left_an_hour_ago(store: Store, mo
 
 
 def test_a_disk_without_hard_links_is_refused(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
-
-    monkeypatch.setattr(os, "link", unsupported)
+    monkeypatch.setattr(os, "link", raising(OSError(errno.EOPNOTSUPP, "Operation not supported")))
     with pytest.raises(ConfigurationError, match=r"can't be kept at .*no hard links"):
         disk.log().open()
 

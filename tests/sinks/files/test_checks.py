@@ -1,7 +1,5 @@
 """What the file sink finds out about its store before the first batch."""
 
-from __future__ import annotations
-
 import errno
 from pathlib import Path
 from typing import Any

@@ -1,21 +1,18 @@
 """What becomes of a decided file, whatever the file system says."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sinks.files.conftest import MakeSink, PreCommit
+from tests.support.raising import raising
 from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import MakeSink, PreCommit
 
 
 def the_file(committable: Committable) -> dict[str, Any]:
@@ -256,10 +253,7 @@ def test_a_rename_that_finds_the_file_gone_is_repeated_and_finds_it_committed(
 
 
 def failing(number: int) -> Any:
-    def fail(*_: Any, **__: Any) -> Any:
-        raise OSError(number, os.strerror(number))
-
-    return fail
+    return raising(OSError(number, os.strerror(number)))
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,25 @@
 """The file sink keeps the contract of every sink, on every store."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace
 from datetime import date
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sinks.files.conftest import Place
 from tests.sinks.files.readers import READERS, Reader, kept
 from tests.support.gcs_server import BUILD_AT_MOST_S
 from tests.support.read_rows import as_drawn
 from tests.support.typed_records import TEXT, in_halves, plain, typed, unchecked_text
 from twopc.testing import SinkContract
 from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sinks.files.conftest import Place
-
 
 FEW = 4
 """Kills where the steps of a batch are those of another contract."""

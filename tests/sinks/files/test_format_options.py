@@ -1,7 +1,5 @@
 """Options of formats and of the layout: what they may be, and what they become."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import fields
 from typing import Any
@@ -96,10 +94,7 @@ def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> 
             {"format": "csv", "delimiter": "\\t", "null_value": "\t"},
             "'null_value' of the file sink must be .* the delimiter",
         ),
-        (
-            {"format": "text", "header": "true"},
-            "'header' of the file sink is only for 'format' = 'csv', not 'text'",
-        ),
+        ({"format": "text", "header": "true"}, "'header' of the file sink is only for 'format' = 'csv', not 'text'"),
         ({"header": "true"}, "'header' of the file sink is only for 'format' = 'csv', not 'parquet'"),
         (
             {"format": "json", "compression_level": "1"},

@@ -1,7 +1,5 @@
 """What is written is in each format's own form; and what a format can't hold is refused. See also test_readers."""
 
-from __future__ import annotations
-
 import datetime as dt
 import errno
 import gzip
@@ -9,13 +7,14 @@ import io
 import json
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
 
+from tests.sinks.files.conftest import MakeSink, PreCommit
 from twopc import Participant, Round
 from twopc.errors import SchemaMismatch
 from twopc_files import orc, parquet
@@ -25,10 +24,6 @@ from twopc_files.json_lines import RECORDS_AT_ONCE, JsonLines
 from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import MakeSink, PreCommit
-
 
 NOON = dt.datetime(2024, 5, 1, 12, 0, 0, 1, tzinfo=dt.timezone.utc)
 

@@ -1,11 +1,9 @@
 """Objects that are rewritten, on an emulator of Google Cloud Storage, with a proxy that loses and changes replies."""
 
-from __future__ import annotations
-
 import gc
 import os
 import traceback
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
@@ -29,11 +27,7 @@ from twopc.errors import (
 from twopc_files.file_names import FileHandle
 from twopc_files.outcomes import obstacle_seen
 from twopc_files.stores.gcs import Gcs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from twopc_files.stores.store import Sight
+from twopc_files.stores.store import Sight
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
 
@@ -61,10 +55,7 @@ def proxied(gcs: Place, proxy: HttpProxy) -> Place:
 
 
 class TestRemovals(RemovalContract):
-    removals = (
-        *((gcs_error(status), Retriable) for status in (409, 429, 500, 503)),
-        (FORBIDDEN, OperatorRequired),
-    )
+    removals = (*((gcs_error(status), Retriable) for status in (409, 429, 500, 503)), (FORBIDDEN, OperatorRequired))
 
 
 def shown(error: BaseException) -> str:

@@ -1,7 +1,5 @@
 """Files on a real HDFS: what is refused, nodes that are away, and logs of complete batches."""
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Iterator

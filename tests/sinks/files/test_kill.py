@@ -1,16 +1,10 @@
 """A writer is killed, and another process settles what it left."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 
-from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import Place
-    from twopc import Committable
+from tests.sinks.files.conftest import Place
+from tests.support.killed_writer import AFTER, BEFORE, killed_writer
+from twopc import Committable
 
 pytestmark = [pytest.mark.crash, pytest.mark.long]
 
@@ -24,17 +18,6 @@ def place(request: pytest.FixtureRequest) -> Place:
 def killed(place: Place, when: str) -> Committable | None:
     options = {"path": place.url, "storage_options": place.storage_options, "format": "json"}
     return killed_writer("files", options, when)
-
-
-def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(place: Place) -> None:
-    committable = killed(place, AFTER)
-    assert committable is not None
-    assert place.targets() == []
-    sink = place.sink()
-    sink.seal([committable], age_s=0)
-    sink.commit(committable)
-    assert place.values() == VALUES
-    assert len(place.files()) == 1
 
 
 @pytest.mark.parametrize("when", [BEFORE, AFTER])

@@ -1,7 +1,5 @@
 """Every record is in exactly one file, in the folder of its values; files, memory and what is left open are bounded."""
 
-from __future__ import annotations
-
 import datetime as dt
 import json
 from collections import defaultdict

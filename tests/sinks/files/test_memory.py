@@ -3,8 +3,6 @@
 ``python tests/sinks/files/test_memory.py parquet 2048`` writes 2 GiB and prints the peak.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Options are checked when the sink is made."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 from pathlib import Path
@@ -24,8 +22,7 @@ from twopc_files.stores.s3 import S3
 
 
 @pytest.mark.parametrize(
-    "path",
-    ["/data/orders", "/data/orders/", "file:///data/orders", "local:///data/orders", "file:/data/orders"],
+    "path", ["/data/orders", "/data/orders/", "file:///data/orders", "local:///data/orders", "file:/data/orders"]
 )
 def test_a_plain_path_and_a_file_url_name_the_same_folder(path: str) -> None:
     assert FileOptions.parse({"path": path}).store == Local(Path("/data/orders"))
@@ -74,11 +71,8 @@ def test_storage_options_may_be_text(options: object) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "abfs://container/x?sv=2026&sig=secret",
-        "s3://key:secret@bucket/x",
-        "s3://key:sec/ret@bucket/x",
-        "hdfs://me:secret@host/x",
-        "sftp://me:sec/ret@host/x",
+        *("abfs://container/x?sv=2026&sig=secret", "s3://key:secret@bucket/x", "s3://key:sec/ret@bucket/x"),
+        *("hdfs://me:secret@host/x", "sftp://me:sec/ret@host/x"),
     ],
 )
 def test_a_password_in_the_path_is_refused_and_not_repeated(path: str) -> None:

@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 import pytest
 from typing_extensions import Self
 
+from tests.support.raising import raising
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, Refused, SchemaMismatch
 from twopc_files.file_names import FileHandle
@@ -195,11 +196,7 @@ def test_a_disk_that_is_full_in_mid_file_names_the_transaction_and_leaves_nothin
 def test_a_sync_that_fails_is_a_vote_of_no(folder: Path, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.mkdir(parents=True)
     (folder / "_twopc").mkdir()
-
-    def fail(_: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", raising(OSError(errno.EIO, os.strerror(errno.EIO))))
     with pytest.raises(Refused, match=r"Input/output error.*Nothing of it is visible"):
         run_participant(make_sink(), ROWS)
     assert list((folder / "_twopc").iterdir()) == []

@@ -1,11 +1,11 @@
 """Spark, DuckDB and pyarrow read back what was written; and folders are named as Spark names them."""
 
-from __future__ import annotations
-
 import datetime as dt
 import re
+from collections.abc import Callable, Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -13,23 +13,16 @@ import pyarrow.csv as pacsv
 import pyarrow.orc as paorc
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import DataFrameReader, SparkSession
 
 from twopc.errors import SchemaMismatch
 from twopc_files.delimited import Csv
-from twopc_files.formats import check_schema
+from twopc_files.formats import Format, check_schema
 from twopc_files.json_lines import JsonLines
 from twopc_files.layout import Layout, split
 from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from pyspark.sql import DataFrameReader, SparkSession
-
-    from twopc_files.formats import Format
 
 UTC = dt.timezone.utc
 

@@ -1,7 +1,5 @@
 """Real readers, while batches of several files are committed one file at a time."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -9,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -18,6 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from pyspark.sql import DataFrame, SparkSession
 
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError
@@ -26,9 +25,6 @@ from twopc_files.batch_log import CommittedFile
 from twopc_files.manifest import manifest
 from twopc_files.sink import FileSink
 from twopc_files.spark_metadata import spark_metadata
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 FILES = 3
 """Of a batch, with a record each."""

@@ -1,13 +1,11 @@
 """A record that a format can't hold is refused by its place, before any record of its batch is written."""
 
-from __future__ import annotations
-
 import datetime as dt
 import io
 import json
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyarrow import orc, types
 
+from tests.sinks.files.conftest import MakeSink
 from tests.support.typed_records import unchecked_text
 from twopc import Participant, Round
 from twopc.errors import RecordRefused
@@ -26,10 +25,6 @@ from twopc_files.json_lines import JsonLines
 from twopc_files.lines import Text
 from twopc_files.orc import Orc
 from twopc_files.parquet import Parquet
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import MakeSink
-
 
 UTC = dt.timezone.utc
 NOON = dt.datetime(2024, 5, 1, 12, tzinfo=UTC)

@@ -1,16 +1,12 @@
 """Stores that publish by a rename or a copy of fsspec's."""
 
-from __future__ import annotations
-
 import errno
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.sinks.files.conftest import Place
+from tests.support.raising import raising
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, TwoPhaseCommitError
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import Place
 
 
 @pytest.mark.variants
@@ -36,18 +32,14 @@ def test_a_folder_that_is_not_there_is_in_doubt_and_not_lost(renaming: Place) ->
 
 
 def test_a_store_that_can_not_be_made_is_refused_at_the_start(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise ImportError("the client library is not installed")
-
+    fail = raising(ImportError("the client library is not installed"))
     monkeypatch.setattr("twopc_files.stores.remote.file_system", fail)
     with pytest.raises(ConfigurationError, match=r"memory://.*not installed.*Nothing was written"):
         memory.sink().open()
 
 
 def test_a_missing_hadoop_client_is_told_in_one_line(renaming: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError("Unable to load libjvm\n" + "dlopen(libjvm.so) failed: no such file\n" * 90)  # as pyarrow does
-
+    fail = raising(OSError("Unable to load libjvm\n" + "dlopen(libjvm.so) failed: no such file\n" * 90))
     monkeypatch.setattr("twopc_files.stores.remote.file_system", fail)
     with pytest.raises(ConfigurationError, match=r"Unable to load libjvm\), which needs Hadoop.*HADOOP_HOME") as told:
         renaming.sink().open()
@@ -76,13 +68,9 @@ def test_an_error_of_the_store_is_never_a_success_and_a_later_commit_completes(
     error: Exception, expected: type[TwoPhaseCommitError], renaming: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committable = renaming.pre_commit(batch_id=7)
-
-    def fail(*_: Any) -> None:
-        raise error
-
     for call in ("mv", "info"):
         with monkeypatch.context() as patched:
-            patched.setattr(type(renaming.fs), call, fail)
+            patched.setattr(type(renaming.fs), call, raising(error))
             with pytest.raises(TwoPhaseCommitError, match="batch 7") as raised:
                 renaming.sink().commit(committable)
         assert type(raised.value) is expected
@@ -94,12 +82,8 @@ def test_an_error_of_the_store_is_never_a_success_and_a_later_commit_completes(
 def test_a_sweep_of_a_store_that_is_busy_is_repeated(memory: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     memory.pre_commit()
     [found] = memory.sink().recover()
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OSError(errno.EBUSY, "busy")
-
     for call in ("ls", "rm_file"):
-        monkeypatch.setattr(type(memory.fs), call, fail)
+        monkeypatch.setattr(type(memory.fs), call, raising(OSError(errno.EBUSY, "busy")))
     with pytest.raises(Retriable):
         list(memory.sink().recover())
     with pytest.raises(Retriable):

@@ -1,10 +1,10 @@
 """Multipart uploads that are held open, on a real S3 server, with a proxy in front that loses and changes replies."""
 
-from __future__ import annotations
-
 import gc
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import fsspec
 import pyarrow as pa
@@ -15,6 +15,7 @@ from s3fs import S3FileSystem
 from tests.sinks.files.conftest import Place
 from tests.sinks.files.uploads import ID, MIB, TARGET, Secrets, UploadContract, run_one_batch, the_file, upload
 from tests.support.http_proxy import Answer, HttpProxy, Lost, s3_error
+from tests.support.raising import raising
 from tests.support.s3_server import S3Server, without_credentials
 from twopc import Committable, Participant, Round
 from twopc.errors import (
@@ -27,14 +28,9 @@ from twopc.errors import (
     TwoPhaseCommitError,
 )
 from twopc_files.file_names import FileHandle, decidable_files
+from twopc_files.sink import FileSink
 from twopc_files.stores.s3 import S3
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from twopc_files.sink import FileSink
-    from twopc_files.stores.store import Sight
+from twopc_files.stores.store import Sight
 
 
 @pytest.fixture(scope="module")
@@ -418,10 +414,7 @@ def test_an_object_in_place_counts_though_its_upload_is_still_listed(proxied: Pl
 
 def test_an_endpoint_for_credentials_that_fails_is_asked_again(s3: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     committable = s3.pre_commit()
-
-    def fail(*_: object, **__: object) -> None:
-        raise CredentialRetrievalError(provider="iam-role", error_msg="timeout")
-
+    fail = raising(CredentialRetrievalError(provider="iam-role", error_msg="timeout"))
     with monkeypatch.context() as patch:
         patch.setattr("aiobotocore.client.AioBaseClient._make_api_call", fail)
         with pytest.raises(Retriable, match="iam-role"):
@@ -517,15 +510,9 @@ def test_a_sweep_aborts_its_own_uploads_and_never_another_one(s3: Place) -> None
     s3.pre_commit(log_id="log2")
     store = s3_of(s3)
     for key in (
-        f"data/orders/{TARGET}.bak",
-        f"data/orders/x{TARGET}",
-        f"data/orders/sub/{TARGET}",
-        f"data/orders/{TARGET.replace('orders', 'orders2')}",
-        f"data/orders/{TARGET.replace('.0.json', '.json')}",
-        f"data/orders2/{TARGET}",
-        f"data/{TARGET}",
-        "data/orders/part-0.parquet",
-        "data/orders",
+        *(f"data/orders/{TARGET}.bak", f"data/orders/x{TARGET}", f"data/orders/sub/{TARGET}"),
+        *(f"data/orders/{TARGET.replace('orders', 'orders2')}", f"data/orders/{TARGET.replace('.0.json', '.json')}"),
+        *(f"data/orders2/{TARGET}", f"data/{TARGET}", "data/orders/part-0.parquet", "data/orders"),
     ):
         store.call("create_multipart_upload", Key=key)
     others = {name: key for name, key in open_uploads(s3).items() if name != the_file(own).pending}
@@ -546,10 +533,7 @@ def test_open_uploads_are_listed_page_by_page(proxied: Place, proxy: HttpProxy) 
     )
     proxy.disturb_next("GET", Answer(200, page.encode()), "uploads")
     found = [committable.handle["open"] for committable in proxied.sink().recover()]
-    assert found == [
-        [{"staged": "first", "target": TARGET}],
-        [{"staged": own.pending, "target": own.target}],
-    ]
+    assert found == [[{"staged": "first", "target": TARGET}], [{"staged": own.pending, "target": own.target}]]
     assert "key-marker=the%20key" in proxy.sent("GET", "uploads")[-1].target
     assert "upload-id-marker=the%20id" in proxy.sent("GET", "uploads")[-1].target
 

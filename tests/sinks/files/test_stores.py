@@ -1,21 +1,16 @@
 """What every store does alike, whichever it is: files of one transaction, their names, and what is not ours."""
 
-from __future__ import annotations
-
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from tests.sinks.files.conftest import ON_AZURE, ON_GCS
+from tests.sinks.files.conftest import ON_AZURE, ON_GCS, Place
 from tests.sinks.files.uploads import the_file
 from twopc import Committable, Round
 from twopc.errors import CorruptLog, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_files.file_names import decidable_files
-
-if TYPE_CHECKING:
-    from tests.sinks.files.conftest import Place
-    from twopc_files.sink import FileSink
+from twopc_files.sink import FileSink
 
 FOLDERS = ("day=2024-05-01/city=Bern", "day=2024-05-02/city=Zürich %2F", "day=2024-05-01/city=Bern", "")
 

@@ -1,7 +1,5 @@
 """The contract of stores that hold uploads open: S3 and Azure, behind a proxy that loses and changes replies."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -13,6 +11,7 @@ import pytest
 
 from tests.sinks.files.conftest import Place
 from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
+from tests.support.raising import raising
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
 from twopc_files.file_names import FileHandle, decidable_files
@@ -43,12 +42,8 @@ def upload(place: Place, contents: bytes) -> FileHandle:
 
 def run_one_batch(place: Place, log: Path) -> None:
     """Start a query, which must not get as far as its first batch."""
-
-    def phase_one(round: Round) -> Any:
-        raise AssertionError("the batch was begun")
-
     with Coordinator({"orders": place.sink().unbound()}, str(log), owner="query") as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, raising(AssertionError("the batch was begun")))
 
 
 def one_batch(sink: FileSink, round: Round) -> list[Any]:

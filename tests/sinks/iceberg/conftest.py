@@ -1,7 +1,5 @@
 """What the tests of the Iceberg sink share: a catalog in SQLite on a disk, and for each test a table of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import pickle

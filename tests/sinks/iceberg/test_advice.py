@@ -1,7 +1,5 @@
 """What the errors of the Iceberg sink advise is done, and works: the query goes on, and the records are there once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

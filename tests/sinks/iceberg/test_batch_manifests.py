@@ -1,18 +1,17 @@
 """The tasks' manifests of a batch become one, and no record is lost, doubled or hidden from a filter by that."""
 
-from __future__ import annotations
-
 import datetime as dt
 import decimal
 import math
 import os
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.expressions import BooleanExpression, EqualTo, IsNaN, IsNull, Reference
+from pyiceberg.manifest import ManifestFile
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
@@ -27,15 +26,12 @@ from pyiceberg.types import (
     StringType,
 )
 
+from tests.sinks.iceberg.conftest import Place
 from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support.between import Between, lost, once
+from tests.support.observing import Killed
 from twopc import Round
 from twopc.errors import Retriable
-
-if TYPE_CHECKING:
-    from pyiceberg.manifest import ManifestFile
-
-    from tests.sinks.iceberg.conftest import Place
 
 MERGE_AT = "commit.manifest.min-count-to-merge"
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
@@ -124,9 +120,6 @@ def test_two_drivers_that_write_the_manifest_at_once_leave_it_whole(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One is killed as it begins to write, while the other moves its own file into place."""
-
-    class Killed(BaseException):
-        pass
 
     def kill(descriptor: int, _: str) -> None:
         os.close(descriptor)

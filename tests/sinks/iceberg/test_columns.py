@@ -1,25 +1,17 @@
 """Values come back as they were written, whatever their type and partition. What does not fit is refused by name."""
 
-from __future__ import annotations
-
 import datetime as dt
 import uuid
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.expressions import EqualTo
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import (
-    IdentityTransform,
-    MonthTransform,
-    Transform,
-    TruncateTransform,
-    VoidTransform,
-)
+from pyiceberg.transforms import IdentityTransform, MonthTransform, Transform, TruncateTransform, VoidTransform
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -42,14 +34,11 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from tests.sinks.iceberg.conftest import Query
+from tests.sinks.iceberg.conftest import Place, Query
 from tests.sinks.iceberg.test_upserts import connection
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted, SchemaMismatch
 from twopc_iceberg.columns import KEPT, aligned, check_columns
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
 
 UTC = dt.timezone.utc
 NOON = dt.datetime(2024, 2, 29, 12, 0, 0, 1)  # noqa: DTZ001  # as a column without a zone has it

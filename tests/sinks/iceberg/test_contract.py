@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -25,15 +25,13 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from tests.sinks.iceberg.conftest import Place
 from tests.sinks.iceberg.test_round_trip import READERS
 from tests.support.read_rows import as_drawn
 from tests.support.typed_records import typed, unchecked_text
 from twopc.testing import SinkContract
 from twopc.testing.values import nested
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink
 
 SCHEMA = Schema(
     NestedField(1, "value", StringType()),
@@ -80,8 +78,11 @@ class TestAppend(SinkContract):
         return self.place.values()
 
     def leftovers(self) -> list[str]:
-        known = {Path(task.file.file_path).name for task in self.place.table().scan().plan_files()}
-        return [name for name in self.place.files() if name.endswith(".parquet") and Path(name).name not in known]
+        table, ends = self.place.table(), (".parquet", "-m0.avro")
+        known = {task.file.file_path for task in table.scan().plan_files()}
+        known |= {each.manifest_path for snapshot in table.snapshots() for each in snapshot.manifests(table.io)}
+        names = {Path(path).name for path in known}
+        return [name for name in self.place.files() if name.endswith(ends) and Path(name).name not in names]
 
     def sample(self) -> pa.RecordBatch:
         return typed()

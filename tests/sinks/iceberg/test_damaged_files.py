@@ -1,26 +1,19 @@
 """Whatever is read back may be gone, cut short, empty or garbled. Before the decision the batch is refused, after it an
 operator is called; the message names the file. Where nothing is at stake, the query goes on."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.table.update import SetPropertiesUpdate
 
-from tests.sinks.iceberg.conftest import Query
+from tests.sinks.iceberg.conftest import Place, Query
 from twopc import Round
 from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
 from twopc_iceberg.files import DurableFile
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from tests.sinks.iceberg.conftest import Place
 
 MARK = "twopc.committed.twopc.log.orders"
 

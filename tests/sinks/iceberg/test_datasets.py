@@ -1,13 +1,7 @@
 """Under which name catalogs of lineage know a table."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from tests.sinks.iceberg.conftest import Place
 from twopc import Dataset
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
 
 
 def test_a_table_is_known_by_its_location(place: Place) -> None:

@@ -1,7 +1,5 @@
 """AWS Glue as a catalog: moto's, behind a proxy that compares versions as AWS documents it. Nothing here ran on AWS."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

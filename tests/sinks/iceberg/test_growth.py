@@ -1,23 +1,18 @@
 """A commit does not become slower with each snapshot and manifest that the table keeps, and is none the less exact."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table.snapshots import Snapshot
 
+from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between, once
 from twopc import Round
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sinks.iceberg.conftest import Place
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink
 
 
 def batch(place: Place, sink: IcebergSink, number: int, *values: str) -> None:

@@ -1,7 +1,5 @@
 """Hive Metastore as a catalog: a real one, whose commits exclude each other by locks alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -33,6 +31,7 @@ from tests.support.between import Between, once
 from tests.support.hive_metastore import HiveMetastore
 from tests.support.loop import Job
 from tests.support.pages import ROOT
+from tests.support.raising import raising
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Retriable
 from twopc.retry import until_answered
@@ -431,8 +430,5 @@ def test_a_clone_of_a_machine_with_other_network_hardware_is_another(monkeypatch
 
 
 def test_a_user_id_without_a_name_has_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_name() -> str:
-        raise KeyError("getpwuid(): uid not found")
-
-    monkeypatch.setattr("getpass.getuser", no_name)
+    monkeypatch.setattr("getpass.getuser", raising(KeyError("getpwuid(): uid not found")))
     assert hive._user() == str(os.getuid())

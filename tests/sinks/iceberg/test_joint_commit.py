@@ -1,12 +1,10 @@
 """Several tables of a REST catalog become visible by one request. Whatever becomes of it, each shows its batch once."""
 
-from __future__ import annotations
-
 import json
 import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -17,13 +15,11 @@ from tests.sinks.iceberg.conftest import Place, few
 from tests.support import networks
 from tests.support.between import nothing, once
 from tests.support.http_proxy import Answer, HttpProxy, Lost, Request
+from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
 from twopc import Committable, Round, TwoPhaseCommitSink
 from twopc.commits import commit_calls
 from twopc.errors import OperatorRequired, OutcomeUnknown, Retriable, TransactionLost
 from twopc_iceberg import IcebergSink
-
-if TYPE_CHECKING:
-    from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
 
 pytestmark = pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not()))
 

@@ -1,45 +1,14 @@
-"""Processes are killed with SIGKILL, and others settle what they left (invariants 2, 4 and 5)."""
+"""Servers are killed with SIGKILL at any request (invariants 2, 4 and 5); the contract kills processes."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-from tests.sinks.iceberg.conftest import few, place_on_s3
-from tests.support.killed_writer import BEFORE, VALUES, killed_writer
+from tests.sinks.iceberg.conftest import place_on_s3
 from tests.support.restarted_query import RestartedQuery
 from tests.support.struck_server import KILLED, STRIKES, StruckServer, Way, go_server, strike_requests
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sinks.iceberg.conftest import Place
-
 pytestmark = [pytest.mark.crash, pytest.mark.long]
-
-
-def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_process(place: Place) -> None:
-    committable = killed_writer("iceberg", place.options)
-    assert committable is not None
-    assert place.values() == []
-    sink = place.sink()
-    batch = sink.seal([committable], age_s=0)
-    for _ in range(2):
-        place.sink().commit_batch(7, batch)
-    assert place.values() == sorted(VALUES)
-
-
-@pytest.mark.parametrize("when", few([BEFORE], "after pre-commit"))
-def test_what_a_killed_writer_left_undecided_is_found_and_removed(when: str, place: Place) -> None:
-    before = place.files()
-    killed_writer("iceberg", place.options, when)
-    sink = place.sink()
-    [found] = sink.recover()
-    sink.abort(found)
-    assert list(sink.recover()) == []
-    assert place.values() == []
-    assert place.files() == before
 
 
 @pytest.mark.timeout(900)

@@ -1,8 +1,6 @@
 """Manifests are merged after batches, and no record is lost, doubled or hidden from a filter by that."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,15 +10,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
-from tests.sinks.iceberg.conftest import Query
+from tests.sinks.iceberg.conftest import Place, Query
 from tests.support.between import Between, lost, nothing, once
+from tests.support.raising import raising
 from twopc import Round
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.sinks.iceberg.conftest import Place
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink
 
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 FEW = {"commit.manifest.min-count-to-merge": "4"}
@@ -95,17 +89,13 @@ def test_a_merge_that_another_writer_forestalls_leaves_no_file(place: Place) -> 
 
 def test_a_merge_whose_conflict_is_reported_though_it_has_landed_removes_no_file(place: Place) -> None:
     """As by a gateway that has repeated the request and passes on the second answer."""
-
-    def conflict() -> None:
-        raise CommitFailedException
-
     place.create(properties=FEW)
     sink = place.sink()
     for number in range(3):
         batch(place, sink, number, f"{number}")
     last = place.decided(["3"], round=Round(1, 3), sink=sink)
     sink.commit_batch(3, last)
-    Between(after=once(conflict)).stand(sink)
+    Between(after=once(raising(CommitFailedException()))).stand(sink)
     sink.complete(3, last)
     assert manifests(place) == 1
     assert place.values() == ["0", "1", "2", "3"]
@@ -164,10 +154,7 @@ def test_manifests_of_a_spec_whose_column_was_dropped_are_left_and_others_are_me
 def test_a_merge_that_fails_is_a_warning_once_and_stops_no_query(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise KeyError("anything")
-
-    monkeypatch.setattr("twopc_iceberg.merging.ManifestWriter", fail)
+    monkeypatch.setattr("twopc_iceberg.merging.ManifestWriter", raising(KeyError("anything")))
     place.create(properties={"commit.manifest.min-count-to-merge": "2"})
     query = Query(place, tmp_path / "log")
     for number in range(4):

@@ -1,9 +1,6 @@
 """Joint commits to Nessie, which makes all tables of one visible at one moment."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 from pyarrow.fs import S3FileSystem
@@ -23,11 +20,8 @@ from tests.sinks.iceberg.test_joint_commit import (  # noqa: F401  # also run he
     test_all_tables_are_looked_at_and_asked_for_again_if_another_writer_was_faster_in_one,
     test_batches_follow_each_other_by_one_request_each,
 )
-from tests.support.nessie import BUCKET, NessieServer
+from tests.support.nessie import BUCKET, NessieProxy, NessieServer
 from tests.support.s3_server import S3Server
-
-if TYPE_CHECKING:
-    from tests.support.nessie import NessieProxy
 
 pytestmark = pytest.mark.long
 

@@ -1,30 +1,22 @@
 """Transactions that nobody decides: found by their notes, and removed without a trace. Files that a snapshot may have
 are never removed, whoever asks (invariants 4 and 5)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
+from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between
+from tests.support.observing import Killed
 from twopc import Committable, Participant, Round
 from twopc.errors import RoundAborted
 from twopc_iceberg.notes import FOLDER
 
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
-
 BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing catches it."""
 
 
 def kill_participant() -> None:

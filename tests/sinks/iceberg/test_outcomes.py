@@ -1,7 +1,5 @@
 """What each error of a catalog or a store means. What is in no table stops the query: unknown is not temporary."""
 
-from __future__ import annotations
-
 import errno
 
 import psycopg

@@ -1,11 +1,8 @@
 """The contract and the races on other catalogs and stores: PostgreSQL as a catalog, and S3 over HTTP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,12 +13,9 @@ from tests.support.between import Between, once
 from tests.support.http_proxy import HttpProxy, s3_error
 from tests.support.postgres_server import PostgresServer
 from tests.support.struck_server import KILLED, MOTO, S3_SERVERS, WRONG_KEYS, go_server, s3_server
-from twopc import Round
+from twopc import Committable, Round
 from twopc.errors import OperatorRequired, Refused, Retriable
-
-if TYPE_CHECKING:
-    from twopc import Committable
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink
 
 
 @pytest.fixture(scope="module")

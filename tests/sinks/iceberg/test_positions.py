@@ -1,13 +1,11 @@
 """With ``deletes=position``, the commit finds the rows of a batch's keys in the snapshot before it."""
 
-from __future__ import annotations
-
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import polars as pl
@@ -27,18 +25,9 @@ from pyiceberg.typedef import IcebergBaseModel, Record
 from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 
 from tests.sinks.iceberg import test_upserts as of_upserts
-from tests.sinks.iceberg.conftest import few
+from tests.sinks.iceberg.conftest import Place, few
 from tests.sinks.iceberg.test_contract import SCHEMA
-from tests.sinks.iceberg.test_upserts import (
-    BY_DAY,
-    COLUMNS,
-    PAIRS,
-    append,
-    commit_manifests,
-    compact,
-    names,
-    read,
-)
+from tests.sinks.iceberg.test_upserts import BY_DAY, COLUMNS, PAIRS, append, commit_manifests, compact, names, read
 from tests.support.between import Between, lost, once
 from tests.support.keyed_table import records, run, sealed, upserts, vote
 from tests.support.typed_records import typed
@@ -48,11 +37,6 @@ from twopc_iceberg import positions
 from twopc_iceberg.delete_files import _applies
 from twopc_iceberg.manifests import ManifestWriter, data_file, entries
 from twopc_iceberg.prepared import of_committable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tests.sinks.iceberg.conftest import Place
 
 pytestmark = pytest.mark.in_turn("table")
 
@@ -576,11 +560,7 @@ def rewritten(place: Place) -> None:
 @pytest.mark.in_turn("changes")
 @pytest.mark.in_turn("is_sealed")
 def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_before_the_decision(
-    by_files: Place,
-    changes: Callable[[Place], None],
-    advice: str,
-    follow: Callable[[Place], None],
-    is_sealed: bool,
+    by_files: Place, changes: Callable[[Place], None], advice: str, follow: Callable[[Place], None], is_sealed: bool
 ) -> None:
     run(by_files, 0, [(1, "a", "mon"), (2, "b", "mon")])
     voted = vote(by_files, [(1, "A", "wed")], round=Round(1, 1))

@@ -1,13 +1,12 @@
 """Other writers, older coordinators and operators change the table between any two steps of a commit (invariants 2, 4
 and 5). Each batch becomes visible once, or the sink raises and changes nothing."""
 
-from __future__ import annotations
-
 import contextlib
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,18 +20,16 @@ from pyiceberg.table.update import (
 )
 from pyiceberg.types import LongType
 
+from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between, lost, once, times
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink
+from tests.support.phase_one import writes
+from tests.support.raising import raising
+from twopc import Committable, Coordinator, Round, TwoPhaseCommitSink
 from twopc.errors import LogMismatch, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc.testing.memory import MemorySink, MemoryTarget
+from twopc_iceberg import IcebergSink
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.snapshot import Attempt
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from tests.sinks.iceberg.conftest import Place
-    from twopc_iceberg import IcebergSink
 
 MARK = "twopc.committed.twopc.log.orders"
 
@@ -210,13 +207,7 @@ def test_iceberg_8809_a_batch_whose_topic_fails_is_not_written_to_the_table_a_se
 ) -> None:
     def run(topic: MemorySink) -> None:
         sinks: dict[str, TwoPhaseCommitSink[Any]] = {"topic": topic, "orders": place.unbound()}
-
-        def write(round: Round) -> list[dict[str, Committable]]:
-            with Participant(sinks, round, partition=0) as participant:
-                for name in sinks:
-                    participant.write(name, pa.record_batch({"value": ["a"]}))
-                return [participant.pre_commit()]
-
+        write = writes(sinks, {"value": ["a"]})
         Coordinator(sinks, tmp_path / "log", owner="query", rest_interval_s=None).run(0, write)
 
     topic = MemoryTarget()
@@ -524,12 +515,8 @@ def test_an_attempt_is_dead_when_its_sequence_number_is_taken_by_another(place: 
 
 def test_a_conflict_that_is_reported_for_a_commit_that_landed_removes_no_file(place: Place) -> None:
     """As by a gateway that has repeated the request and passes on the second answer."""
-
-    def conflict() -> None:
-        raise CommitFailedException
-
     batch, sink = place.decided(["a"]), place.sink()
-    Between(after=conflict).stand(sink)
+    Between(after=raising(CommitFailedException())).stand(sink)
     sink.commit_batch(0, batch)
     assert place.values() == ["a"]
 

@@ -1,9 +1,7 @@
 """Other readers see each batch as a whole, and once: DuckDB, pandas and polars."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -14,13 +12,11 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, TruncateTransform
 from pyiceberg.types import DoubleType, FloatType, NestedField, StructType
 
+from tests.sinks.iceberg.conftest import Place
 from tests.sinks.iceberg.test_contract import SCHEMA
 from tests.support.duckdb_extension import load
 from tests.support.typed_records import typed
 from twopc import Round
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
 
 SPEC = PartitionSpec(
     PartitionField(1, 1000, BucketTransform(4), "value_bucket"),

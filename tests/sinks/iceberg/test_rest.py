@@ -1,12 +1,10 @@
 """The contract on a REST catalog, Iceberg's own, behind a proxy that loses, delays and repeats requests and answers."""
 
-from __future__ import annotations
-
 import socket
 import time
 import uuid
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,13 +13,10 @@ from tests.sinks.iceberg.test_contract import SCHEMA, SPEC
 from tests.sinks.iceberg.test_contract import TestAppend as Append
 from tests.support import networks
 from tests.support.http_proxy import Answer, HttpProxy, Lost
+from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
 from twopc import Round
 from twopc.errors import OperatorRequired, OutcomeUnknown, Refused, Retriable
-from twopc_iceberg import catalogs
-
-if TYPE_CHECKING:
-    from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
-    from twopc_iceberg import IcebergSink
+from twopc_iceberg import IcebergSink, catalogs
 
 pytestmark = pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not()))
 

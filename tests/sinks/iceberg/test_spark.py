@@ -1,7 +1,5 @@
 """Spark with Iceberg's own runtime reads what the sink writes, and maintains the tables while the sink writes them."""
 
-from __future__ import annotations
-
 import math
 import os
 import uuid
@@ -10,7 +8,7 @@ from dataclasses import replace
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -52,14 +50,11 @@ from tests.sinks.iceberg.conftest import COMMIT, VALUE, Place
 from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support import networks
 from tests.support.environments import NotHere
+from tests.support.http_proxy import Answer, HttpProxy, Request
 from tests.support.iceberg_spark import IcebergSpark, SqlFailed, iceberg_environment
-from twopc import Participant, Round
+from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
+from twopc import Committable, Participant, Round
 from twopc.errors import OperatorRequired, RoundAborted, TransactionLost
-
-if TYPE_CHECKING:
-    from tests.support.http_proxy import Answer, HttpProxy, Request
-    from tests.support.rest_catalog import ProxyIntoHost, RestCatalogServer
-    from twopc import Committable
 
 pytestmark = [
     pytest.mark.long,

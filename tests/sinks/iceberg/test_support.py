@@ -1,10 +1,7 @@
 """What does not work yet is refused by its name, before anything is written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
@@ -14,14 +11,12 @@ from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemoveSchemasUpda
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import FixedType, IntegerType, LongType, NestedField, StringType
 
+from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between, lost, once
 from twopc import Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted
 from twopc_iceberg import checks
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
 
 
 def refusal(place: Place, **options: str) -> str:

@@ -1,65 +1,40 @@
 """With ``upsert_by``, a record replaces the one of its key, and a delete removes it, whatever others do to the table.
 pyiceberg does not read equality deletes: DuckDB looks at the table, and both look at position deletes."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pytest
 from pyiceberg.avro.file import AvroFile
-from pyiceberg.manifest import DataFileContent, ManifestContent
+from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddPartitionSpecUpdate, RemovePartitionSpecsUpdate
 from pyiceberg.transforms import IdentityTransform, VoidTransform
-from pyiceberg.types import (
-    DoubleType,
-    FloatType,
-    LongType,
-    NestedField,
-    StringType,
-    StructType,
-    TimeType,
-    UUIDType,
-)
+from pyiceberg.types import DoubleType, FloatType, LongType, NestedField, StringType, StructType, TimeType, UUIDType
 
-from tests.sinks.iceberg.conftest import few
+from tests.sinks.iceberg.conftest import Place, few
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
 from tests.support.between import Between, lost, nothing, once
 from tests.support.duckdb_extension import load
 from tests.support.keyed_table import KeyedTableContract, commit, records, run, sealed, upserts, vote
 from tests.support.typed_records import typed, unchecked_text
-from twopc import Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.checks import CheckStatus
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    RoundAborted,
-    SchemaMismatch,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.testing import KeyedSinkContract, SinkContract
-from twopc_iceberg import checks
+from twopc_iceberg import IcebergSink, checks
 from twopc_iceberg.catalogs import connected
 from twopc_iceberg.manifests import ManifestLists
 from twopc_iceberg.prepared import of_committable
 from twopc_iceberg.snapshot import Attempt, moved, new_snapshot
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pyiceberg.manifest import ManifestFile
-
-    from tests.sinks.iceberg.conftest import Place
-    from twopc import Committable
-    from twopc_iceberg import IcebergSink
 
 pytestmark = pytest.mark.in_turn("table")
 

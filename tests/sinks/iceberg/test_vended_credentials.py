@@ -1,7 +1,5 @@
 """A REST catalog gives out credentials of S3 with each table, and they end: at any request, and in any process."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import pickle
@@ -11,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,17 +18,14 @@ from pyarrow.fs import FileSelector, FileType, S3FileSystem
 from tests.sinks.iceberg.conftest import Place, few
 from tests.support import networks
 from tests.support.http_proxy import s3_error
+from tests.support.rest_catalog import RestCatalogServer
 from tests.support.restarted_query import RestartedQuery
 from tests.support.s3_server import S3Server
 from tests.support.vended_credentials import BUCKET, CheckedStore, VendingCatalog, Vendor
-from twopc import Participant, Round
+from twopc import Committable, Participant, Round
 from twopc.errors import Retriable, RoundAborted
+from twopc_iceberg import IcebergSink
 from twopc_iceberg import table as of_tasks
-
-if TYPE_CHECKING:
-    from tests.support.rest_catalog import RestCatalogServer
-    from twopc import Committable
-    from twopc_iceberg import IcebergSink
 
 pytestmark = [pytest.mark.skipif(networks.why_not() is not None, reason=str(networks.why_not())), pytest.mark.long]
 
@@ -59,7 +54,6 @@ class Lake:
     files: S3FileSystem
 
     def objects(self) -> list[str]:
-        """Every object of the table."""
         folder = self.place.table().location().removeprefix("s3://")
         found = self.files.get_file_info(FileSelector(folder, recursive=True, allow_not_found=True))
         return sorted(info.path for info in found if info.type is FileType.File)

@@ -1,10 +1,7 @@
 """A task's memory and its open files are bounded, however many partitions its records have (invariant 7)."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,11 +11,9 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import BinaryType, ListType, NestedField, StringType, StructType, UUIDType
 
+from tests.sinks.iceberg.conftest import Place
 from tests.sinks.partitions_contract import ManyPartitions
 from twopc import Participant, Round
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
 
 
 class TestManyPartitions(ManyPartitions):

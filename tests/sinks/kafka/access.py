@@ -1,7 +1,5 @@
 """Principals of a broker with access control: how they log in, and what they are granted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,15 +1,15 @@
 """What the tests of the Kafka sink share: topics, their committed readers, and writers that have pre-committed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
 import socket
 import time
 import uuid
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pytest
@@ -25,25 +25,19 @@ from tests.sinks.kafka.three_brokers import ThreeBrokers, started
 from tests.support.broker_properties import WITHOUT_TIMEOUT, is_older
 from tests.support.leftovers import of_the_run, running
 from tests.support.topic_reader import records_of
+from tests.support.waiting import until
 from twopc import Committable, Participant, Round
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
 PATIENCE_S = 30.0
 """How long a test waits for what must come, before it takes it for missing."""
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < deadline, f"not so after {PATIENCE_S:.0f} s: {what}"
-        time.sleep(0.01)
+    until(holds, PATIENCE_S, what)
 
 
 def repeated(call: Callable[[], None]) -> None:

@@ -1,7 +1,5 @@
 """Consumer groups that queries report their progress to."""
 
-from __future__ import annotations
-
 import contextlib
 import uuid
 from typing import Any, TypeAlias

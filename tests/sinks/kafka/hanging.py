@@ -4,8 +4,6 @@ Kafka leaves markers out where a partition has no leader for a moment, which no 
 that the coordinator was not told of, which a broker takes that does not verify them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Topics on several brokers, each of which learns of a new topic in its own time."""
 
-from __future__ import annotations
-
 from contextlib import closing
 
 import tenacity

@@ -4,8 +4,6 @@
 How many records a batch has follows from its number, so that it is the same whenever it is written.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

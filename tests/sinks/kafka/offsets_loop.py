@@ -4,8 +4,6 @@
 partition of a topic, so offsets and records can be compared. It begins after the last batch that its log has decided.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator, Mapping

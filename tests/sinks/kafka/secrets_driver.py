@@ -6,8 +6,6 @@ It runs one batch; then one that a target refuses in a task; then, for each sink
 the place of the right one. ``logging`` is at DEBUG, here and (by ``sitecustomize``) in the tasks.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """What the errors of the Kafka sink advise is done, and works: the query goes on, and the records are there once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A partition that nobody leads: what does not write to it goes on, and what was rolled back there stays invisible."""
 
-from __future__ import annotations
-
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -15,6 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.sinks.kafka.known_topics import wait_until_known
+from tests.support.phase_one import writes
 from tests.support.topic_reader import records_of
 from twopc import Coordinator, Participant, Round
 from twopc.checks import CheckStatus
@@ -106,12 +105,7 @@ def test_a_batch_that_does_not_write_to_the_partition_goes_on_and_the_operator_i
     coordinator = Coordinator({"orders": sink}, str(tmp_path), owner="query")
 
     def run(batch_id: int, topic: str) -> None:
-        def phase_one(round: Round) -> list[Any]:
-            with Participant({"orders": sink}, round, partition=0) as participant:
-                participant.write("orders", pa.record_batch({"value": [str(batch_id)], "topic": [topic]}))
-                return [participant.pre_commit()]
-
-        coordinator.run(batch_id, phase_one)
+        coordinator.run(batch_id, writes({"orders": sink}, {"value": [str(batch_id)], "topic": [topic]}))
 
     run(0, away)
     brokers.other.kill()

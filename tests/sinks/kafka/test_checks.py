@@ -1,7 +1,5 @@
 """What the Kafka sinks find out about a cluster before the first batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

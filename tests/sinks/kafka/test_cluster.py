@@ -1,7 +1,5 @@
 """Three brokers, of which some restart, fall silent, or have not heard yet that they do not lead any more."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time

@@ -1,19 +1,15 @@
 """Which columns a record is made of, and what is refused before anything is written."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from twopc.errors import SchemaMismatch
 from twopc_kafka.columns import check_columns, records
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 HEADER = pa.struct([("key", pa.string()), ("value", pa.binary())])
 TEXT_OR_BYTES = [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()]

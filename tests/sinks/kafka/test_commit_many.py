@@ -1,7 +1,5 @@
 """Many commits over one connection, without a wait for each answer. What gets no answer is in doubt."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

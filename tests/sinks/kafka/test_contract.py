@@ -1,7 +1,5 @@
 """The Kafka sinks keep the contract, with either writer and for offsets, on a real broker."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping
 from datetime import datetime, timezone

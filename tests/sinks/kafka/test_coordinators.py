@@ -1,7 +1,5 @@
 """A coordinator with the Kafka sink: beside a newer one, and beside a broker that comes and goes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import twopc
 from tests.support.incarnations import swept_by
+from tests.support.observing import hearing
 from twopc import Coordinator, Participant, Round
 from twopc.errors import Fenced, Retriable, RoundAborted
 from twopc.events import CallRetried, Event, PhaseEntered
@@ -69,21 +67,6 @@ def restarts(broker: KafkaBroker) -> Iterator[Callable[[], None]]:
                 start.result()
 
 
-@contextmanager
-def observing(on_event: Callable[[Event], None]) -> Iterator[None]:
-    class Observer:
-        @twopc.hookimpl
-        def twopc_event(self, event: Event) -> None:
-            on_event(event)
-
-    observer = Observer()
-    twopc.register_observer(observer)
-    try:
-        yield
-    finally:
-        twopc.unregister_observer(observer)
-
-
 # Two drivers on one log (invariants 3 and 5). -------------------------------------------------------------------------
 
 
@@ -100,7 +83,7 @@ def test_an_older_coordinator_that_is_about_to_decide_is_fenced_and_nothing_of_i
             if entered == 1:
                 new.run(0)
 
-    with observing(let_the_new_one_run), pytest.raises(Fenced):
+    with hearing(let_the_new_one_run), pytest.raises(Fenced):
         old.run(0)
     assert entered == 2
     topic.becomes(["new"])
@@ -156,11 +139,7 @@ def test_what_was_pre_committed_before_the_broker_was_killed_is_committed_after_
 @pytest.mark.crash
 @pytest.mark.advice("…: no answer… for … s (…), again in … s")
 def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
-    second_broker: Any,
-    make_topic: Any,
-    start: Any,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    second_broker: Any, make_topic: Any, start: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
     topic = make_topic(on=second_broker.broker)
@@ -175,7 +154,7 @@ def test_a_query_that_is_started_while_the_broker_is_down_goes_on_when_it_is_up(
                 if len(retried) == 1:
                     restart()
 
-        with observing(restart_when_told):
+        with hearing(restart_when_told):
             query.run(0)
     assert {event.what for event in retried} >= {"look at the target of sink 'orders'"}
     assert re.search(r"look at the target of sink 'orders': no answer for \d+ s \(no broker answered at ", caplog.text)
@@ -217,7 +196,7 @@ def test_a_commit_is_repeated_until_the_broker_is_back_and_the_observer_is_told(
                 if len(retried) == 1:
                     restart()
 
-        with observing(kill_and_restart):
+        with hearing(kill_and_restart):
             start(topic, "a").run(0)
     assert "batch 0 is decided; commit of " in retried[0].what
     assert [event.attempt for event in retried[:2]] == [1, 2][: len(retried)]

@@ -1,8 +1,6 @@
 """A cluster that asks for a password or a certificate and denies what is not granted; and what is seen of the password
 (invariant 8)."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging
@@ -299,16 +297,10 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
 
 
 @pytest.mark.advice(
-    "Kafka has left out a marker (KAFKA-20734)",
-    "can't be detected or repaired. Grant it to this principal",
+    "Kafka has left out a marker (KAFKA-20734)", "can't be detected or repaired. Grant it to this principal"
 )
 def test_what_hangs_is_ended_with_the_rights_that_the_readme_names_for_it(
-    second_broker: Any,
-    make_topic: Any,
-    make_sink: Any,
-    prefix: str,
-    wait: Any,
-    caplog: pytest.LogCaptureFixture,
+    second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = make_topic(partitions=2, on=second_broker.broker)
     grant(second_broker, "granted", topic.name, prefix)

@@ -1,8 +1,6 @@
 """Records on their way, through librdkafka if no other writer is named: all of them arrive as they were given, or the
 vote is no."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import struct

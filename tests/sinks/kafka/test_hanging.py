@@ -1,9 +1,8 @@
 """What Kafka ended, but for a partition of which it left out the marker (KAFKA-20734), is ended there by the sink."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -14,9 +13,6 @@ from twopc.errors import RoundAborted
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.leaders import Leaders
 from twopc_kafka.writers.librdkafka import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NOTICED, UNNOTICED = 0, 1  # partitions: one gets its marker, one does not
 

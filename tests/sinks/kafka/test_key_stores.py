@@ -1,7 +1,5 @@
 """Certificates and keys as others write them reach both clients, or are refused by the option's name."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

@@ -1,8 +1,6 @@
 """kfake as the cluster: its authors have read Kafka's protocol for themselves. Where it answers otherwise than Kafka is
 listed in ``docs/internals/kafka.md``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Processes are killed with SIGKILL, and others settle what they left (invariants 2, 4 and 5)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,10 +33,7 @@ def test_what_a_writer_pre_committed_before_its_kill_is_committed_by_another_pro
     topic.becomes(VALUES)
 
 
-@pytest.mark.parametrize(
-    ("writer", "when"),
-    [(LIBRDKAFKA, BEFORE), *((writer, AFTER) for writer in WRITERS)],
-)
+@pytest.mark.parametrize(("writer", "when"), [(LIBRDKAFKA, BEFORE), *((writer, AFTER) for writer in WRITERS)])
 def test_what_a_killed_writer_left_undecided_is_found_and_aborted(
     writer: str, when: str, topic: Any, prefix: str, make_sink: Any, wait: Any
 ) -> None:

@@ -1,7 +1,5 @@
 """Names on loan: nobody has a name of another attempt that may still begin, however late."""
 
-from __future__ import annotations
-
 import logging
 import os
 import signal
@@ -58,12 +56,7 @@ LAST = Use("t", "boot", (2, 5), is_answered=True)
         (LAST, "another boot", (2, 6), "another"),
     ],
 )
-def test_what_an_attempt_makes_of_a_name(
-    last: Use | None,
-    boot: str,
-    round: tuple[int, int],
-    token: str,
-) -> None:
+def test_what_an_attempt_makes_of_a_name(last: Use | None, boot: str, round: tuple[int, int], token: str) -> None:
     use = next_use(last, boot, round)
     if use is None:
         assert token == "none"  # noqa: S105  # no password

@@ -1,7 +1,5 @@
 """``twopc.loop`` over Kafka: offsets in the log, no silent skip, and docs/without-spark.md's service under kills."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -4,8 +4,6 @@ Kafka 4.3.1 does not get over an EndTxn of version 5 that comes when transaction
 it is until the brokers are restarted, and times out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

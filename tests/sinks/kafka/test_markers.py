@@ -1,7 +1,5 @@
 """Whole batches: what a record and a marker say, when the marker is written, and what readers make of both."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
@@ -25,9 +23,9 @@ from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.markers_loop import Job, numbers
 from tests.support.incarnations import log_of
 from tests.support.kills import Process, is_alive, kill_all_of, start_logged
-from tests.support.observing import Killed, killed, observing
+from tests.support.observing import Killed, Moments, killed, observing
 from tests.support.whole_batches import EXAMPLES, JAVA, PYTHON, SHOWN_S, NoCompiler, Reader, reader_in, reading
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote, hookimpl
+from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
 from twopc.checks import CheckStatus
 from twopc.errors import (
     ConfigurationError,
@@ -37,7 +35,6 @@ from twopc.errors import (
     RoundAborted,
     TransactionLost,
 )
-from twopc.events import Event, PhaseEntered
 from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 from twopc.phases import Phase
@@ -93,14 +90,7 @@ def test_stamps_make_no_batch_so_large_that_each_record_is_measured(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        [None, [("x", b"1"), ("y", None)], [], [("z", b"")]],
-        [[("x", b"1")], None],
-        [None, None],
-        [[]],
-        [],
-    ],
+    "headers", [[None, [("x", b"1"), ("y", None)], [], [("z", b"")]], [[("x", b"1")], None], [None, None], [[]], []]
 )
 def test_a_header_is_added_after_those_that_a_record_has(headers: list[Any]) -> None:
     batch = pa.record_batch({"value": ["v"] * len(headers), "headers": pa.array(headers, HEADERS)})
@@ -325,13 +315,7 @@ def test_a_crash_after_the_marker_repeats_it_as_it_was(query: Query, monkeypatch
 
 @pytest.mark.long
 def test_a_batch_decided_with_markers_gets_its_own_when_the_option_is_gone(query: Query) -> None:
-    class Dies:
-        @hookimpl
-        def twopc_event(self, event: Event) -> None:
-            if isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
-                raise Killed
-
-    with observing(Dies()), pytest.raises(Killed):
+    with observing(Moments(Phase.COMMITTING)), pytest.raises(Killed):
         query.run(0)
     assert query.stated() == []
     coordinator = query.coordinator()

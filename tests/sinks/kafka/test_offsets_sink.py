@@ -1,12 +1,10 @@
 """Offsets in a consumer group, in the same decision as records: visible by the commit alone, and never ahead."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,15 +15,14 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 from kafka.protocol.producer.transaction import AddOffsetsToTxnRequest, TxnOffsetCommitRequest
 
-import twopc
 from tests.sinks.kafka.access import allow, as_user
 from tests.sinks.kafka.groups import Group
 from tests.sinks.kafka.offsets_loop import BATCHES, KILLED_IN, PARTITIONS, RECORDS, Job, run, values
 from tests.support.broker_properties import needs_kafka
 from tests.support.kills import KillAt, run_killed
+from tests.support.observing import Killed, Moments, killed, observing
 from twopc import Coordinator, Participant, Round, Vote
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted, SchemaMismatch, TransactionLost
-from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
 from twopc_kafka import offsets_sink as progress
 from twopc_kafka.client import control
@@ -127,30 +124,9 @@ def test_a_broker_that_is_gone_for_too_long_costs_the_batch(
 # With records, on one decision. ---------------------------------------------------------------------------------------
 
 
-class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
-
-
-def die() -> NoReturn:
-    raise Killed
-
-
 @pytest.fixture
 def job(group: Group, prefix: str, tmp_path: Path) -> Job:
     return Job(group.topic.servers, group.topic.name, group.name, prefix, str(tmp_path / "log"))
-
-
-@pytest.fixture
-def observed() -> Iterator[Callable[[object], None]]:
-    observers: list[object] = []
-
-    def observe(observer: object) -> None:
-        observers.append(observer)
-        twopc.register_observer(observer)
-
-    yield observe
-    for observer in observers:
-        twopc.unregister_observer(observer)
 
 
 @pytest.mark.variants
@@ -158,15 +134,12 @@ def observed() -> Iterator[Callable[[object], None]]:
     ("moment", "batches"), [("deciding", 1), ("committing", 1), ("commit of orders", 1), ("commit of a-progress", 2)]
 )
 def test_a_driver_that_dies_at_any_step_leaves_the_group_behind_the_records_and_the_next_settles_it(
-    moment: str, batches: int, group: Group, job: Job, observed: Callable[[object], None], wait: Any
+    moment: str, batches: int, group: Group, job: Job, wait: Any
 ) -> None:
-    observed(dying := KillAt(KILLED_IN, moment, die))
-    with pytest.raises(Killed):
+    with observing(KillAt(KILLED_IN, moment, killed)), pytest.raises(Killed):
         run(job)
     assert group.reaches(RECORDS * batches, wait)
     assert set(group.topic.visible()) >= set(values(batches))
-
-    twopc.unregister_observer(dying)
     run(job)
     assert group.reaches(RECORDS * BATCHES, wait)
     group.topic.becomes(values(BATCHES))
@@ -247,21 +220,11 @@ def one_batch(second_broker: Any, make_topic: Any, make_sink: Any, make_group: A
 
 
 @pytest.fixture
-def killed_before_phase_two(
-    one_batch: Any, observed: Callable[[object], None], wait: Any
-) -> Callable[[str | None], None]:
+def killed_before_phase_two(one_batch: Any, wait: Any) -> Callable[[str | None], None]:
     """Decided, and the offsets rolled back by their time-out."""
 
-    class Dying:
-        @twopc.hookimpl
-        def twopc_event(self, event: Event) -> None:
-            if isinstance(event, PhaseEntered) and event.phase is Phase.COMMITTING:
-                twopc.unregister_observer(self)
-                die()
-
     def run(stage: str | None) -> None:
-        observed(Dying())
-        with pytest.raises(Killed):
+        with observing(Moments(Phase.COMMITTING)), pytest.raises(Killed):
             one_batch(stage)
         sink = one_batch.group.sink(log_id=None)
         wait.until("the offsets are rolled back", lambda: len(sink._control.list_ongoing(sink.prefix)) == 1)
@@ -324,8 +287,6 @@ def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, 
 
 @pytest.fixture
 def joined(group: Group, wait: Any) -> Callable[[], Any]:
-    """Have somebody join the group."""
-
     def join() -> Any:
         member = confluent_kafka.Consumer({"bootstrap.servers": group.topic.servers, "group.id": group.name})
         member.subscribe([group.topic.name])

@@ -1,8 +1,6 @@
 """The plugin speaks Kafka's protocol in one place: each request is built, and each error code has its meaning, once.
 kafka-python's private names stand in one module, and no version is installed in which nobody has read them."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import re

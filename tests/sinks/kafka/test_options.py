@@ -1,7 +1,5 @@
 """What a user may set, what is refused, and what becomes of secrets."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re
@@ -43,12 +41,8 @@ def refusal(**changes: Any) -> str:
 @pytest.mark.parametrize(
     "name",
     [
-        "transactional.id",
-        "delivery.report.only.error",
-        "statistics.interval.ms",
-        "metadata.broker.list",
-        "allow.auto.create.topics",
-        "logger",
+        *("transactional.id", "delivery.report.only.error", "statistics.interval.ms", "metadata.broker.list"),
+        *("allow.auto.create.topics", "logger"),
     ],
 )
 def test_what_the_sink_sets_itself_is_refused_by_name_with_the_reason(name: str) -> None:
@@ -58,11 +52,8 @@ def test_what_the_sink_sets_itself_is_refused_by_name_with_the_reason(name: str)
 @pytest.mark.parametrize(
     "name",
     [
-        "ssl.engine.location",
-        "enable.ssl.certificate.verification",
-        "sasl.oauthbearer.assertion.private.key.pem",
-        "sasl.pasword",
-        "https.ca.pem",
+        *("ssl.engine.location", "enable.ssl.certificate.verification", "sasl.oauthbearer.assertion.private.key.pem"),
+        *("sasl.pasword", "https.ca.pem"),
     ],
 )
 def test_security_that_control_can_not_honor_is_refused_by_name(name: str) -> None:
@@ -112,25 +103,8 @@ def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown
 @pytest.mark.parametrize(
     "servers",
     [
-        "broker:abc",
-        "broker:",
-        "a:1,b:c",
-        "a:0",
-        "a:65536",
-        "a:9092/",
-        "a:1:2",
-        "a:1,,b:2",
-        ",",
-        "a:1 b:2",
-        "a: 1",
-        "['a:1', 'b:2']",
-        '["a:1"]',
-        "a:1\\n",
-        "::1",
-        "[::1",
-        "HTTP://a:9092",
-        "://a:9092",
-        "a://",
+        *("broker:abc", "broker:", "a:1,b:c", "a:0", "a:65536", "a:9092/", "a:1:2", "a:1,,b:2", ",", "a:1 b:2"),
+        *("a: 1", "['a:1', 'b:2']", '["a:1"]', "a:1\\n", "::1", "[::1", "HTTP://a:9092", "://a:9092", "a://"),
     ],
 )
 def test_what_is_no_address_is_refused(servers: str) -> None:
@@ -216,10 +190,7 @@ def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_a
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (
-            {"linger.ms": 200, "message.timeout.ms": 100},
-            r"'linger\.ms' .* below 'message\.timeout\.ms' \(100\)",
-        ),
+        ({"linger.ms": 200, "message.timeout.ms": 100}, r"'linger\.ms' .* below 'message\.timeout\.ms' \(100\)"),
         ({"reconnect.backoff.ms": 20_000}, r"'reconnect\.backoff\.ms' .* no more than .* \(10000\)"),
         ({"transaction.timeout.ms": 2000, "socket.timeout.ms": 3000}, r"'socket\.timeout\.ms' .* no more than"),
         ({"max.in.flight": 6}, r"'max\.in\.flight' .* must be 5 or less"),
@@ -431,18 +402,9 @@ def test_a_refusal_for_another_reason_shows_no_secret(caplog: pytest.LogCaptureF
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (
-            {"two.phase.commit": "yes", "writer": "arrow"},
-            "'two.phase.commit' of the kafka sink must be one of auto",
-        ),
-        (
-            {"two.phase.commit": "auto", "writer": "librdkafka"},
-            "'two.phase.commit' = 'auto' is only for 'writer'",
-        ),
-        (
-            {"two.phase.commit": "require", "delivery": "none"},
-            "'two.phase.commit' = 'require' is only for 'writer'",
-        ),
+        ({"two.phase.commit": "yes", "writer": "arrow"}, "'two.phase.commit' of the kafka sink must be one of auto"),
+        ({"two.phase.commit": "auto", "writer": "librdkafka"}, "'two.phase.commit' = 'auto' is only for 'writer'"),
+        ({"two.phase.commit": "require", "delivery": "none"}, "'two.phase.commit' = 'require' is only for 'writer'"),
         ({"writer": "arrow", "delivery": "none"}, "'writer' = 'arrow' is only for 'delivery' = 'exactly-once'"),
         (
             {"writer": "arrow", "linger.ms": 5},

@@ -1,8 +1,6 @@
 """Clusters that lack what the sink needs, or answer otherwise than Kafka does. What they lack is found before the first
 batch, and what they can't prove stops the query instead of repeating for ever."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
@@ -20,7 +18,8 @@ from kafka.protocol.metadata import FindCoordinatorResponse
 from kafka.protocol.producer.transaction import InitProducerIdRequest, InitProducerIdResponse, WriteTxnMarkersRequest
 
 from tests.sinks.kafka.arrow.java import run_java
-from twopc import Coordinator, Participant, Round, Vote
+from tests.support.phase_one import writes
+from twopc import Coordinator
 from twopc.checks import CheckResult, CheckStatus
 from twopc.errors import ConfigurationError, OutcomeUnknown, Retriable, RoundAborted
 from twopc.sink import TwoPhaseCommitSink
@@ -117,7 +116,6 @@ def test_a_missing_coordinator_names_the_settings_that_keep_one_away() -> None:
 
 
 def sinks(broker: KafkaBroker) -> dict[str, tuple[TwoPhaseCommitSink[Any], pa.RecordBatch]]:
-    """Each kind of sink, with a batch for it."""
     at = {"bootstrap.servers": broker.bootstrap_servers}
     records = pa.record_batch({"value": ["a"]})
     return {
@@ -128,13 +126,8 @@ def sinks(broker: KafkaBroker) -> dict[str, tuple[TwoPhaseCommitSink[Any], pa.Re
 
 
 def run_a_batch(sink: TwoPhaseCommitSink[Any], batch: pa.RecordBatch, log: Path, start_timeout_s: float) -> None:
-    def phase_one(round: Round) -> list[Vote]:
-        with Participant({"sink": sink}, round, partition=0) as participant:
-            participant.write("sink", batch)
-            return [participant.pre_commit()]
-
     with Coordinator({"sink": sink}, log, owner="query", start_timeout_s=start_timeout_s) as coordinator:
-        coordinator.run(0, phase_one)
+        coordinator.run(0, writes({"sink": sink}, batch))
 
 
 @pytest.mark.long  # starts a broker twice

@@ -1,11 +1,9 @@
 """What Kafka's answers mean: every combination, against the table of facts that was measured on a broker."""
 
-from __future__ import annotations
-
 import contextlib
 from itertools import product
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError
@@ -14,23 +12,14 @@ from twopc import Committable
 from twopc.errors import OperatorRequired, Refused, RoundAborted, TwoPhaseCommitError
 from twopc_kafka import ending
 from twopc_kafka.answers import MEANINGS, EndTxnAnswer, Outcome, TransactionState, hangs, meaning, outcome, to_end
+from twopc_kafka.client.control import Control
+from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writers.librdkafka import Writer, _Reports
-
-if TYPE_CHECKING:
-    from twopc_kafka.client.control import Control
-    from twopc_kafka.options import KafkaOptions
 
 PRODUCER, EPOCH = 7, 40
 STATES = (
-    "Empty",
-    "Ongoing",
-    "PrepareCommit",
-    "PrepareAbort",
-    "CompleteCommit",
-    "CompleteAbort",
-    "PrepareEpochFence",
-    "Dead",
-    "SomethingOfKafka9",
+    *("Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort", "PrepareEpochFence"),
+    *("Dead", "SomethingOfKafka9"),
 )
 EPOCHS_SINCE = (-1, 0, 1, 2, 30)
 VERSIONS = (0, 4, 5, 6)

@@ -1,7 +1,5 @@
 """A secret of each kind is planted, and looked for in all that a query and the command show as they work and fail."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

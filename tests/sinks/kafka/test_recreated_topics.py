@@ -1,7 +1,5 @@
 """A topic that is deleted, and maybe created again, while there is a transaction with records in it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable

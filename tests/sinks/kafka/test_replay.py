@@ -1,44 +1,27 @@
 """The data-loss scenario of Kafka's transactions, closed: decided, and then rolled back by a time-out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
-import twopc
 from tests.sinks.kafka.writing import written
 from tests.support.advice import told
-from tests.support.observing import Killed, observing
-from twopc import Coordinator, Participant, Round, Vote
+from tests.support.observing import Killed, Moments, killed, observing
+from tests.support.phase_one import writes
+from twopc import Coordinator
 from twopc.errors import ConfigurationError, RoundAborted, TransactionLost
-from twopc.events import Event, PhaseEntered, TransactionReplayed
+from twopc.events import TransactionReplayed
 from twopc.phases import Phase
 from twopc_kafka import KafkaSink
 
 TIMEOUT_MS = 2000
 
 
-class Kill:
-    """Kills the driver at a moment, once."""
-
-    def __init__(self) -> None:
-        self.at: object = None
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        moment = event.phase if isinstance(event, PhaseEntered) else type(event)
-        if moment is self.at:
-            self.at = None
-            raise Killed
-
-
 @pytest.fixture
-def kill() -> Iterator[Kill]:
-    with observing(Kill()) as kill:
+def kill() -> Iterator[Moments]:
+    with observing(Moments()) as kill:
         yield kill
 
 
@@ -53,13 +36,9 @@ def run(second_broker: Any, make_topic: Any, make_sink: Any, tmp_path: Path) -> 
         coordinator = Coordinator(
             {"orders": sink}, f"{tmp_path}/log", owner="query", replay_copies=str(stage) if stage else None
         )
-
-        def phase_one(round: Round) -> Iterator[Vote]:
-            for partition in range(2):
-                with Participant({"orders": sink}, round, partition=partition) as participant:
-                    participant.write("orders", pa.record_batch({"value": [f"{partition}-{n}" for n in range(3)]}))
-                    yield participant.pre_commit()
-
+        phase_one = writes(
+            {"orders": sink}, *({"value": [f"{partition}-{n}" for n in range(3)]} for partition in range(2))
+        )
         coordinator.run(0, phase_one)
 
     one_batch.topic = topic  # type: ignore[attr-defined]
@@ -71,9 +50,9 @@ ALL = [f"{partition}-{n}" for partition in range(2) for n in range(3)]
 
 @pytest.mark.long
 def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy(
-    run: Any, kill: Kill, wait: Any, caplog: pytest.LogCaptureFixture
+    run: Any, kill: Moments, wait: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    kill.at = Phase.COMMITTING
+    kill.at[Phase.COMMITTING] = killed
     with pytest.raises(Killed):
         run()
     wait.until("the broker has rolled back", run.topic.has_no_open_transaction)
@@ -85,10 +64,10 @@ def test_what_timed_out_while_the_driver_was_down_is_written_again_from_its_copy
 
 @pytest.mark.long
 def test_killed_amid_its_replay_and_timed_out_again_it_is_written_again(
-    run: Any, kill: Kill, wait: Any, tmp_path: Path
+    run: Any, kill: Moments, wait: Any, tmp_path: Path
 ) -> None:
     for moment in (Phase.COMMITTING, TransactionReplayed):
-        kill.at = moment
+        kill.at[moment] = killed
         with pytest.raises(Killed):
             run()
         wait.until("the broker has rolled back", run.topic.has_no_open_transaction)
@@ -99,8 +78,8 @@ def test_killed_amid_its_replay_and_timed_out_again_it_is_written_again(
 
 
 @pytest.mark.long
-def test_without_a_copy_the_query_stops_and_stays_stopped(run: Any, kill: Kill, wait: Any) -> None:
-    kill.at = Phase.COMMITTING
+def test_without_a_copy_the_query_stops_and_stays_stopped(run: Any, kill: Moments, wait: Any) -> None:
+    kill.at[Phase.COMMITTING] = killed
     with pytest.raises(Killed):
         run(stage=None)
     wait.until("the broker has rolled back", run.topic.has_no_open_transaction)

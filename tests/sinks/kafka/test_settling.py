@@ -3,12 +3,11 @@
 For transactions with records, and for those with nothing but a consumer group's offsets.
 """
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,11 +20,7 @@ from twopc_kafka.client.control import Control, name_beside
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.offsets import COLUMNS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 UNANSWERED = "-"  # the table has no such row
 
@@ -259,12 +254,7 @@ def test_a_task_repeats_its_rollback_until_it_is_certain_and_does_not_wait_for_e
     ],
 )
 def test_a_commit_is_no_success_while_the_transaction_is_open(
-    answer: str,
-    expected: type[Exception],
-    topic: Any,
-    make_sink: Any,
-    pre_commit: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    answer: str, expected: type[Exception], topic: Any, make_sink: Any, pre_commit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     committable = pre_commit(make_sink(topic), ["a"])
     monkeypatch.setattr(Control, "end", lambda *_, **__: answer)

@@ -1,7 +1,5 @@
 """Brokers that are silent: stopped by a signal, or cut off. A few of them must cost no more than a few seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import socket

@@ -1,7 +1,5 @@
 """Tokens for OAUTHBEARER: how they are fetched and renewed, and what their endpoint's answers mean."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import datetime as dt
@@ -14,7 +12,7 @@ import pickle
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +30,7 @@ from google.auth import compute_engine, external_account, impersonated_credentia
 from google.oauth2 import service_account
 
 from tests.sinks.kafka.issuer import Issuer
+from tests.support.waiting import until
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_kafka import KafkaSink, Token, token_providers
 from twopc_kafka.client import tokens
@@ -150,10 +149,7 @@ def test_what_the_endpoint_answers_is_told_with_what_to_correct_and_without_a_se
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (
-            {"sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/t?k=v"},
-            "https://127.0.0.1:1/t returned no",
-        ),
+        ({"sasl.oauthbearer.token.endpoint.url": "https://127.0.0.1:1/t?k=v"}, "https://127.0.0.1:1/t returned no"),
         ({"https.ca.location": ""}, "CERTIFICATE_VERIFY_FAILED.*'https.ca.location'"),
         ({"https.ca.location": "/no/such/file"}, "FileNotFoundError"),
     ],
@@ -250,11 +246,6 @@ def test_a_token_is_used_while_its_renewal_fails_or_hangs_and_not_after_its_end(
         kept.valid_token()  # takes what the attempt that hung has come to
     assert kept.token().startswith("token-")
     assert SECRET not in caplog.text
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    while not is_so():
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

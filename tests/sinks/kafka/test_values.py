@@ -1,7 +1,5 @@
 """Records that can never be written: both writers refuse them, in every delivery mode, in the same words."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -241,7 +239,6 @@ def test_a_topic_is_looked_up_again_for_a_partition_that_it_did_not_have() -> No
 
 @pytest.fixture(scope="module")
 def creating_topics() -> Iterator[KafkaBroker]:
-    """A broker that creates topics by itself."""
     with KafkaBroker(properties={"auto.create.topics.enable": True}) as broker:
         yield broker
 

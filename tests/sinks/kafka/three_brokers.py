@@ -1,7 +1,5 @@
 """A cluster of three brokers, which tests restart, kill or silence."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterator

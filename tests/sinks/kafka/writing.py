@@ -1,7 +1,5 @@
 """What a task of the Kafka sinks writes in most tests, and its vote."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the MySQL sink finds out about its server before the first batch."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sinks.mysql.conftest import Place, new_place

@@ -1,24 +1,20 @@
 """What goes into which column, each value as it was; and what is refused before anything is written."""
 
-from __future__ import annotations
-
 import datetime as dt
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pymysql
 import pytest
 
+from tests.sinks.mysql.conftest import Place
 from tests.sinks.prepared_contract import ColumnsContract
 from tests.support.typed_records import unchecked_text
 from twopc import Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_mysql import rows
 from twopc_mysql.columns import Column
-
-if TYPE_CHECKING:
-    from tests.sinks.mysql.conftest import Place
 
 MOMENT = dt.datetime(2026, 10, 25, 1, 30, 0, 123456, tzinfo=dt.timezone.utc)
 LOCAL = MOMENT.replace(tzinfo=None)

@@ -1,36 +1,22 @@
 """What becomes of a decided transaction, by what the server reports of it (invariants 2, 5 and 6)."""
 
-from __future__ import annotations
-
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pymysql
 import pytest
 
-from tests.sinks.mysql.conftest import new_place
+from tests.sinks.mysql.conftest import Place, new_place
 from tests.sinks.prepared_contract import PreparedContract
 from tests.support.mariadb_server import MariaDbServer
 from twopc import Committable, Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    OutcomeUnknown,
-    Retriable,
-    RoundAborted,
-    TransactionLost,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_mysql import outcomes, sessions, sink, tables
+from twopc_mysql.sink import MysqlTransaction
 from twopc_mysql.tables import FORMAT_ID, can_prepare, xid
-
-if TYPE_CHECKING:
-    from tests.sinks.mysql.conftest import Place
-    from twopc_mysql.sink import MysqlTransaction
-
 
 RESET_CONNECTION = 0x1F
 """A command of the protocol that PyMySQL does not send."""

@@ -1,7 +1,5 @@
 """The MySQL sink keeps the contracts of every sink, on a real MariaDB server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import timezone
 from typing import Any

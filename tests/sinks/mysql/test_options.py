@@ -1,25 +1,21 @@
 """Options are checked before anything is connected to, and a password is seen nowhere (invariant 8)."""
 
-from __future__ import annotations
-
 import errno
 import ssl
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pymysql
 import pytest
 
-from tests.sinks.mysql.conftest import new_place
+from tests.sinks.mysql.conftest import Place, new_place
 from tests.sinks.options_contract import OptionsContract
 from tests.support.mariadb_server import MariaDbServer
+from tests.support.raising import raising
 from tests.support.sink_place import ROUND
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_mysql import sessions
 from twopc_mysql.options import MysqlOptions
-
-if TYPE_CHECKING:
-    from tests.sinks.mysql.conftest import Place
 
 GOOD = {"url": "mysql://writer:hunter2@db.example/sales", "table": "orders"}
 
@@ -96,10 +92,7 @@ def test_a_certificate_that_is_not_there_or_is_none_stops_the_query(file: str, p
 
 
 def test_a_certificate_that_can_not_be_loaded_now_is_an_outage(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def connect(**_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(pymysql, "connect", connect)
+    monkeypatch.setattr(pymysql, "connect", raising(OSError(errno.EMFILE, "Too many open files")))
     with pytest.raises(Retriable, match="Too many open files"):
         place.sink(url="mysql://writer@nowhere.example/sales")
 
@@ -107,10 +100,7 @@ def test_a_certificate_that_can_not_be_loaded_now_is_an_outage(place: Place, mon
 def test_a_package_that_a_users_method_of_authentication_needs_is_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def connect(**_: object) -> None:
-        raise RuntimeError("'cryptography' package is required")  # as PyMySQL does
-
-    monkeypatch.setattr(pymysql, "connect", connect)
+    monkeypatch.setattr(pymysql, "connect", raising(RuntimeError("'cryptography' package is required")))
     with pytest.raises(OperatorRequired, match=r"'cryptography' package is required.* install the package"):
         place.sink(url="mysql://writer@nowhere.example/sales")
 

@@ -1,8 +1,6 @@
 """A server that is asked and does not answer: it is stopped, or waits for a lock. The coordinator takes its statement
 for unanswered and repeats it (invariants 2 and 6)."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,19 +1,14 @@
 """Records that replace rows: which one wins, and what two writers of one key do to each other."""
 
-from __future__ import annotations
-
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.mysql.conftest import Place
 from tests.sinks.prepared_contract import UpsertContract, records
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from tests.sinks.mysql.conftest import Place
 
 
 class TestUpserts(UpsertContract):

@@ -1,7 +1,5 @@
 """What the PostgreSQL sink finds out about its server before the first batch."""
 
-from __future__ import annotations
-
 import psycopg
 import pytest
 

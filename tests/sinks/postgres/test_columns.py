@@ -1,20 +1,16 @@
 """What goes into which column, each value as it was; and what is refused before anything is written."""
 
-from __future__ import annotations
-
 import datetime as dt
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.postgres.conftest import Place
 from tests.sinks.prepared_contract import ColumnsContract
 from twopc import Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
-
-if TYPE_CHECKING:
-    from tests.sinks.postgres.conftest import Place
 
 MOMENT = dt.datetime(2026, 10, 25, 1, 30, 0, 123456, tzinfo=dt.timezone.utc)
 
@@ -54,10 +50,7 @@ MISFITS = {
 }
 
 
-GENERATED = [
-    "amount int GENERATED ALWAYS AS IDENTITY",
-    "amount int GENERATED ALWAYS AS (n + 1) STORED, n int",
-]
+GENERATED = ["amount int GENERATED ALWAYS AS IDENTITY", "amount int GENERATED ALWAYS AS (n + 1) STORED, n int"]
 
 
 ALTERED = [

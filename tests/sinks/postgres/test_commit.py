@@ -1,26 +1,17 @@
 """What becomes of a decided transaction, by what the server says of it (invariants 2, 5 and 6)."""
 
-from __future__ import annotations
-
 import uuid
-from typing import TYPE_CHECKING
 
 import psycopg
 import pytest
 
+from tests.sinks.postgres.conftest import Place
 from tests.sinks.prepared_contract import PreparedContract
 from tests.support.advice import told
 from tests.support.postgres_server import PostgresServer
 from twopc import Round
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    RoundAborted,
-)
+from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
 from twopc_postgres import PostgresSink
-
-if TYPE_CHECKING:
-    from tests.sinks.postgres.conftest import Place
 
 
 class TestPrepared(PreparedContract):

@@ -1,7 +1,5 @@
 """The PostgreSQL sink keeps the contracts of every sink, on a real server."""
 
-from __future__ import annotations
-
 import pyarrow as pa
 import pytest
 

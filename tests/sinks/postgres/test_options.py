@@ -1,7 +1,5 @@
 """The options of the PostgreSQL sink."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -7,12 +7,13 @@ import math
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 
+from tests.sinks.postgres.conftest import Place
 from tests.sinks.prepared_contract import checked, warned
 from twopc import Participant, Round
 from twopc.checks import CheckStatus
@@ -20,9 +21,6 @@ from twopc.errors import ConfigurationError, RecordRefused, Refused, RoundAborte
 from twopc_postgres import outcomes
 from twopc_postgres.rows import lines
 from twopc_postgres.sessions import session
-
-if TYPE_CHECKING:
-    from tests.sinks.postgres.conftest import Place
 
 VALUE = pa.schema({"value": pa.string()})
 

@@ -2,11 +2,8 @@
 coordinator takes its statement for unanswered and repeats it, and calls nothing committed that a failover can take back
 (invariants 2 and 6)."""
 
-from __future__ import annotations
-
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -17,12 +14,11 @@ import pytest
 from tests.sinks.postgres.conftest import Place
 from tests.support.kills import all_of
 from tests.support.postgres_server import PostgresServer
+from tests.support.waiting import until
 from twopc import Committable, Round
 from twopc.errors import Retriable, RoundAborted
 from twopc.testing.query import answered
 from twopc_postgres import server, sessions
-
-TEST_TIMEOUT_S = 60.0
 
 
 @pytest.fixture
@@ -59,13 +55,6 @@ def away(own_place: Place) -> Callable[[], None]:
 def come_back(place: Place) -> None:
     place.ask("ALTER SYSTEM SET synchronous_standby_names = ''")
     place.ask("SELECT pg_reload_conf()")
-
-
-def until(holds: Callable[[], object]) -> None:
-    deadline = time.monotonic() + TEST_TIMEOUT_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def waiting(place: Place) -> list[int]:

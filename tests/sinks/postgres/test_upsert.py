@@ -1,21 +1,16 @@
 """Records that replace rows: which one wins, and what two writers of one key do to each other."""
 
-from __future__ import annotations
-
 import uuid
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.postgres.conftest import Place
 from tests.sinks.prepared_contract import UpsertContract
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.keyed import UniqueIndex
 from twopc_postgres.columns import OTHER, Column, check_upsert
-
-if TYPE_CHECKING:
-    from tests.sinks.postgres.conftest import Place
 
 
 class TestUpserts(UpsertContract):

@@ -1,7 +1,5 @@
 """What the tests of the Pravega sink share: a real cluster, and for each test a stream and names of its own."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the errors of the Pravega sink advise is done, and works: the query goes on, and the records are there once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

@@ -1,7 +1,5 @@
 """A cluster with TLS and users: who may write, and what happens when a token expires."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,40 +1,27 @@
 """What a commit reports, and what keeps a transaction open until then."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from tests.support.sink_place import ROUND
+from tests.support.waiting import until
 from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, CorruptLog, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_pravega import sink as sink_module
 from twopc_pravega.controller import Controller, State
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sinks.pravega.conftest import Place
-
 SHORT_S = 10
 """The shortest lease that a controller grants."""
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 40) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def end_of_lease(place: Place, committable: Committable) -> None:
     """Return when the controller has rolled a transaction back, whose lease it has just got."""
-    wait_until(lambda: place.state(committable) is State.ABORTED)
+    until(lambda: place.state(committable) is State.ABORTED)
 
 
 def test_a_transaction_whose_lease_has_ended_is_vetoed_and_a_decided_one_is_lost(place: Place) -> None:
@@ -55,7 +42,7 @@ def test_seal_gives_a_new_lease(place: Place) -> None:
     clock = place.pre_commit(["b"], partition=1, lease_s=SHORT_S)
     late = place.pre_commit(["c"], partition=2, lease_s=SHORT_S)
     halfway = time.monotonic() + SHORT_S / 2
-    wait_until(lambda: time.monotonic() > halfway)
+    until(lambda: time.monotonic() > halfway)
     sink.seal([sealed], 0.0)
     end_of_lease(place, clock)
     end_of_lease(place, late)

@@ -1,17 +1,11 @@
 """The Pravega sink keeps the contract of every sink, on a real cluster."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from twopc.testing import SinkContract
-
-if TYPE_CHECKING:
-    from tests.sinks.pravega.conftest import Place
-    from twopc_pravega import PravegaSink
+from twopc_pravega import PravegaSink
 
 
 class TestPravega(SinkContract):

@@ -1,26 +1,20 @@
 """Processes are killed with SIGKILL, and others settle what they left (invariants 2, 4 and 5)."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from tests.sinks.pravega.test_late_writes import write_and_vote
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
 from tests.support.sink_place import ROUND
-from twopc import Participant
+from twopc import Committable, Participant
 from twopc.errors import Retriable, RoundAborted
 from twopc.retry import until_answered
 from twopc_pravega import controller as controller_module
 from twopc_pravega import segments
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tests.sinks.pravega.conftest import Place
-    from twopc import Committable
 
 pytestmark = pytest.mark.crash
 

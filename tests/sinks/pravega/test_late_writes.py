@@ -1,19 +1,14 @@
 """A task that was given up wakes up and writes: Pravega refuses it."""
 
-from __future__ import annotations
-
 import contextlib
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc import Committable, Participant
 from twopc.errors import RoundAborted
-
-if TYPE_CHECKING:
-    from tests.sinks.pravega.conftest import Place
 
 LATE = pa.record_batch({"value": ["late"] * 100})
 
@@ -50,10 +45,7 @@ def test_what_is_written_after_the_end_of_a_transaction_is_refused_and_never_vis
 
 
 def test_records_that_were_not_acknowledged_do_not_count_as_pre_committed(place: Place) -> None:
-    with (
-        contextlib.suppress(RoundAborted),
-        Participant({"orders": place.sink()}, ROUND, partition=0) as participant,
-    ):
+    with contextlib.suppress(RoundAborted), Participant({"orders": place.sink()}, ROUND, partition=0) as participant:
         participant.write("orders", pa.record_batch({"value": ["a"]}))
         place.server.to_store.cut()
         with pytest.raises(RoundAborted, match="could not be written") as refused:

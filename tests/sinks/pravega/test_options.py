@@ -1,7 +1,5 @@
 """The options of the Pravega sink: what is refused, what is hidden."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

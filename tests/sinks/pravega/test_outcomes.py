@@ -1,7 +1,5 @@
 """What Pravega's answers mean, by its statuses and answers. No server."""
 
-from __future__ import annotations
-
 import uuid
 from types import SimpleNamespace
 from typing import Any

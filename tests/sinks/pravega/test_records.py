@@ -1,19 +1,14 @@
 """Which records are events, and how they come out."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
+from tests.sinks.pravega.conftest import Place
 from tests.support.pravega_server import run_java
 from twopc.errors import RecordRefused
 from twopc_pravega.events import LARGEST_EVENT, blocks, unframed
-
-if TYPE_CHECKING:
-    from tests.sinks.pravega.conftest import Place
 
 READ = """
 import io.pravega.client.*; import io.pravega.client.admin.*; import io.pravega.client.stream.*;

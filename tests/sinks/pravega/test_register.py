@@ -1,26 +1,23 @@
 """The register lists what was begun, stays small, and is never taken for empty."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 
-from tests.sinks.pravega.test_commit import SHORT_S, wait_until
+from tests.sinks.pravega.conftest import Place
+from tests.sinks.pravega.test_commit import SHORT_S
+from tests.support.raising import raising
 from tests.support.sink_place import ROUND
+from tests.support.waiting import until
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, RoundAborted
+from twopc_pravega import PravegaSink
 from twopc_pravega.controller import Controller, State
 from twopc_pravega.events import blocks
 from twopc_pravega.options import Stream
 from twopc_pravega.register import Register
 from twopc_pravega.segments import Appender, Command, SegmentError
-
-if TYPE_CHECKING:
-    from tests.sinks.pravega.conftest import Place
-    from twopc_pravega import PravegaSink
 
 
 def size(sink: PravegaSink) -> int:
@@ -97,11 +94,7 @@ def test_a_register_that_cannot_be_read_is_an_error_and_not_an_empty_list(
 ) -> None:
     sink = place.sink()
     place.pre_commit(["a"])
-
-    def refuse(*_: object) -> None:
-        raise SegmentError(Command.ERROR_MESSAGE, "the register")
-
-    monkeypatch.setattr(Register, "_read", refuse)
+    monkeypatch.setattr(Register, "_read", raising(SegmentError(Command.ERROR_MESSAGE, "the register")))
     with pytest.raises(Retriable, match="ERROR_MESSAGE"):
         [*sink.recover()]
 
@@ -130,14 +123,11 @@ def test_a_transaction_that_can_not_be_entered_is_rolled_back(place: Place, monk
         begun.append(begin(*arguments))  # type: ignore[arg-type]  # as it is called
         return begun[-1]
 
-    def refuse(*_: object) -> None:
-        raise ConnectionResetError("the register is away")
-
     monkeypatch.setattr(Controller, "begin", noted)
-    monkeypatch.setattr(Register, "add", refuse)
+    monkeypatch.setattr(Register, "add", raising(ConnectionResetError("the register is away")))
     with pytest.raises(RoundAborted, match="the register is away"):
         sink.begin(sink.transactional_ids.allocate(ROUND, partition=0))
-    wait_until(lambda: place.admin.state(begun[0].txn) is State.ABORTED)
+    until(lambda: place.admin.state(begun[0].txn) is State.ABORTED)
 
 
 def test_a_transaction_that_a_crash_kept_out_of_the_register_holds_back_nobody_and_ends_with_its_lease(
@@ -148,7 +138,7 @@ def test_a_transaction_that_a_crash_kept_out_of_the_register_holds_back_nobody_a
     place.sink().commit(committable)
     assert place.values() == ["a"]
     assert place.admin.state(orphan) is State.OPEN
-    wait_until(lambda: place.admin.state(orphan) is State.ABORTED)
+    until(lambda: place.admin.state(orphan) is State.ABORTED)
 
 
 def test_a_scope_that_does_not_exist_is_refused(place: Place) -> None:

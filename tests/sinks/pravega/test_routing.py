@@ -1,7 +1,5 @@
 """Which segment an event goes to: the one that Pravega's Java client would choose."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pyarrow as pa

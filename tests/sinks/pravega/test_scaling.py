@@ -1,17 +1,12 @@
 """A stream is scaled while a transaction of it is open."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from tests.sinks.pravega.conftest import Place
 from tests.support.sink_place import ROUND
 from twopc import Participant, Round
-
-if TYPE_CHECKING:
-    from tests.sinks.pravega.conftest import Place
 
 KEYS = [f"{n % 5}" for n in range(100)]
 VALUES = [f"{n % 5}:{n}" for n in range(100)]

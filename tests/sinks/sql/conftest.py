@@ -1,7 +1,5 @@
 """What the tests of the SQL sink share: real databases, and for each test a table of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

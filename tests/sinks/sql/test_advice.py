@@ -1,7 +1,5 @@
 """What the errors of the SQL sink advise is done, and works: the query goes on, and the records are there once."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

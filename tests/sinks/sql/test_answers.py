@@ -1,14 +1,11 @@
 """What the SQL sink makes of a database's refusals: none that lasts is called temporary, and each has its own advice
 (invariant 15)."""
 
-from __future__ import annotations
-
 import errno
 import os
 import ssl
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import duckdb
 import pyarrow as pa
@@ -16,15 +13,14 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
+from tests.sinks.sql.conftest import Place
+from tests.support.raising import raising
 from tests.support.sink_place import ROUND
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable
 from twopc.failures import CUT_OFF, mapped
 from twopc_mysql import outcomes
 from twopc_sql import sessions
 from twopc_sql.options import SqlOptions
-
-if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Place
 
 VALUE = pa.schema({"value": pa.string()})
 
@@ -107,10 +103,7 @@ def test_a_certificate_that_is_not_there_is_no_outage(place: Place) -> None:
 def test_what_pymysql_raises_before_it_connects_is_told_apart(
     error: Exception, raised: type[Exception], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def connect(*_: object, **__: object) -> None:
-        raise error
-
-    monkeypatch.setattr(pymysql, "connect", connect)
+    monkeypatch.setattr(pymysql, "connect", raising(error))
     options = SqlOptions.parse({"url": "mysql+pymysql://writer@nowhere.example/sales", "table": "orders"})
     with pytest.raises(raised, match=words), mapped(sa.exc.DBAPIError, sessions.request_failed, "asked"):
         sessions.engine(options).connect()

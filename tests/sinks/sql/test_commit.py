@@ -1,16 +1,16 @@
 """What a commit finds, and what it does about it: committed, rolled back, or nobody knows (invariants 2, 3 and 5)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
-from twopc import Participant, Round
+from tests.sinks.sql.conftest import Place
+from tests.support.sql_databases import Databases
+from twopc import Committable, Participant, Round
 from twopc.errors import (
     CorruptLog,
     LogMismatch,
@@ -25,13 +25,16 @@ from twopc.errors import (
 from twopc_sql import SqlSink
 from twopc_sql.tables import Tables
 
-if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Place
-    from tests.support.sql_databases import Databases
-
 pytestmark = pytest.mark.in_turn("database")
 
 FIRST, SECOND = Round(1, 0), Round(1, 1)
+
+
+def deleted(sink: SqlSink, key: object) -> Committable:
+    """The vote of a transaction that deletes the row of a key."""
+    with Participant({"orders": sink}, FIRST, partition=0) as participant:
+        participant.delete("orders", pa.record_batch({"value": [key]}))
+        return participant.pre_commit()["orders"]
 
 
 def test_a_commit_leaves_no_row_of_its_transactions_and_no_staged_record(place: Place) -> None:
@@ -246,9 +249,7 @@ def test_a_row_that_comes_back_after_its_delete_is_no_fault_of_the_batch(place: 
     place.create("value {key} PRIMARY KEY")
     place.ask("INSERT INTO {} VALUES ('a')")
     sink = place.sink(upsert_by="value")
-    with Participant({"orders": sink}, FIRST, partition=0) as participant:
-        participant.delete("orders", pa.record_batch({"value": ["a"]}))
-        [vote] = participant.pre_commit().values()
+    vote = deleted(sink, "a")
     place.ask("CREATE TRIGGER again AFTER DELETE ON {} BEGIN INSERT INTO {} VALUES (OLD.value); END")
     with pytest.raises(RoundAborted, match="1 rows that it deletes are there again"):
         sink.seal([vote], 0.0)
@@ -321,10 +322,7 @@ def test_a_key_whose_type_was_changed_since_rows_of_it_were_deleted_waits_for_th
     place: Place,
 ) -> None:
     place.create("value BIGINT PRIMARY KEY")
-    sink = place.sink(upsert_by="value")
-    with Participant({"orders": sink}, FIRST, partition=0) as participant:
-        participant.delete("orders", pa.record_batch({"value": [1]}))
-        [vote] = participant.pre_commit().values()
+    vote = deleted(place.sink(upsert_by="value"), 1)
     place.create("value {key} PRIMARY KEY")
     with pytest.raises(OperatorRequired, match="its columns were changed") as waiting:
         place.sink(upsert_by="value").commit_batch(0, [vote])
@@ -337,10 +335,7 @@ def test_a_key_whose_type_was_changed_since_rows_of_it_were_deleted_waits_for_th
 
 def test_what_is_rolled_back_leaves_no_key_of_the_types_of_before(place: Place) -> None:
     place.create("value BIGINT PRIMARY KEY")
-    sink = place.sink(upsert_by="value")
-    with Participant({"orders": sink}, FIRST, partition=0) as participant:
-        participant.delete("orders", pa.record_batch({"value": [1]}))
-        [vote] = participant.pre_commit().values()
+    vote = deleted(place.sink(upsert_by="value"), 1)
     [(deletes,)] = place.ask("SELECT deletes FROM twopc_transactions")
     place.create("value {key} PRIMARY KEY")
     place.sink().abort(vote)

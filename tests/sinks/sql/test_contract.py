@@ -1,26 +1,20 @@
 """The SQL sink keeps the contract of every sink, on real databases."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
 from tests.sinks.prepared_contract import schema_of
-from tests.sinks.sql.conftest import databases_but_long
+from tests.sinks.sql.conftest import Place, databases_but_long
 from tests.support.typed_records import typed
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_sql import SqlSink
 from twopc_sql.records import written_as
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.sinks.sql.conftest import Place
 
 COLUMNS = {
     "value": "{key}",

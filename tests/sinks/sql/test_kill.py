@@ -1,20 +1,15 @@
 """Writers and servers are killed with SIGKILL, and others settle what they left (invariants 2, 4 and 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.sinks.sql.conftest import Place
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
 from tests.support.sql_databases import Databases
+from twopc import Committable
 from twopc.errors import RoundAborted
 from twopc.retry import until_answered
-
-if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Place
-    from twopc import Committable
 
 pytestmark = pytest.mark.crash
 

@@ -1,7 +1,5 @@
 """A record goes into the table as it is, or not at all (invariant 1); and what a table's columns and keys must be."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -9,26 +7,17 @@ import threading
 from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from sqlalchemy.dialects.mysql.base import MySQLDialect
 
+from tests.sinks.sql.conftest import Place
 from twopc import Participant, Round
 from twopc.bad_records import are_held
 from twopc.checks import CheckStatus
-from twopc.errors import (
-    ConfigurationError,
-    OperatorRequired,
-    RecordRefused,
-    Refused,
-    RoundAborted,
-    SchemaMismatch,
-)
-
-if TYPE_CHECKING:
-    from tests.sinks.sql.conftest import Place
+from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Refused, RoundAborted, SchemaMismatch
 
 pytestmark = pytest.mark.in_turn("database")
 
@@ -42,12 +31,7 @@ CHANGED: list[tuple[str, str, str, pa.Array]] = [
     ("mysql", "value {text}, number VARCHAR(3)", "number", pa.array(["abc", "abcd"])),
     ("sqlite", "value {text}, number INTEGER", "number", pa.array(["a", "1"])),  # it would be a number
     ("postgresql", "value {text}, number CHAR(3)", "number", pa.array(["abc", "a"])),  # it would end with spaces
-    (
-        "postgresql",
-        "value {text}, number TIMESTAMP(0)",
-        "number",
-        pa.array([0, 1], pa.timestamp("us")),
-    ),
+    ("postgresql", "value {text}, number TIMESTAMP(0)", "number", pa.array([0, 1], pa.timestamp("us"))),
     ("postgresql", "value {text}, number REAL", "number", pa.array([0.5, 0.1])),
     ("duckdb", "value {text}, number FLOAT", "number", pa.array([0.5, 0.1])),
     ("sqlite", "value {text}, number DOUBLE", "number", pa.array([0.0, -0.0])),

@@ -42,8 +42,6 @@ HELD_S = 60
 
 
 class Faults:
-    """The faults in a folder."""
-
     def __init__(self, folder: str) -> None:
         self.folder = Path(folder)
 

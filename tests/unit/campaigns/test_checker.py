@@ -1,7 +1,5 @@
 """The checker finds what a reader must not see, and each kind of defect by its own count."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

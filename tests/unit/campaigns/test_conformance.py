@@ -3,8 +3,6 @@
 Both sides use the sink's own interfaces: ``Control`` to describe and end, ``Writer`` to begin and write.
 """
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator

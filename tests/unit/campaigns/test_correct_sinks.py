@@ -1,12 +1,11 @@
 """The contract accepts correct sinks that work differently from the sinks of this project."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,12 +15,8 @@ from twopc.sink import TwoPhaseCommitSink
 from twopc.testing import MemorySink, MemoryTarget, SinkContract
 from twopc.testing.kills import Choice, killed_at_each_step
 from twopc.transaction import Committable, Transaction
+from twopc.transactional_ids import TransactionId
 from twopc_files.sink import FileSink
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from twopc.transactional_ids import TransactionId
 
 
 class InMemory(SinkContract):

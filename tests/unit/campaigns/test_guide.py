@@ -1,18 +1,13 @@
 """The guide's sink, found by its entry point, passes the contract. ``make prove-plugin`` tests it from its wheel."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.support.pages import DOCS, write_files
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.long

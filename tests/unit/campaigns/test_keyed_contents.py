@@ -1,7 +1,5 @@
 """The campaign of tables finds rows that a wrong order of batches leaves."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A part of ``make prove-stores`` and of ``make prove-tables``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

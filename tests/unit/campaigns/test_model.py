@@ -1,7 +1,5 @@
 """The specification of the protocol holds within small bounds, and each defect that is put into it shows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,27 +1,21 @@
 """Each defect put into a sink fails a test of ``SinkContract``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pytest
 
 from tests.campaigns.contract.judging import apply
-from tests.campaigns.contract.mutants import KAFKA, MUTANTS
+from tests.campaigns.contract.mutants import KAFKA, MUTANTS, Mutant
 from tests.campaigns.contract.subjects import SUBJECTS
 from tests.campaigns.seams import patched
 from tests.support.pages import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    from tests.campaigns.contract.mutants import Mutant
-    from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker import KafkaBroker
 
 Verdicts: TypeAlias = "dict[str, dict[str, Any]]"
 

@@ -1,7 +1,5 @@
 """What is recorded of a query on real systems is checked against the specification: here, with files alone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -95,10 +93,7 @@ def eventful(query: Query) -> None:
     query.batch(last, 2)
     with contextlib.suppress(twopc.RoundAborted):
         query.batch(last, 3, lambda: 1 / 0)  # type: ignore[arg-type]
-    with (
-        patched([Seam("twopc.log.steps:append", refuse)]),
-        contextlib.suppress(twopc.ConfigurationError),
-    ):
+    with patched([Seam("twopc.log.steps:append", refuse)]), contextlib.suppress(twopc.ConfigurationError):
         query.batch(last, 3)
     for batch in range(3, 12):
         query.batch(last, batch)

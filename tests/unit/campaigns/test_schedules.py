@@ -1,7 +1,5 @@
 """A part of ``make simulate``: every fault at every step, some pairs, and the first seeds."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The soak's measure: what grows with the batches is told from what only warms up, or goes up and down."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.campaigns.soak.slopes import slope

@@ -5,8 +5,6 @@ batches into all sinks, and writes the log's entries into the folder ``format_<F
 entries are then frozen, as a released version has written entries like them: the script refuses to replace them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What the tests of the Arrow writer's encoding share: a producer, and what another client decodes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

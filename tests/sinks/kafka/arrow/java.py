@@ -1,7 +1,5 @@
 """Java's own client, run from a source file beside this one, and the text that it and the tests exchange."""
 
-from __future__ import annotations
-
 import base64
 import subprocess
 from pathlib import Path

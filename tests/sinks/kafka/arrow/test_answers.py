@@ -1,8 +1,6 @@
 """What the writer does about brokers that refuse, throttle, move or fall silent. The broker is real; where it can't be
 brought to an answer, the answer is put into its mouth, before or after it has done what it was asked."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

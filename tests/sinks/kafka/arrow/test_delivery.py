@@ -1,7 +1,5 @@
 """Records written by the Arrow writer arrive as they were given, or the vote is no; through a real broker."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """Both writers and Java's own producer leave the same in a topic: every field, in the same partition and order."""
 
-from __future__ import annotations
-
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the Arrow writer encodes is what another client decodes, record by record."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

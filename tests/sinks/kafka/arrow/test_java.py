@@ -1,7 +1,5 @@
 """Java's own client reads what the Arrow writer encodes: its batches, codecs and hash."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

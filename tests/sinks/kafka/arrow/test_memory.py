@@ -1,7 +1,5 @@
 """Encoding uses the memory of the batch before again."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 import sys

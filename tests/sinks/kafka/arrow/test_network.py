@@ -1,7 +1,5 @@
 """Plans that are slow, over a network that takes a large request in pieces, as any but loopback does."""
 
-from __future__ import annotations
-
 import itertools
 import time
 import uuid
@@ -36,8 +34,6 @@ BATCH = pa.record_batch({"value": [b"x" * 2000] * 2000})
 
 @dataclass(frozen=True)
 class FarBroker:
-    """A broker on the other host."""
-
     network: networks.Network
     broker: KafkaBroker
     authority: Path

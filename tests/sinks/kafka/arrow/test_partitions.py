@@ -1,7 +1,5 @@
 """Records land where Spark's own sink and the Java client put them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings

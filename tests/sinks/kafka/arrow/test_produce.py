@@ -1,7 +1,5 @@
 """The Produce request beside kafka-python's own."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The thread that drives a process's connections: what tasks share of it, and what becomes of them when it fails."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """Three brokers, of which one goes, or stops leading, amid a transaction."""
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Transactions that have no time-out, where the brokers grant it (KIP-939)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
