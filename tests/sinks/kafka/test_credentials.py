@@ -94,7 +94,7 @@ def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
         pre_committed(sink)
     handle: dict[str, Any] = {"producer_id": 1, "producer_epoch": 0, "end_txn_version": 5}
     with pytest.raises(OperatorRequired, match=rights):
-        sink.commit(Committable(f"{prefix}.log.orders.1.0.0.0", handle, 1))
+        sink.commit(Committable(f"{prefix}.log.orders.{0:016x}.0", handle, 1))
 
 
 @pytest.mark.variants
