@@ -3,6 +3,8 @@
 Azure's client is imported where it is used, as the contract of the file sink also runs in environments without it.
 """
 
+from __future__ import annotations
+
 import base64
 import functools
 import os
@@ -13,15 +15,17 @@ import uuid
 from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from azure.storage.blob import BlobServiceClient
 
 from tests.support.node import install_package, programs
 from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
+
+if TYPE_CHECKING:
+    from azure.storage.blob import BlobServiceClient
 
 AZURITE = "azurite@3.37.0"
 

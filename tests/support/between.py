@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import requests
 
-from twopc_iceberg import IcebergSink
+if TYPE_CHECKING:
+    from twopc_iceberg import IcebergSink
 
 
 def nothing() -> None:

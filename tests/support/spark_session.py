@@ -1,10 +1,14 @@
 """Spark for drivers of tests and campaigns: a session that starts soon, and a query over all that its source has."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyspark.sql import SparkSession
-from pyspark.sql.streaming.readwriter import DataStreamWriter
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of a JVM that lives for seconds."""
