@@ -1,4 +1,4 @@
-"""CSV according to RFC 4180.
+"""CSV according to RFC 4180, written by pyarrow.
 
 Strings are quoted, a quote in them is doubled, and a null is ``null_value`` without quotes. Spark reads all values
 with ``escape='"'`` and ``multiLine=true``. With its own defaults, it misreads strings that contain a quote or a line
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyarrow import types
+from pyarrow import csv, types
 
 from twopc.refusals import NOT_UTF8, TIMES, YEARS, Check, Rule, checker, first_null, first_true
 from twopc_files.lines import Encode, LinesFormat
@@ -44,6 +44,12 @@ class Csv(LinesFormat):
 
     def encoder(self, schema: pa.Schema) -> Encode:
         return _Encoder(self, schema).encode
+
+    def write_options(self) -> csv.WriteOptions:
+        """Return these attributes as pyarrow's writer takes them. Raises TypeError: it has ``null_value`` only since
+        version 26."""
+        null = {"null_string": self.null_value} if self.null_value else {}
+        return csv.WriteOptions(include_header=self.header, delimiter=self.delimiter, **null)
 
 
 _EMPTY_LINE = Rule(
@@ -89,38 +95,16 @@ def _is_number(text: str) -> bool:
 
 
 class _Encoder:
-    """Join columns to lines. pyarrow's own writer has an option for the text of a null only from version 26 on."""
-
     def __init__(self, kind: Csv, schema: pa.Schema) -> None:
-        self._types = [written_as(field.type) for field in schema]
-        self._delimiter, self._null_value = pa.scalar(kind.delimiter, _TEXT), pa.scalar(kind.null_value, _TEXT)
-        self._header = self._lines([_quoted(pa.array([name], _TEXT)) for name in schema.names]) if kind.header else b""
+        self._schema = pa.schema([(field.name, written_as(field.type)) for field in schema])
+        self._options = kind.write_options()
 
-    def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer | bytes]:
-        """Yield the lines of ``batch``."""
-        yield self._header
-        self._header = b""
-        columns = [_converted(c, type_) for c, type_ in zip(batch.columns, self._types, strict=True)]
-        texts = (_quoted(c.cast(_TEXT)) if _is_text(c.type) else c.cast(_TEXT) for c in columns)
-        yield self._lines([text.fill_null(self._null_value) for text in texts])
-
-    def _lines(self, columns: list[pa.Array]) -> pa.Buffer | bytes:
-        lines = _joined(_joined(*columns, self._delimiter), _NOTHING, _NEWLINE)
-        size = pc.sum(pc.binary_length(lines)).as_py()  # None without lines, whose buffer is not empty
-        return lines.buffers()[2].slice(0, size) if size else b""
-
-
-_TEXT = pa.large_string()
-_NOTHING, _NEWLINE, _QUOTE = (pa.scalar(text, _TEXT) for text in ("", "\n", '"'))
-_joined = pc.binary_join_element_wise
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(types.is_string(type_) or types.is_large_string(type_))
-
-
-def _quoted(texts: pa.Array) -> pa.Array:
-    return _joined(_QUOTE, pc.replace_substring(texts, '"', '""'), _QUOTE, _NOTHING)
+    def encode(self, batch: pa.RecordBatch) -> Iterator[pa.Buffer]:
+        columns = [_converted(c, field.type) for c, field in zip(batch.columns, self._schema, strict=True)]
+        lines = pa.BufferOutputStream()
+        csv.write_csv(pa.record_batch(columns, schema=self._schema), lines, self._options)
+        self._options.include_header = False
+        yield lines.getvalue()
 
 
 def written_as(type_: pa.DataType) -> pa.DataType:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from twopc.errors import ConfigurationError
 from twopc.options import (
     Kind,
@@ -91,7 +93,7 @@ _PARQUET = (
 _CSV = (
     Option("header", flag(), "CSV: whether the first line has the names of the columns", default_text="`true`"),
     Option("delimiter", DELIMITER, r"CSV; `\t` is a tab", default_text="`,`"),
-    Option("null_value", NULL_VALUE, "CSV: what stands for a null", default_text="empty"),
+    Option("null_value", NULL_VALUE, "CSV: what stands for a null; needs pyarrow 26", default_text="empty"),
 )
 _ORC = (
     Option(
@@ -155,6 +157,14 @@ def parse_format(options: Mapping[str, Any]) -> Format:
     made = make(**parse(OWNER, its_options, options))
     if isinstance(made, Csv) and made.delimiter in made.null_value:
         raise wrong_value(OWNER, "null_value", NULL_VALUE.must_be)  # unquoted, it would shift all later columns
+    if isinstance(made, Csv):
+        try:
+            made.write_options()
+        except TypeError:
+            raise ConfigurationError(
+                f"the option 'null_value' of {OWNER} needs pyarrow 26 or later, and this is {pa.__version__}",
+                option="null_value",
+            ) from None
     return made
 
 

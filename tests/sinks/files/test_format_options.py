@@ -5,7 +5,9 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from pyarrow import csv
 
+from tests.support.pyarrow_versions import has_null_text
 from twopc.errors import ConfigurationError
 from twopc.options import names
 from twopc_files import options as options_module
@@ -28,9 +30,10 @@ from twopc_files.parquet import Parquet
         ({"format": "json"}, JsonLines("none")),
         ({"format": "json", "compression": "gzip"}, JsonLines("gzip")),
         ({"format": "csv"}, Csv(header=True, delimiter=",", null_value="", compression="none")),
-        (
+        pytest.param(
             {"format": "csv", "header": "False", "delimiter": "\\t", "null_value": "\\N"},
             Csv(header=False, delimiter="\t", null_value="\\N"),
+            marks=has_null_text,
         ),
         ({"format": "csv", "header": False, "delimiter": ";"}, Csv(header=False, delimiter=";")),
         ({"format": "orc"}, Orc("zstd")),
@@ -144,3 +147,16 @@ def test_the_defaults_that_are_told_are_those_of_the_values(kind: type[Any]) -> 
     compression = defaults.pop("compression", "")
     assert compression in told["compression"]
     assert defaults == {name: told[name].replace("the codec's", "") for name in defaults}
+
+
+def test_a_text_for_null_is_refused_where_pyarrow_can_not_write_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = csv.WriteOptions
+
+    def older(include_header: bool, delimiter: str) -> csv.WriteOptions:
+        return real(include_header=include_header, delimiter=delimiter)
+
+    monkeypatch.setattr(csv, "WriteOptions", older)
+    assert parse_format({"path": "/x", "format": "csv"}) == Csv()
+    with pytest.raises(ConfigurationError, match=r"'null_value' of the file sink needs pyarrow 26") as refused:
+        parse_format({"path": "/x", "format": "csv", "null_value": "NULL"})
+    assert refused.value.option == "null_value"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pyarrow import orc, types
 
 from tests.sinks.files.conftest import MakeSink
+from tests.support.pyarrow_versions import has_null_text
 from tests.support.typed_records import unchecked_text
 from twopc import Participant, Round
 from twopc.errors import RecordRefused
@@ -170,6 +171,7 @@ def test_a_record_that_is_no_line_of_text_is_refused(column: pa.Array, reason: s
     assert write(Text(), pa.record_batch({"c": column.slice(0, 2)})).count(b"\n") == 2
 
 
+@has_null_text
 def test_a_null_that_would_be_an_empty_line_of_csv_is_refused_as_readers_would_skip_it() -> None:
     records = pa.record_batch({"c": pa.array(["a", None])})
     error = refusal(Csv(), records)
@@ -178,6 +180,7 @@ def test_a_null_that_would_be_an_empty_line_of_csv_is_refused_as_readers_would_s
     assert write(Csv(null_value="NULL"), records) == b'"c"\n"a"\nNULL\n'
 
 
+@has_null_text
 @pytest.mark.parametrize(
     ("null_value", "column"),
     [
