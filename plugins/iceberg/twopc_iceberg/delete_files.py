@@ -31,10 +31,12 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from twopc_iceberg.files import in_threads
+from twopc.keyed import READERS
+from twopc.threads import in_threads
 from twopc_iceberg.layout import Layout
-from twopc_iceberg.manifests import NUMBERS_ROWS, InMemory, ManifestWriter, data_file, entries
+from twopc_iceberg.manifests import NUMBERS_ROWS, InMemory, ManifestWriter, entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
+from twopc_iceberg.pyiceberg_internals import data_file
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -141,7 +143,7 @@ class DeletesOfSnapshot:
     def read(cls, io: DurableFileIO, manifests: Iterable[ManifestFile]) -> DeletesOfSnapshot:
         """Read the manifests of delete files. Raises Damaged; errors of the store pass through."""
         of_deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
-        found = dict(zip(of_deletes, in_threads(lambda each: entries(io, each), of_deletes), strict=True))
+        found = dict(zip(of_deletes, in_threads(lambda each: entries(io, each), of_deletes, READERS), strict=True))
         by_path, others = defaultdict[str, list[ManifestEntry]](list), list[ManifestEntry]()
         for entry in (entry for each in found.values() for entry in each):
             if entry.data_file.content is DataFileContent.POSITION_DELETES:
@@ -225,7 +227,7 @@ def written(
         places = {
             file: locations.new_data_location(f"{name}-{n:05d}-deletes.parquet") for n, file in enumerate(touched)
         }
-        new = in_threads(lambda file: _file_of_positions(io, places[file], file, touched[file]), [*touched])
+        new = in_threads(lambda file: _file_of_positions(io, places[file], file, touched[file]), [*touched], READERS)
     gone = {_identity(entry.data_file) for file in touched for entry in deletes.by_path.get(file.path, ())}
     affected = {m: found for m, found in deletes.entries.items() if any(_identity(e.data_file) in gone for e in found)}
     removed = [e.data_file for found in affected.values() for e in found if _identity(e.data_file) in gone]
