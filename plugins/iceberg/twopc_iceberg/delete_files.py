@@ -10,7 +10,6 @@ import json
 import math
 import struct
 import uuid
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
+from twopc.deletion_vectors import bitmap_of, framed, unframed, vector_of
 from twopc.keyed import READERS
 from twopc.threads import in_threads
 from twopc_iceberg.layout import Layout
@@ -55,7 +55,6 @@ _POSITIONS = pa.schema(
     ]
 )
 _PUFFIN = b"PFA1"
-_VECTOR = b"\xd1\xd3\x39\x64"
 _REFERENCED, _OFFSET, _LENGTH = 17, 18, 19
 """The fields of a delete file for its data file and for the place of its vector."""
 
@@ -181,7 +180,7 @@ class DeletesOfSnapshot:
             with reading(location), self.io.new_input(location).open() as source:
                 if delete.file_format is FileFormat.PUFFIN:
                     source.seek(delete[_OFFSET])
-                    return _vector(source.read(delete[_LENGTH]))
+                    return BitMap64.deserialize(bitmap_of(unframed(source.read(delete[_LENGTH]))))
                 rows = pq.ParquetFile(source).read(["file_path", "pos"])
                 return BitMap64(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_pylist())
         except FileNotFoundError:
@@ -300,8 +299,7 @@ def _vectors(io: DurableFileIO, location: str, touched: Mapping[LiveFile, BitMap
     """Write a Puffin file of deletion vectors."""
     content, blobs, places = bytearray(_PUFFIN), list[dict[str, Any]](), dict[LiveFile, tuple[int, int]]()
     for file, rows in touched.items():
-        data = _VECTOR + rows.serialize()
-        blob = struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+        blob = framed(vector_of(rows.serialize()))
         places[file] = len(content), len(blob)
         blobs.append(
             {
@@ -326,18 +324,6 @@ def _vectors(io: DurableFileIO, location: str, touched: Mapping[LiveFile, BitMap
 def _store(io: DurableFileIO, location: str, data: bytes) -> None:
     with io.new_output(location).create(overwrite=True) as stream:
         stream.write(data)
-
-
-def _vector(blob: bytes) -> BitMap64:
-    """Read a deletion vector. Raises ValueError."""
-    data = blob[4:-4]
-    if (
-        blob[:4] != struct.pack(">i", len(data))
-        or data[:4] != _VECTOR
-        or blob[-4:] != struct.pack(">I", zlib.crc32(data))
-    ):
-        raise ValueError("its deletion vector is cut short, or its checksum is wrong")
-    return BitMap64.deserialize(data[4:])
 
 
 def _delete(
