@@ -67,13 +67,17 @@ def check_types(schema: pa.Schema, columns: Collection[TableColumn], table: str)
             )
 
 
-def check_names(names: Collection[str], columns: Collection[str], table: str) -> None:
-    """Make sure that each column of records is one of a table's ``columns``, once. Raises like ``check_columns``."""
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
+def check_names(
+    names: Collection[str], columns: Collection[str], table: str, same: Callable[[str], str] = str, or_else: str = ""
+) -> None:
+    """Make sure that each column of records is one of a table's ``columns``, once. ``same`` makes names equal that the
+    table can't tell apart; ``or_else`` is another advice about columns that it lacks. Raises like ``check_columns``."""
+    if twice := [name for name, count in Counter(map(same, names)).items() if count > 1]:
         raise SchemaMismatch(f"Column names must be unique: rename or drop {twice[0]!r}")
+    known, has = {*map(same, columns)}, ", ".join(columns)
     for name in names:
-        if name not in columns:
-            raise SchemaMismatch(f"{table} has no column {name!r}. It has: {', '.join(columns)}. Drop or rename it.")
+        if same(name) not in known:
+            raise SchemaMismatch(f"{table} has no column {name!r}. It has: {has}. Drop or rename it{or_else}.")
 
 
 def check_fixed_columns(

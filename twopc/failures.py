@@ -87,13 +87,19 @@ def located(**known: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def mapped(
-    kind: type[Exception] | tuple[type[Exception], ...], failed: Callable[..., Exception], *what: Any
+    kind: type[Exception] | tuple[type[Exception], ...],
+    failed: Callable[..., Exception],
+    *what: Any,
+    hides_cause: bool = False,
 ) -> Iterator[None]:
-    """Raise ``failed(error, *what)`` for an error of a target system's client."""
+    """Raise ``failed(error, *what)`` for an error of a target system's client, and hide one that may show secrets. The
+    project's own errors pass through."""
     try:
         yield
+    except TwoPhaseCommitError:
+        raise
     except kind as error:
-        raise failed(error, *what) from error
+        raise failed(error, *what) from (None if hides_cause else error)
 
 
 def older_log(what: str, newest: int, batch_id: int) -> LogMismatch:

@@ -8,13 +8,13 @@ from abc import abstractmethod
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from twopc.bad_records import written_without
 from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc.sink import TransactionT, TwoPhaseCommitSink
+from twopc.threads import in_threads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -119,11 +119,8 @@ class Part(Generic[FileT]):
 def in_shares(search: Callable[[Sequence[FileT]], ResultT], files: Sequence[FileT], is_local: bool) -> list[ResultT]:
     """Search files in threads, and return the result for each thread's share of them. Those of a disk have a thread
     per processor: more take memory and no less time. Those of an object store mostly wait for it."""
-    at_once = min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS)
-    if at_once <= 1:
-        return [search(files)]
-    with ThreadPoolExecutor(at_once, thread_name_prefix="twopc-search") as pool:
-        return list(pool.map(search, (files[number::at_once] for number in range(at_once))))
+    at_once = max(1, min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS))
+    return in_threads(search, [files[number::at_once] for number in range(at_once)], at_once)
 
 
 def find_rows(keys: pa.Table, parts: Iterable[Part[FileT]]) -> Iterator[tuple[FileT, array[int]]]:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.campaigns.plugin.environment import Environment
 from tests.campaigns.release import contents
-from tests.support.distributions import SOURCES, build, metadata_of
+from tests.support.distributions import SOURCES, build, call, metadata_of
 from tests.support.pages import PAGES, ROOT, installations
 
 
@@ -61,6 +61,15 @@ def test_the_extra_all_has_every_other_one() -> None:
     extras = text.partition("[project.optional-dependencies]\n")[2].partition("\n\n[")[0]
     [listed] = re.findall(r'^all = \["twopc-core\[(.*)\]"\]$', extras, re.MULTILINE)
     assert {*listed.split(",")} == {*re.findall(r"^([a-z0-9-]+) = \[", extras, re.MULTILINE)} - {"all"}
+
+
+@pytest.mark.parametrize("user", [("twopc-kafka-broker",), ("twopc-kafka", "--extra", "dev")])
+def test_the_development_broker_brings_no_pytest(user: tuple[str, ...], uv: str) -> None:
+    export = (uv, "export", "--quiet", "--locked", "--offline", "--no-default-groups", "--no-hashes", "--no-annotate")
+    required = call(*export, "--package", *user)
+    names = re.findall("^[a-z][a-z0-9.-]*", required, re.MULTILINE)
+    assert "jgo" in names
+    assert "pytest" not in names
 
 
 @pytest.mark.long

@@ -33,10 +33,10 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.support.apicurio_server import ApicurioServer
+from tests.support.maven import maven_jar
 from twopc.errors import ConfigurationError, Retriable
 from twopc.spark import debezium
 from twopc_kafka import registry
-from twopc_kafka_broker.jars import maven_jar
 
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 SUBJECT = "orders-value"

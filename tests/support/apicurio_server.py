@@ -4,9 +4,9 @@ import contextlib
 import urllib.request
 from pathlib import Path
 
+from tests.support.maven import maven_archive
 from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
-from twopc_kafka_broker.jars import maven_archive
 
 VERSION = "3.0.9"
 """The last that runs on Java 17."""

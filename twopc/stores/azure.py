@@ -3,6 +3,10 @@
 adlfs passes on most errors of Azure's client, none of which is an OSError, and takes any 404 for an absent file, even
 one of a proxy. Here each error is an OSError, as ``errors`` lists them. No answer is ``ECONNABORTED``: ``ETIMEDOUT``
 would make a TimeoutError, which fsspec replaces by one of its own.
+
+adlfs's private names are all in this module. Read in 2026.8.0; the bound of the extra ``azure`` admits no release from
+2028 on. Without ``_timeout_kwargs`` or ``_details`` the first request fails, and without ``_config`` of Azure's client
+the first upload.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 from twopc.errors import ConfigurationError
+from twopc.stores.fsspec_internals import options_of, path_of
 
 LOCAL = (None, "file", "local")
 
@@ -84,17 +85,15 @@ def file_system(url: str, **storage_options: Any) -> tuple[Any, str]:
     if protocol in ("gs", "gcs"):
         from twopc.stores.gcs import GcsClient, gcs_client  # needs the package gcsfs
 
-        return gcs_client(storage_options), GcsClient._strip_protocol(url)  # noqa: SLF001  # fsspec's way to a path
+        return gcs_client(storage_options), path_of(GcsClient, url)
     if protocol in _OF_CONTAINERS:
         from twopc.stores.azure import AzureClient  # needs the package adlfs
 
-        options = {**AzureClient._get_kwargs_from_urls(url), **storage_options}  # noqa: SLF001  # as url_to_fs does
-        return AzureClient(**options), AzureClient._strip_protocol(url)  # noqa: SLF001
+        return AzureClient(**{**options_of(AzureClient, url), **storage_options}), path_of(AzureClient, url)
     if protocol == "webhdfs":
         from twopc.stores.webhdfs import WebHdfs  # needs the package requests
 
-        options = {**WebHdfs._get_kwargs_from_urls(url), **storage_options}  # noqa: SLF001  # of its base class
-        return WebHdfs(**options), WebHdfs._strip_protocol(url)  # noqa: SLF001
+        return WebHdfs(**{**options_of(WebHdfs, url), **storage_options}), path_of(WebHdfs, url)
     from fsspec.core import url_to_fs  # slow, and only tasks that write to such a folder need it
 
     located: tuple[Any, str] = url_to_fs(url, **storage_options)

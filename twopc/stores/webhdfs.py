@@ -22,6 +22,7 @@ from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
 from requests.adapters import HTTPAdapter
 
 from twopc.stores.errors import is_untrusted
+from twopc.stores.fsspec_internals import behind_proxy, path_of
 
 TIMEOUTS_S = (10.0, 60.0)
 """The time that a client waits for a connection, and for the next bytes of an answer."""
@@ -83,7 +84,7 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
 
     def unstrip_protocol(self, name: str) -> str:
         """Return the URL of a path, with the NameNode's host and port, which fsspec leaves out."""
-        return f"webhdfs://{urlsplit(self.url).netloc}{self._strip_protocol(name)}"
+        return f"webhdfs://{urlsplit(self.url).netloc}{path_of(self, name)}"
 
     def create(self, path: str, data: bytes, replaces: bool = False) -> None:
         """Create a file, with its missing parents, and close it. After an error, a part of it may be there. Raises
@@ -101,7 +102,7 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
     def _send(self, operation: str, method: str, path: str, data: bytes, **parameters: str) -> None:
         """Send data to the DataNode that the NameNode names."""
         named = self._call(operation, method, path, redirect=False, **parameters)
-        url = self._apply_proxy(named.headers["Location"])
+        url = behind_proxy(self, named.headers["Location"])
         self.session.request(method.upper(), url, data=data, headers={"Content-Type": "application/octet-stream"})
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **keywords: Any) -> _File:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,7 @@ from deltalake import Schema
 from pyarrow import types
 
 from twopc.bad_records import first_bad
-from twopc.columns import has_room, require_each
+from twopc.columns import check_names, has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
 from twopc.refusals import KEY_TWICE, NOT_UTF8, Rule, checker, first_null, is_list, parts
 from twopc_delta.partitions import IN_LOG, require_readable
@@ -134,14 +133,7 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
     Raises:
         SchemaMismatch: names the column.
     """
-    for name, count in Counter(name.lower() for name in schema.names).items():
-        if count > 1:
-            raise SchemaMismatch(f"{count} columns of the records are named {name!r}, which Delta can't tell apart")
-    if unknown := missing(schema, view):
-        raise SchemaMismatch(
-            f"{table} has no column {unknown[0].name!r}. It has: {', '.join(view.schema.names)}. Drop or rename the"
-            " column, or set 'merge_schema' to true, which adds it to the table."
-        )
+    check_names(schema.names, view.schema.names, table, str.lower, ", or add it by setting 'merge_schema' to true")
     by_name = {field.name.lower(): field for field in view.schema}
     fields = [by_name[name.lower()] for name in schema.names]
     for given, field in zip(schema, fields, strict=True):

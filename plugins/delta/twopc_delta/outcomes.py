@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -19,7 +19,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.failures import lost_batches
+from twopc.failures import lost_batches, mapped
 from twopc.stores.errors import DISK_AWAY, TEMPORARY, Unusable, is_untrusted
 from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
@@ -134,13 +134,9 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
     return kind(f"{what}: the store refuses: {text}. Correct the rights or 'storage_options', and start again.")
 
 
-@contextlib.contextmanager
-def looking(storage: Storage, what: str, is_decided: bool) -> Iterator[None]:
+def looking(storage: Storage, what: str, is_decided: bool) -> AbstractContextManager[None]:
     """Around requests for a table. Raises what ``look_failed`` returns. The original error may show credentials."""
-    try:
-        yield
-    except FAILURES as error:
-        raise look_failed(Failure.of(error, storage), what, is_decided) from None
+    return mapped(FAILURES, lambda error: look_failed(Failure.of(error, storage), what, is_decided), hides_cause=True)
 
 
 def put_refused(failure: Failure, what: str) -> ConfigurationError | Retriable:

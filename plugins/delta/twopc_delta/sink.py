@@ -20,6 +20,7 @@ from twopc.checks import CheckResult
 from twopc.columns import not_whole, require_keys
 from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, RoundAborted
+from twopc.failures import mapped
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
@@ -243,15 +244,15 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId) -> Iterator[None]:
-        try:
-            with self._storage.meaning():
-                yield
-        except OSError as error:
-            failure = self._failure(error)
-            what = f"transaction {transaction_id.exact} to {self._name} could not be written: {failure.text}"
-            if failure.is_refusal:
-                raise ConfigurationError(f"{what}. Correct the rights or 'storage_options', and start again.") from None
-            raise RoundAborted(f"{what}. Nothing of it is visible. The batch can be run again.") from None
+        with mapped(OSError, self._write_failed, transaction_id, hides_cause=True), self._storage.meaning():
+            yield
+
+    def _write_failed(self, error: OSError, transaction_id: TransactionId) -> ConfigurationError | RoundAborted:
+        failure = self._failure(error)
+        what = f"transaction {transaction_id.exact} to {self._name} could not be written: {failure.text}"
+        if failure.is_refusal:
+            return ConfigurationError(f"{what}. Correct the rights or 'storage_options', and start again.")
+        return RoundAborted(f"{what}. Nothing of it is visible. The batch can be run again.")
 
     def discard(self, transaction: DeltaTransaction) -> None:
         with self._writing(transaction.id):

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import base64
-import struct
 import uuid
-import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pyroaring import BitMap64
 
+from twopc.deletion_vectors import bitmap_of, framed, unframed, vector_of
+
 if TYPE_CHECKING:
     from twopc_delta.storage import Storage
-
-_MAGIC = struct.pack("<i", 1681511377)
-"""Begins a bitmap in the portable format. Its rest is what CRoaring calls that, too."""
 
 _FILE_FORMAT = b"\x01"
 
@@ -33,7 +30,7 @@ def file_of(vectors: Mapping[str, BitMap64], name: uuid.UUID) -> tuple[bytes, di
     """Return the content of a file with several vectors, and for each key of ``vectors`` its descriptor in the log."""
     content, descriptors = bytearray(_FILE_FORMAT), dict[str, dict[str, object]]()
     for key, rows in vectors.items():
-        data = _MAGIC + rows.serialize()
+        data = vector_of(rows.serialize())
         descriptors[key] = {
             "storageType": "u",
             "pathOrInlineDv": base64.b85encode(name.bytes).translate(bytes.maketrans(_RFC_1924, _Z85)).decode(),
@@ -41,7 +38,7 @@ def file_of(vectors: Mapping[str, BitMap64], name: uuid.UUID) -> tuple[bytes, di
             "sizeInBytes": len(data),
             "cardinality": len(rows),
         }
-        content += struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+        content += framed(data)
     return bytes(content), descriptors
 
 
@@ -58,25 +55,17 @@ def read(storage: Storage, descriptor: Mapping[str, Any]) -> BitMap64:
         name = uuid.UUID(bytes=_from_z85(where[-_UUID_CHARACTERS:]))
         path = path_of(name, where[:-_UUID_CHARACTERS])
         try:
-            found = storage.read(path, int(descriptor.get("offset") or 0), size + 8)
+            data = unframed(storage.read(path, int(descriptor.get("offset") or 0), size + 8))
         except FileNotFoundError:
             raise ValueError(f"deletion vector {path} is gone") from None
-        data = _checked(found, size, path)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     else:
         raise ValueError(f"a deletion vector is outside of the table's folder: {where}")
-    if not data.startswith(_MAGIC):
-        raise ValueError("a deletion vector has an unknown format")
-    rows = BitMap64.deserialize(data[len(_MAGIC) :])
+    rows = BitMap64.deserialize(bitmap_of(data))
     if len(rows) != descriptor["cardinality"]:
         raise ValueError("a deletion vector has another number of rows than the log has of it")
     return rows
-
-
-def _checked(found: bytes, size: int, path: str) -> bytes:
-    data, rest = found[4 : 4 + size], found[4 + size :]
-    if found[:4] != struct.pack(">i", size) or rest != struct.pack(">I", zlib.crc32(data)):
-        raise ValueError(f"deletion vector {path} is damaged")
-    return data
 
 
 def _from_z85(text: str) -> bytes:

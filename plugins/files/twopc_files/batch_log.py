@@ -19,11 +19,12 @@ import errno
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
-from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
+from twopc.failures import mapped
 from twopc.stores.errors import TEMPORARY, NotSynced, Unusable
 from twopc.stores.remote import durable_folder, meaning
 
@@ -121,7 +122,7 @@ class BatchLog:
                 store can't keep such a log.
             Retriable, OperatorRequired: as for ``complete``.
         """
-        with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
+        with self._opening():
             newest = self._newest()
         try:
             self.require_put_if_absent()
@@ -130,7 +131,7 @@ class BatchLog:
                 raise
             raise OperatorRequired(error.message) from error  # a decided batch may wait to be completed here
         if newest is not None:
-            with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
+            with self._opening():
                 self._require_owner()
 
     def begin(self) -> None:
@@ -138,7 +139,7 @@ class BatchLog:
 
         Raises: like ``open``.
         """
-        with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
+        with self._opening():
             if self._newest() is None:
                 # Listed before the put: if two processes create the log, the later one's list never gets in.
                 self._put(0, self._present())
@@ -162,7 +163,7 @@ class BatchLog:
             ConfigurationError: the store has no put-if-absent, or this process may not create files there.
             Retriable: the store does not answer.
         """
-        with self._mapping_errors(f"the log of complete batches {self.path} can't be opened"):
+        with self._opening():
             try:
                 self._entries.try_put_if_absent()
             except Unusable as error:
@@ -179,7 +180,7 @@ class BatchLog:
             Retriable: the store could not answer. Repeating the call is safe.
             OperatorRequired: the log was removed or is another writer's, or a right is missing.
         """
-        with self._mapping_errors(f"batch {batch_id} is committed, and can't be listed in {self.path} yet"):
+        with self._asking(f"batch {batch_id} is committed, and can't be listed in {self.path} yet"):
             slot, newest = batch_id + 1, self._newest()
             if newest is None:
                 raise OperatorRequired(
@@ -311,22 +312,22 @@ class BatchLog:
         sizes = {path.removeprefix(f"{self._folder}/"): int(info["size"]) for path, info in sorted(found.items())}
         return [CommittedFile(path, size) for path, size in sizes.items() if not any(map(_is_hidden, path.split("/")))]
 
-    @contextlib.contextmanager
-    def _mapping_errors(self, what: str) -> Iterator[None]:
-        """Map errors of the store. It is safe to repeat any step, whatever its outcome was."""
-        try:
-            yield
-        except NotSynced as error:  # if this process repeated the step, it would take a lost name for a durable one
-            raise OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.") from error
-        except TwoPhaseCommitError:
-            raise
-        except Exception as error:
-            if not isinstance(error, Unusable) and meaning(self._fs, error).errno in _MAY_PASS:
-                raise Retriable(f"{what}: {error}") from error
-            raise OperatorRequired(
-                f"{what}: {error}. Give this process the right to make files there, or correct what the store names;"
-                " then start the query again, which repeats the step."
-            ) from error
+    def _opening(self) -> contextlib.AbstractContextManager[None]:
+        return self._asking(f"the log of complete batches {self.path} can't be opened")
+
+    def _asking(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return mapped(Exception, self._step_failed, what)
+
+    def _step_failed(self, error: Exception, what: str) -> Retriable | OperatorRequired:
+        """Return what an error of the store means. It is safe to repeat any step, whatever its outcome was."""
+        if isinstance(error, NotSynced):  # a repeated step would take a lost name for a durable one
+            return OperatorRequired(f"{what}: {error}. Check the disk, and start the query again.")
+        if not isinstance(error, Unusable) and meaning(self._fs, error).errno in _MAY_PASS:
+            return Retriable(f"{what}: {error}")
+        return OperatorRequired(
+            f"{what}: {error}. Give this process the right to make files there, or correct what the store names; then"
+            " start the query again, which repeats the step."
+        )
 
 
 def _name(slot: int) -> str:

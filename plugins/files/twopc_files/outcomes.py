@@ -171,6 +171,16 @@ def write_failed(error: OSError, what: str) -> Exception:
     return Refused(f"{message}. Correct what the store names, and start again: {error}")
 
 
+def request_failed(error: Exception, url: str) -> Retriable | OperatorRequired:
+    """Return the error to raise if a request to the store at ``url`` fails, which may be repeated."""
+    if isinstance(error, OSError) and error.errno in TEMPORARY:
+        return Retriable(f"the file sink's store at {url} does not answer: {error}")
+    return OperatorRequired(
+        f"the file sink's store at {url} refused a request: {error}. Nothing is lost. Correct what the store names, and"
+        " start again."
+    )
+
+
 def unreachable(error: OSError, url: str) -> TwoPhaseCommitError:
     """Return the error to raise if the store at ``url`` can't be used, before anything is written."""
     if error.errno in TEMPORARY:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from twopc.checks import CheckResult
 from twopc.datasets import Dataset, of_folder
-from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, Refused, Retriable, TwoPhaseCommitError
 from twopc.failures import mapped
 from twopc.sink import TwoPhaseCommitSink
-from twopc.stores.errors import TEMPORARY
+from twopc.threads import in_threads
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round
 from twopc_files.batch_log import CommittedFile
@@ -34,6 +33,7 @@ from twopc_files.outcomes import (
     look_failed,
     not_shown_yet,
     obstacle_seen,
+    request_failed,
     settle_failed,
     unreachable,
     write_failed,
@@ -41,7 +41,7 @@ from twopc_files.outcomes import (
 from twopc_files.spark_metadata import spark_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -221,7 +221,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 be published. Nothing is visible.
         """
         work = [(committable, file) for committable in committables for file in self._decidable(committable)]
-        obstacles = self._for_each([file for _, file in work], self._obstacle)
+        obstacles = in_threads(self._obstacle, [file for _, file in work], self._store.asks_at_once)
         for (committable, file), obstacle in zip(work, obstacles, strict=True):
             if obstacle:
                 raise Refused(
@@ -252,7 +252,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """
         files = self._decidable(committable)
         self._begin_logs()  # the batch was sealed by another process, or a log was removed since
-        answers = self._for_each(files, partial(self._failure, committable))
+        answers = in_threads(partial(self._failure, committable), files, self._store.asks_at_once)
         failures = [failure for failure in answers if failure]
         if failures:
             # One file that can't be published must not hold back the others: repeat first, then call the operator.
@@ -315,7 +315,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """
         files = self._owned(committable, open_files(committable))
         with self._asking():
-            self._for_each(files, self._store.discard)
+            in_threads(self._store.discard, files, self._store.asks_at_once)
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         files = [
@@ -345,13 +345,6 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
             for transaction_id, files in groupby(pending, lambda file: file.transaction_id)
         ]
 
-    def _for_each(self, files: Sequence[FileHandle], ask: Callable[[FileHandle], ResultT]) -> list[ResultT]:
-        """Return ``ask`` of each file, in order. The store is asked about up to ``asks_at_once`` files in parallel."""
-        if self._store.asks_at_once == 1 or len(files) <= 1:
-            return [ask(file) for file in files]
-        with ThreadPoolExecutor(self._store.asks_at_once, thread_name_prefix="twopc-files") as pool:
-            return list(pool.map(ask, files))
-
     def _decidable(self, committable: Committable) -> list[FileHandle]:
         return self._owned(committable, decidable_files(committable))
 
@@ -369,21 +362,8 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         what = f"transaction {transaction_id.exact} of {transaction_id.round} in {self._store.url}"
         return mapped(OSError, write_failed, what)
 
-    @contextlib.contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Turn errors of a busy store into Retriable, so that the coordinator repeats the call, and any other error of
-        it into OperatorRequired."""
-        try:
-            yield
-        except TwoPhaseCommitError:
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in TEMPORARY:
-                raise Retriable(f"the file sink's store at {self._store.url} does not answer: {error}") from error
-            raise OperatorRequired(
-                f"the file sink's store at {self._store.url} refused a request: {error}. Nothing is lost. Correct what"
-                " the store names, and start again."
-            ) from error
+    def _asking(self) -> contextlib.AbstractContextManager[None]:
+        return mapped(Exception, request_failed, self._store.url)
 
     def _what(self, committable: Committable, file: FileHandle) -> str:
         batch = committable.handle.get("batch", "unknown")

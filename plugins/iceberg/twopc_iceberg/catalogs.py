@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -15,8 +14,6 @@ from typing import Any
 import requests
 from pyiceberg.catalog import Catalog, CatalogType, infer_catalog_type
 from pyiceberg.catalog.rest import Endpoint, HttpMethod, RestCatalog
-from pyiceberg.catalog.rest.auth import OAuth2AuthManager, OAuth2TokenProvider
-from pyiceberg.catalog.rest.response import _handle_non_200_response
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 from pyiceberg.table import CommitTableRequest, Table
@@ -32,6 +29,7 @@ from twopc_iceberg.files import IO_CLASS, DurableFileIO, io_of
 from twopc_iceberg.kept_metadata import KeepsMetadata
 from twopc_iceberg.options import OF_CATALOG, OWNER, IcebergOptions
 from twopc_iceberg.outcomes import CATALOG_ERRORS, is_refused_by_store
+from twopc_iceberg.pyiceberg_internals import limit_tokens, offers, post, raise_for
 from twopc_iceberg.table import are_expiring, are_given_out, assume_end
 
 HTTP_TIMEOUT_S = (10, 60)
@@ -196,7 +194,7 @@ class TransactionalCatalog(RestCatalog):
         super().__init__(name, **properties)
         given = json.dumps(properties, sort_keys=True, default=str)
         self.identity = hashlib.sha256(given.encode()).hexdigest()  # they may have credentials
-        self.changes_several = _TRANSACTION in self._supported_endpoints
+        self.changes_several = offers(self, _TRANSACTION)
 
     def _config_headers(self, session: Session) -> None:
         """Set up a session, before it is first used to fetch a token."""
@@ -205,35 +203,19 @@ class TransactionalCatalog(RestCatalog):
 
     def _create_session(self) -> Session:
         session = super()._create_session()
-        if isinstance(self._auth_manager, OAuth2AuthManager):
-            provider = self._auth_manager.token_provider
-            provider._refresh_token = functools.partial(_refresh_token, provider)  # type: ignore[method-assign]  # noqa: SLF001
+        limit_tokens(self, HTTP_TIMEOUT_S)
         return session
 
     def commit_tables(self, changes: Sequence[CommitTableRequest]) -> None:
         """Ask once to change several tables. The answer to success has no content. Raises like ``commit_table``, and
         nothing is repeated, not even for a token that has expired."""
         bodies = b",".join(change.model_dump_json().encode() for change in changes)
-        response = self._session.post(self.url("transactions/commit"), data=b'{"table-changes":[%b]}' % bodies)
+        response = post(self, "transactions/commit", b'{"table-changes":[%b]}' % bodies)
         try:
             response.raise_for_status()
         except requests.HTTPError as error:
             unknown = dict.fromkeys((500, 502, 504), CommitStateUnknownException)
-            _handle_non_200_response(error, {409: CommitFailedException, **unknown})
-
-
-def _refresh_token(provider: OAuth2TokenProvider) -> None:
-    """Do as pyiceberg does, within a limit."""
-    data = {"grant_type": "client_credentials"} | ({"scope": provider.scope} if provider.scope else {})
-    headers = {"Authorization": provider._client_secret_header}  # noqa: SLF001
-    response = requests.post(provider.token_url, data=data, headers=headers, timeout=HTTP_TIMEOUT_S)
-    response.raise_for_status()
-    answer = response.json()
-    lasts_s = answer.get("expires_in", provider.expires_in)
-    if lasts_s is None:
-        raise ValueError("the token's server does not report expires_in: set it in the catalog's properties")
-    provider._token = answer["access_token"]  # noqa: SLF001
-    provider._expires_at = time.monotonic() + lasts_s - provider.refresh_margin  # noqa: SLF001
+            raise_for(error, {409: CommitFailedException, **unknown})
 
 
 class KeptSqlCatalog(KeepsMetadata, SqlCatalog):

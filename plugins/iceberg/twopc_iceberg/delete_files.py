@@ -10,7 +10,6 @@ import json
 import math
 import struct
 import uuid
-import zlib
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,10 +30,13 @@ from pyiceberg.manifest import (
 from pyiceberg.schema import Schema
 from pyroaring import BitMap64
 
-from twopc_iceberg.files import in_threads
+from twopc.deletion_vectors import bitmap_of, framed, unframed, vector_of
+from twopc.keyed import READERS
+from twopc.threads import in_threads
 from twopc_iceberg.layout import Layout
-from twopc_iceberg.manifests import NUMBERS_ROWS, InMemory, ManifestWriter, data_file, entries
+from twopc_iceberg.manifests import NUMBERS_ROWS, InMemory, ManifestWriter, entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
+from twopc_iceberg.pyiceberg_internals import data_file
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -53,7 +55,6 @@ _POSITIONS = pa.schema(
     ]
 )
 _PUFFIN = b"PFA1"
-_VECTOR = b"\xd1\xd3\x39\x64"
 _REFERENCED, _OFFSET, _LENGTH = 17, 18, 19
 """The fields of a delete file for its data file and for the place of its vector."""
 
@@ -141,7 +142,7 @@ class DeletesOfSnapshot:
     def read(cls, io: DurableFileIO, manifests: Iterable[ManifestFile]) -> DeletesOfSnapshot:
         """Read the manifests of delete files. Raises Damaged; errors of the store pass through."""
         of_deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
-        found = dict(zip(of_deletes, in_threads(lambda each: entries(io, each), of_deletes), strict=True))
+        found = dict(zip(of_deletes, in_threads(lambda each: entries(io, each), of_deletes, READERS), strict=True))
         by_path, others = defaultdict[str, list[ManifestEntry]](list), list[ManifestEntry]()
         for entry in (entry for each in found.values() for entry in each):
             if entry.data_file.content is DataFileContent.POSITION_DELETES:
@@ -179,7 +180,7 @@ class DeletesOfSnapshot:
             with reading(location), self.io.new_input(location).open() as source:
                 if delete.file_format is FileFormat.PUFFIN:
                     source.seek(delete[_OFFSET])
-                    return _vector(source.read(delete[_LENGTH]))
+                    return BitMap64.deserialize(bitmap_of(unframed(source.read(delete[_LENGTH]))))
                 rows = pq.ParquetFile(source).read(["file_path", "pos"])
                 return BitMap64(rows.filter(pc.equal(rows["file_path"], path))["pos"].to_pylist())
         except FileNotFoundError:
@@ -225,7 +226,7 @@ def written(
         places = {
             file: locations.new_data_location(f"{name}-{n:05d}-deletes.parquet") for n, file in enumerate(touched)
         }
-        new = in_threads(lambda file: _file_of_positions(io, places[file], file, touched[file]), [*touched])
+        new = in_threads(lambda file: _file_of_positions(io, places[file], file, touched[file]), [*touched], READERS)
     gone = {_identity(entry.data_file) for file in touched for entry in deletes.by_path.get(file.path, ())}
     affected = {m: found for m, found in deletes.entries.items() if any(_identity(e.data_file) in gone for e in found)}
     removed = [e.data_file for found in affected.values() for e in found if _identity(e.data_file) in gone]
@@ -298,8 +299,7 @@ def _vectors(io: DurableFileIO, location: str, touched: Mapping[LiveFile, BitMap
     """Write a Puffin file of deletion vectors."""
     content, blobs, places = bytearray(_PUFFIN), list[dict[str, Any]](), dict[LiveFile, tuple[int, int]]()
     for file, rows in touched.items():
-        data = _VECTOR + rows.serialize()
-        blob = struct.pack(">i", len(data)) + data + struct.pack(">I", zlib.crc32(data))
+        blob = framed(vector_of(rows.serialize()))
         places[file] = len(content), len(blob)
         blobs.append(
             {
@@ -324,18 +324,6 @@ def _vectors(io: DurableFileIO, location: str, touched: Mapping[LiveFile, BitMap
 def _store(io: DurableFileIO, location: str, data: bytes) -> None:
     with io.new_output(location).create(overwrite=True) as stream:
         stream.write(data)
-
-
-def _vector(blob: bytes) -> BitMap64:
-    """Read a deletion vector. Raises ValueError."""
-    data = blob[4:-4]
-    if (
-        blob[:4] != struct.pack(">i", len(data))
-        or data[:4] != _VECTOR
-        or blob[-4:] != struct.pack(">I", zlib.crc32(data))
-    ):
-        raise ValueError("its deletion vector is cut short, or its checksum is wrong")
-    return BitMap64.deserialize(data[4:])
 
 
 def _delete(

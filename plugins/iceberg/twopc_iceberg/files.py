@@ -10,16 +10,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyarrow.fs import FileSelector, FileType
-from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
+from pyiceberg.io.pyarrow import BUFFER_SIZE, ONE_MEGABYTE, PyArrowFile, PyArrowFileIO
 
-from twopc.keyed import READERS
 from twopc.stores.disk import SyncedFile, sync_folder
+from twopc.threads import in_threads
 
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
@@ -35,22 +34,20 @@ _CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
 AT_ONCE = 16
 """Requests to an object store at a time. Each mostly waits."""
 
-ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
-
 
 class DurableFile(PyArrowFile):
     """A file that is on the disk when its stream is closed.
 
     Attributes:
         stream: the stream of the last ``create``.
+        local: its path on a disk; None in a store.
     """
 
     stream: Any = None
+    local: Path | None = None
 
     def create(self, overwrite: bool = False) -> Any:
-        is_local = isinstance(self._filesystem, pa.fs.LocalFileSystem)
-        self.stream = SyncedFile(Path(self._path), "wb") if is_local else super().create(overwrite)
+        self.stream = SyncedFile(self.local, "wb") if self.local else super().create(overwrite)
         return self.stream
 
 
@@ -58,8 +55,10 @@ class DurableFileIO(PyArrowFileIO):
     """pyiceberg's file access through pyarrow, with writes that survive a power cut."""
 
     def new_output(self, location: str) -> DurableFile:
-        found = super().new_output(location)
-        return DurableFile(location, found._path, found._filesystem, found._buffer_size)  # noqa: SLF001
+        filesystem, path = self._located(location)
+        found = DurableFile(location, path, filesystem, int(self.properties.get(BUFFER_SIZE, ONE_MEGABYTE)))
+        found.local = Path(path) if isinstance(filesystem, pa.fs.LocalFileSystem) else None
+        return found
 
     def names_in(self, folder: str) -> list[str]:
         """Return the names of the files in a folder; none where there is no folder."""
@@ -144,9 +143,8 @@ class DurableFileIO(PyArrowFileIO):
 
     def at_once(self, call: Callable[[str], Any], locations: Sequence[str]) -> list[Any]:
         """Return the result of ``call`` for each location; in threads if a request to a store takes long."""
-        if len(locations) <= 1 or self.scheme(locations[0]) == LOCAL:
-            return [call(each) for each in locations]
-        return in_threads(call, locations, AT_ONCE)
+        is_local = locations and self.scheme(locations[0]) == LOCAL
+        return in_threads(call, locations, 1 if is_local else AT_ONCE)
 
     def scheme(self, location: str) -> str:
         return self.parse_location(location, self.properties)[0]
@@ -154,14 +152,6 @@ class DurableFileIO(PyArrowFileIO):
     def _located(self, location: str) -> tuple[Any, str]:
         scheme, netloc, path = self.parse_location(location, self.properties)
         return self.fs_by_scheme(scheme, netloc), path
-
-
-def in_threads(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], most: int = READERS) -> list[ResultT]:
-    """Return the result of ``call`` for each item, from at most so many calls at a time."""
-    if len(items) <= 1:
-        return [call(each) for each in items]
-    with ThreadPoolExecutor(min(most, len(items)), thread_name_prefix="twopc-iceberg") as pool:
-        return list(pool.map(call, items))
 
 
 def _remove(remove: Callable[[str], None], name: str) -> None:

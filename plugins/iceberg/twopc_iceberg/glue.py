@@ -3,26 +3,26 @@ refuses it with ``ConcurrentModificationException`` if the table has another one
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.session import Session
 from pyiceberg.catalog import BOTOCORE_SESSION, METADATA_LOCATION
-from pyiceberg.catalog.glue import GLUE_MAX_RETRIES, GlueCatalog, _construct_table_input
+from pyiceberg.catalog.glue import GLUE_CONNECTION_S3_TABLES, GLUE_MAX_RETRIES, GlueCatalog
 from pyiceberg.exceptions import NoSuchIcebergTableError, RESTError
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
-from pyiceberg.typedef import Identifier
 
 from twopc.errors import ConfigurationError
+from twopc.failures import mapped
 from twopc.stores.s3 import translate
 from twopc_iceberg.kept_metadata import KeepsMetadata, ProbedCatalog
 from twopc_iceberg.options import OF_CATALOG
+from twopc_iceberg.pyiceberg_internals import glue_input
 
 if TYPE_CHECKING:
     from twopc_iceberg.options import IcebergOptions
@@ -81,21 +81,21 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
 
     _known: Any
 
-    def load_table(self, identifier: str | Identifier) -> Table:
-        with _answers():
-            return super().load_table(identifier)
+    def answers(self) -> AbstractContextManager[None]:
+        return mapped((ClientError, BotoCoreError), _meaning, hides_cause=True)
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
-        with _answers():
+        with self.answers():
             return super().commit_table(table, requirements, updates)
 
     def probe(self, table: Table) -> None:
         """Ask to replace the table by itself, by an older ``VersionId``."""
         database, name = self.identifier_to_database_and_table(table.name())
-        with _answers():
-            if self._is_s3tables_database(database):
+        with self.answers():
+            kind = self.glue.get_database(Name=database)["Database"].get("FederatedDatabase", {}).get("ConnectionType")
+            if kind == GLUE_CONNECTION_S3_TABLES:
                 raise ConfigurationError(
                     f"table {database}.{name} is in S3 Tables, which does not list files as the sink must. Use Glue"
                     " with a bucket of your own."
@@ -104,7 +104,7 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
             metadata, location = table.metadata, table.metadata_location
             if known.get("Parameters", {}).get(METADATA_LOCATION) != location:
                 raise OSError(errno.EBUSY, f"table {database}.{name} was changed by another writer just now")
-            same = _construct_table_input(name, location, metadata.properties, metadata, known)
+            same = glue_input(name, location, metadata, known)
             older = int(known.get("VersionId", "")) - 1
             if older < 0:  # a new table, of which a second version is made first
                 older = 0
@@ -141,16 +141,8 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
         super()._update_glue_table(database_name, table_name, changed, version_id)
 
 
-@contextlib.contextmanager
-def _answers() -> Iterator[None]:
-    """Raise the errors of AWS's client as those that ``outcomes`` knows. An unknown code is a RESTError."""
-    try:
-        yield
-    except (ClientError, BotoCoreError) as error:
-        raise _meaning(error) from None
-
-
 def _meaning(error: ClientError | BotoCoreError) -> Exception:
+    """Return an error of AWS's client as one that ``outcomes`` knows. An unknown code is a RESTError."""
     code = error.response["Error"].get("Code") if isinstance(error, ClientError) else None
     if code in _BUSY:
         return OSError(errno.EBUSY, str(error))

@@ -30,8 +30,14 @@ from typing import TYPE_CHECKING, Any
 from hive_metastore import ttypes
 from hive_metastore.ThriftHiveMetastore import Client
 from pyiceberg.catalog import METADATA_LOCATION, PREVIOUS_METADATA_LOCATION
-from pyiceberg.catalog.hive import HIVE_KERBEROS_AUTH, HiveCatalog, _construct_hive_storage_descriptor, _HiveClient
-from pyiceberg.exceptions import CommitFailedException, NoSuchIcebergTableError, RESTError, WaitingForLockException
+from pyiceberg.catalog.hive import HIVE_KERBEROS_AUTH, HiveCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchIcebergTableError,
+    NoSuchTableError,
+    RESTError,
+    WaitingForLockException,
+)
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
@@ -41,12 +47,12 @@ from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport, TTransportException
 
 from twopc.errors import ConfigurationError
+from twopc.failures import mapped
 from twopc_iceberg.kept_metadata import KeepsMetadata, ProbedCatalog
 from twopc_iceberg.options import OF_CATALOG
+from twopc_iceberg.pyiceberg_internals import connect_hive, hive_columns
 
 if TYPE_CHECKING:
-    from pyiceberg.typedef import Identifier
-
     from twopc_iceberg.options import IcebergOptions
 
 logger = logging.getLogger(__name__)
@@ -112,25 +118,25 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
         raise ConfigurationError(f"the sink does not support '{OF_CATALOG}{HIVE_KERBEROS_AUTH}'.")
     catalog = KeptHiveCatalog(options.catalog, **properties)
     ugi = str(properties["ugi"]).split(":") if "ugi" in properties else None
-    catalog._client = _Connections((address[1], int(address[2])), ugi, timeout_s)  # noqa: SLF001
+    catalog.connections = _Connections((address[1], int(address[2])), ugi, timeout_s)
+    connect_hive(catalog, catalog.connections)
     return catalog
 
 
 class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
     """Hive Metastore 2 or 3, whose errors mean what ``outcomes`` says."""
 
-    _client: _Connections
+    connections: _Connections
     _agent = ""
 
-    def load_table(self, identifier: str | Identifier) -> Table:
-        with _answers():
-            return super().load_table(identifier)
+    def answers(self) -> contextlib.AbstractContextManager[None]:
+        return mapped(TException, _meaning, hides_cause=True)
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
         database, name = self.identifier_to_database_and_table(table.name())
-        with _answers():
+        with self.answers():
             self._drop_left(database, name)
             with self._locking(database, name):
                 return super().commit_table(table, requirements, updates)
@@ -139,10 +145,10 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
         """Ask for two locks at a time."""
         database, name = self.identifier_to_database_and_table(table.name())
         try:
-            _construct_hive_storage_descriptor(table.schema(), table.location())
+            hive_columns(table.schema(), table.location())
         except KeyError as unknown:
             raise ConfigurationError(f"table {database}.{name}: Hive has no type for {unknown}") from None
-        with _answers(), self._locking(database, name), self._client as client:
+        with self.answers(), self._locking(database, name), self.connections as client:
             locks = [client.lock(self._create_lock_request(database, name)) for _ in range(2)]
             for lock in locks:
                 client.unlock(ttypes.UnlockRequest(lockid=lock.lockid))
@@ -162,12 +168,12 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
     def _drop_left(self, *table: str) -> None:
         """Drop the locks of the table that this process has left, once their changes can't come any more."""
-        here = self._client.address
+        here = self.connections.address
         left = {agent: each for (where, agent), each in [*_left.items()] if (where, each.table) == (here, table)}
         if not left:
             return
-        with self._client as client:
-            now = self._get_hive_table(client, *table).parameters.get(METADATA_LOCATION)
+        with self.connections as client:
+            now = client.get_table(*table).parameters.get(METADATA_LOCATION)
             locks = client.show_locks(ttypes.ShowLocksRequest(*table)).locks
             for agent, of_us in left.items():
                 ids = [each.lockid for each in locks if each.agentInfo == agent]
@@ -299,7 +305,7 @@ class _Socket(TSocket):  # type: ignore[misc]  # it has no types
         return found
 
 
-class _Connections(_HiveClient):
+class _Connections:
     """Connects to the metastore, for requests that end. Each use has a connection of its own."""
 
     def __init__(self, address: tuple[str, int], ugi: list[str] | None, timeout_s: tuple[float, float]) -> None:
@@ -382,18 +388,19 @@ def _user() -> str:
         return str(os.getuid())
 
 
-@contextlib.contextmanager
-def _answers() -> Iterator[None]:
-    """Raise the errors of the metastore as those that ``outcomes`` knows. Any but a lost connection is a RESTError."""
-    try:
-        yield
-    except (TTransportException, TProtocolException) as error:
-        raise TimeoutError(f"the metastore: {error.message}") from None
-    except (ttypes.NoSuchLockException, ttypes.TxnAbortedException) as error:
-        raise CommitFailedException(f"the lock was lost: {error.message}") from None
-    except TApplicationException as error:
-        if error.type == TApplicationException.INTERNAL_ERROR:  # such as its database, which is away
-            raise OSError(errno.EBUSY, f"the metastore: {error.message}") from None
-        raise RESTError(f"the metastore is none of version 2 or 3: {error.message}") from None
-    except TException as error:
-        raise RESTError(f"{type(error).__name__}: {getattr(error, 'message', error)}") from None
+def _meaning(error: Any) -> Exception:
+    """Return an error of the metastore as one that ``outcomes`` knows. Any but a lost connection is a RESTError."""
+    text = getattr(error, "message", error)
+    match error:
+        case TTransportException() | TProtocolException():
+            return TimeoutError(f"the metastore: {text}")
+        case ttypes.NoSuchObjectException():
+            return NoSuchTableError(text)
+        case ttypes.NoSuchLockException() | ttypes.TxnAbortedException():
+            return CommitFailedException(f"the lock was lost: {text}")
+        case TApplicationException(type=TApplicationException.INTERNAL_ERROR):  # such as its database, which is away
+            return OSError(errno.EBUSY, f"the metastore: {text}")
+        case TApplicationException():
+            return RESTError(f"the metastore is none of version 2 or 3: {text}")
+        case _:
+            return RESTError(f"{type(error).__name__}: {text}")

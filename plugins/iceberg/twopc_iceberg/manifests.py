@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, Final
 
+from pyiceberg.avro.codecs import AVRO_CODEC_KEY
 from pyiceberg.avro.decoder import new_decoder
 from pyiceberg.avro.file import META_SCHEMA, SYNC_SIZE, AvroFile, AvroFileHeader, AvroOutputFile
 from pyiceberg.avro.resolver import construct_reader
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table.metadata import TableMetadata
     from pyiceberg.table.snapshots import Snapshot
-    from typing_extensions import Self  # typing has it from Python 3.11 on
 
     from twopc_iceberg.files import DurableFileIO
 
@@ -143,11 +143,6 @@ class InMemory(BytesIO):
 # Entries. -------------------------------------------------------------------------------------------------------------
 
 
-def data_file(**arguments: Any) -> DataFile:
-    """Return a data or delete file with the fields of every format version."""
-    return DataFile.from_args(_table_format_version=NUMBERS_ROWS, **arguments)
-
-
 def entries(io: DurableFileIO, manifest: ManifestFile) -> list[ManifestEntry]:
     """Return the files of a manifest, with what they inherit from it. Errors of the store pass through.
 
@@ -202,12 +197,12 @@ class ManifestWriter(ManifestWriterV2):
         snapshot_id: int | None,
     ) -> None:
         super().__init__(spec, schema, output, snapshot_id, avro_compression(metadata.properties))  # type: ignore[arg-type]
-        self._content = content
+        self._output, self._content = output, content
+        self._types = [field.field_type for field in spec.partition_type(schema).fields]
         self._format_version: Any = metadata.format_version
 
     def to_manifest_file(self) -> ManifestFile:
-        fields = self._spec.partition_type(self._schema).fields
-        return _with_both_zeros(super().to_manifest_file(), [field.field_type for field in fields])
+        return _with_both_zeros(super().to_manifest_file(), self._types)
 
     def content(self) -> ManifestContent:
         return self._content
@@ -229,7 +224,7 @@ class ManifestWriter(ManifestWriterV2):
     def new_writer(self) -> AvroOutputFile[ManifestEntry]:
         schema = self._with_partition(self.version)
         return AvroOutputFile[ManifestEntry](
-            output_file=self._output_file,
+            output_file=self._output,
             file_schema=schema,
             record_schema=schema,
             schema_name="manifest_entry",
@@ -363,45 +358,29 @@ def _first_row_id(manifest: ManifestFile) -> int | None:
 
 
 def _encoded(form: tuple[int, str], new: NewSnapshot, manifests: Iterable[ManifestFile]) -> tuple[bytes, int]:
-    """Return the bytes of a list, and how many rows it gives ids."""
-    file = InMemory()
-    with _ListWriter(file, form, new) as writer:
-        writer.add_manifests([*manifests])
-    return file.content, writer.rows
-
-
-class _ListWriter(ManifestListWriterV2):
-    """Writes lists of both versions. In version 3, a manifest of data files without an id of its first row gets one.
-
-    Attributes:
-        rows: how many rows were given ids.
-    """
-
-    def __init__(self, file: Any, form: tuple[int, str], new: NewSnapshot) -> None:
-        version, codec = form
-        super().__init__(file, new.snapshot_id, new.parent_snapshot_id, new.sequence_number, codec)  # type: ignore[arg-type]
-        self._format_version: Any = version
-        self._meta["format-version"] = str(version)
-        self._first_row_id = new.first_row_id
-        if new.first_row_id is not None:
-            self._meta["first-row-id"] = str(new.first_row_id)
-        self.rows = 0
-
-    def __enter__(self) -> Self:
-        schema = MANIFEST_LIST_FILE_SCHEMAS[self._format_version]
-        self._writer = AvroOutputFile[ManifestFile](
-            output_file=self._output_file,
-            record_schema=schema,
-            file_schema=schema,
-            schema_name="manifest_file",
-            metadata=self._meta,
-        )
-        self._writer.__enter__()
-        return self
-
-    def prepare_manifest(self, manifest_file: ManifestFile) -> ManifestFile:
-        prepared, first = super().prepare_manifest(manifest_file), _first_row_id(manifest_file)
-        if self._first_row_id is not None and first is None and prepared.content is ManifestContent.DATA:
-            first = self._first_row_id + self.rows
-            self.rows += (prepared.added_rows_count or 0) + (prepared.existing_rows_count or 0)
-        return ManifestFile(*(prepared[place] for place in range(_OF_LIST)), first)
+    """Return the bytes of a list, and how many rows it gives ids. In version 3, manifests of data files without an id
+    of their first row get one."""
+    version, codec = form
+    meta = {
+        "snapshot-id": str(new.snapshot_id),
+        "parent-snapshot-id": "null" if new.parent_snapshot_id is None else str(new.parent_snapshot_id),
+        "sequence-number": str(new.sequence_number),
+        "format-version": str(version),
+        AVRO_CODEC_KEY: codec,
+    }
+    if new.first_row_id is not None:
+        meta["first-row-id"] = str(new.first_row_id)
+    file: Any = InMemory()
+    schema, listed, rows = MANIFEST_LIST_FILE_SCHEMAS[version], list[ManifestFile](), 0
+    of_version_2 = ManifestListWriterV2(file, new.snapshot_id, new.parent_snapshot_id, new.sequence_number, codec)  # type: ignore[arg-type]
+    for manifest in manifests:
+        each, first = of_version_2.prepare_manifest(manifest), _first_row_id(manifest)
+        if new.first_row_id is not None and first is None and each.content is ManifestContent.DATA:
+            first = new.first_row_id + rows
+            rows += (each.added_rows_count or 0) + (each.existing_rows_count or 0)
+        listed.append(ManifestFile(*(each[place] for place in range(_OF_LIST)), first))
+    with AvroOutputFile[ManifestFile](
+        output_file=file, record_schema=schema, file_schema=schema, schema_name="manifest_file", metadata=meta
+    ) as writer:
+        writer.write_block(listed)
+    return file.getvalue(), rows

@@ -24,9 +24,10 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import DoubleType, NestedField
 from pyroaring import BitMap64
 
-from twopc.keyed import ROWS_AT_ONCE, Part, find_rows, in_shares
+from twopc.keyed import READERS, ROWS_AT_ONCE, Part, find_rows, in_shares
+from twopc.threads import in_threads
 from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
-from twopc_iceberg.files import LOCAL, in_threads
+from twopc_iceberg.files import LOCAL
 from twopc_iceberg.manifests import entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.partitions import transformed
@@ -97,7 +98,7 @@ class Positions:
         def read(name: tuple[str, tuple[int, ...]]) -> tuple[LiveFile, ...]:
             return tuple(LiveFile.of(entry, key) for entry in entries(io, found[name]))
 
-        kept = self._kept | dict(zip(new, in_threads(read, new), strict=True))
+        kept = self._kept | dict(zip(new, in_threads(read, new, READERS), strict=True))
         self._kept = {name: kept[name] for name in found}
         return [file for files in self._kept.values() for file in files]
 
@@ -115,7 +116,7 @@ class Positions:
         search, known = _Search(io, metadata, keys), self._searchable
         files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
         proven = known[1] if known[0] == search.finds_by else frozenset[str]()
-        in_threads(search.require_columns, [file for file in files if file.path not in proven])
+        in_threads(search.require_columns, [file for file in files if file.path not in proven], READERS)
         live = (file.path for of_manifest in self._kept.values() for file in of_manifest)
         self._searchable = search.finds_by, proven.intersection(live).union(file.path for file in files)
         deletes = DeletesOfSnapshot.read(io, manifests)

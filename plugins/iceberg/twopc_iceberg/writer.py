@@ -9,8 +9,13 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg.io.fileformat import DataFileStatistics
-from pyiceberg.io.pyarrow import ParquetFormatWriter, parquet_path_to_id_mapping
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -29,14 +34,19 @@ from twopc_iceberg.columns import aligned, check_columns
 from twopc_iceberg.files import DurableFile
 from twopc_iceberg.keys import Deletes, require_whole
 from twopc_iceberg.layout import Layout
-from twopc_iceberg.manifests import InMemory, ManifestWriter, data_file
+from twopc_iceberg.manifests import InMemory, ManifestWriter
 from twopc_iceberg.notes import Note
 from twopc_iceberg.partitions import WHOLE, Partition, split
 from twopc_iceberg.prepared import Prepared, digest_of
+from twopc_iceberg.pyiceberg_internals import data_file, parquet_options
 from twopc_iceberg.table import TableForTasks
 
 ROW_GROUP_BYTES = 64 * 2**20
 """The size of a row group, in bytes of Arrow."""
+
+SAMPLE_RECORDS = 10_000
+MOST_DISTINCT = 0.8
+"""The share of distinct values in a sample, above which a column gets no dictionary."""
 
 _DELETES = replace(WHOLE, content=DataFileContent.EQUALITY_DELETES)
 """The keys of a batch: their files have no partition."""
@@ -60,22 +70,73 @@ class _Form:
 
 
 class _OpenFile(RowGroups):
-    """A file that is being written. Attributes as of ``twopc.open_files.OpenFile``."""
+    """A Parquet file that is being written. Other attributes as of ``twopc.open_files.OpenFile``.
+
+    Attributes:
+        length: how many bytes were written, once the file is closed. Counted here: a store may keep others.
+    """
+
+    length = 0
 
     def __init__(
-        self, output: DurableFile, writer: ParquetWriter, target_bytes: int, finished: Callable[[ParquetWriter], None]
+        self,
+        output: DurableFile,
+        schema: Schema,
+        properties: dict[str, str],
+        target_bytes: int,
+        finished: Callable[[_OpenFile], None],
     ) -> None:
-        super().__init__(writer.write, min(ROW_GROUP_BYTES, target_bytes))
-        self._output, self._writer, self._target_bytes, self._finished = output, writer, target_bytes, finished
+        super().__init__(self._write_group, min(ROW_GROUP_BYTES, target_bytes))
+        self._output, self._schema, self._target_bytes, self._finished = output, schema, target_bytes, finished
+        self._ids = parquet_path_to_id_mapping(schema)
+        self._floats = {path for path, leaf in self._ids.items() if _is_float(schema.find_type(leaf))}
+        names = (schema.find_column_name(self._ids[path]) for path in self._floats)
+        modes = {f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{name}": "none" for name in names}
+        self._properties = {**properties, **modes}  # else pyiceberg would warn of each
+        most = TableProperties.PARQUET_ROW_GROUP_LIMIT
+        self._most_rows = int(properties.get(most, TableProperties.PARQUET_ROW_GROUP_LIMIT_DEFAULT))
+        self._writer: pq.ParquetWriter | None = None
 
     @property
     def is_full(self) -> bool:
-        stream = self._output.stream
-        return stream is not None and stream.tell() >= self._target_bytes
+        return self._writer is not None and self._output.stream.tell() >= self._target_bytes
+
+    def _write_group(self, table: pa.Table) -> None:
+        if self._writer is None:
+            options = {
+                **parquet_options(self._properties),
+                "use_dictionary": sorted(self._ids.keys() - without_dictionary(table)),
+                # Parquet leaves NaN out of bounds, and Spark and DuckDB, for which it is the greatest value, would skip
+                # a file or a row group that has one.
+                "write_statistics": sorted(self._ids.keys() - self._floats),
+            }
+            stream = self._output.create(overwrite=True)
+            self._writer = pq.ParquetWriter(stream, table.schema, store_decimal_as_integer=True, **options)
+        self._writer.write(table, row_group_size=self._most_rows)
 
     def finish(self) -> None:
         self.flush()
-        self._finished(self._writer)
+        self._finished(self)
+
+    def close(self) -> DataFileStatistics:
+        """Finish the file. Its bounds, by which readers pass files over, enclose every value."""
+        assert self._writer is not None
+        with self._output.stream as stream:
+            self._writer.close()
+            self.length = stream.tell()
+        metadata, ids = self._writer.writer.metadata, self._ids
+        plan = compute_statistics_plan(self._schema, self._properties)
+        statistics = data_file_statistics_from_parquet_metadata(metadata, plan, ids)
+        for group in map(metadata.row_group, range(metadata.num_row_groups)):
+            for column in map(group.column, range(metadata.num_columns)):
+                # Of texts longer than 4 kB Arrow keeps no bounds. pyiceberg would take those of the other row groups.
+                known = column.statistics
+                if known is None or not (known.has_min_max or known.null_count == column.num_values):
+                    statistics.column_aggregates.pop(ids[column.path_in_schema], None)
+        for bounds in statistics.column_aggregates.values():
+            if isinstance(bounds.current_max, str):
+                bounds.current_max = _upper_bound(bounds.current_max, bounds.trunc_length)
+        return statistics
 
     def discard(self) -> None:
         super().discard()
@@ -163,24 +224,23 @@ class TransactionWriter:
         self._named += locations
         self._announce(self.note)
         for partition, location in zip(partitions, locations, strict=True):
-            output = self._io.new_output(location)
-            writer = ParquetWriter(output, self._forms[partition.content].schema, self._table.parsed.properties)
+            output, schema = self._io.new_output(location), self._forms[partition.content].schema
             finished = functools.partial(self._finished, partition, location)
-            yield _OpenFile(output, writer, self._target_file_bytes, finished)
+            yield _OpenFile(output, schema, self._table.parsed.properties, self._target_file_bytes, finished)
 
     def _new_location(self, partition: Partition, number: int) -> str:
         name = f"{self._name}-{number:05d}.parquet"
         return self._locations.new_data_location(name, _Folder(partition.folder) if partition.folder else None)  # type: ignore[arg-type]
 
-    def _finished(self, partition: Partition, location: str, writer: ParquetWriter) -> None:
-        statistics, form = writer.close(), self._forms[partition.content]
+    def _finished(self, partition: Partition, location: str, file: _OpenFile) -> None:
+        statistics, form = file.close(), self._forms[partition.content]
         self._done.append(
             data_file(
                 content=partition.content,
                 file_path=location,
                 file_format=FileFormat.PARQUET,
                 partition=partition.values,
-                file_size_in_bytes=writer.length,
+                file_size_in_bytes=file.length,
                 sort_order_id=None,
                 spec_id=form.spec.spec_id,
                 equality_ids=form.equality_ids,
@@ -242,56 +302,6 @@ def target_file_bytes(given: int | None, properties: dict[str, str]) -> int:
             TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
         )
     )
-
-
-# Parquet files, with a dictionary for the columns that gain from one. ------------------------------------------------
-
-
-SAMPLE_RECORDS = 10_000
-MOST_DISTINCT = 0.8
-"""The share of distinct values in a sample, above which a column gets no dictionary."""
-
-
-class ParquetWriter(ParquetFormatWriter):
-    """Writes the tables of one file.
-
-    Attributes:
-        length: how many bytes were written, once the file is closed. Counted here: a store may keep others.
-    """
-
-    length: int = 0
-
-    def write(self, table: pa.Table) -> None:
-        if self._writer is None:
-            leaves = parquet_path_to_id_mapping(self._file_schema)
-            floats = {path for path, leaf in leaves.items() if _is_float(self._file_schema.find_type(leaf))}
-            self._parquet_writer_kwargs["use_dictionary"] = sorted(leaves.keys() - without_dictionary(table))
-            # Parquet leaves NaN out of bounds, and Spark and DuckDB, for which it is the greatest value, would skip a
-            # file or a row group that has one.
-            self._parquet_writer_kwargs["write_statistics"] = sorted(leaves.keys() - floats)
-            names = (self._file_schema.find_column_name(leaves[path]) for path in floats)
-            modes = {f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{name}": "none" for name in names}
-            self._properties = {**self._properties, **modes}  # else pyiceberg would warn of each
-        super().write(table)
-
-    def close(self) -> DataFileStatistics:
-        """Finish the file. Its bounds, by which readers pass files over, enclose every value."""
-        assert self._writer is not None
-        assert self._fos is not None
-        self._writer.close()
-        self.length = self._fos.tell()
-        statistics = super().close()
-        metadata, ids = self._writer.writer.metadata, parquet_path_to_id_mapping(self._file_schema)
-        for group in map(metadata.row_group, range(metadata.num_row_groups)):
-            for column in map(group.column, range(metadata.num_columns)):
-                # Of texts longer than 4 kB Arrow keeps no bounds. pyiceberg would take those of the other row groups.
-                known = column.statistics
-                if known is None or not (known.has_min_max or known.null_count == column.num_values):
-                    statistics.column_aggregates.pop(ids[column.path_in_schema], None)
-        for bounds in statistics.column_aggregates.values():
-            if isinstance(bounds.current_max, str):
-                bounds.current_max = _upper_bound(bounds.current_max, bounds.trunc_length)
-        return statistics
 
 
 def _upper_bound(text: str, length: int | None) -> str | None:

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import shutil
-import tarfile
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -66,41 +65,7 @@ def maven_jars(name: str, *coordinates: str) -> tuple[Path, ...]:
     Raises:
         JarsNotAvailable: They could not be downloaded.
     """
-    return _kept(name, lambda folder: _download(folder, coordinates))
-
-
-def maven_jar(name: str, group: str, artifact: str, version: str, classifier: str = "") -> Path:
-    """Return one jar without its dependencies, such as a server that contains them, kept in the cache by `name`.
-
-    Raises:
-        JarsNotAvailable: It could not be downloaded.
-    """
-
-    def download(folder: Path) -> None:
-        component = _maven(folder).project(group, artifact).at_version(version)
-        _keep([component.artifact(classifier=classifier).resolve()], folder)
-
-    [jar] = _kept(name, download)
-    return jar
-
-
-def maven_archive(name: str, group: str, artifact: str, version: str, classifier: str = "") -> tuple[Path, ...]:
-    """Return the jars of a server that is published as a tar, side by side, kept in the cache by `name`.
-
-    Raises:
-        JarsNotAvailable: It could not be downloaded.
-    """
-
-    def download(folder: Path) -> None:
-        component = _maven(folder).project(group, artifact).at_version(version)
-        with tarfile.open(component.artifact(classifier=classifier, packaging="tar.gz").resolve()) as archive:
-            for member in archive:
-                if member.name.endswith(".jar") and member.isfile():
-                    member.name = member.name.rpartition("/")[2]
-                    archive.extract(member, folder, filter="data")
-        _keep([], folder)
-
-    return _kept(name, download)
+    return kept(name, lambda folder: _download(folder, coordinates))
 
 
 def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
@@ -116,17 +81,19 @@ def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
         JarsNotAvailable: They could not be downloaded.
         SourceNotPublished: There is none for this Spark.
     """
-    return _kept(f"spark-kafka-{spark_version}", lambda folder: _download_source(folder, spark_version))
+    return kept(f"spark-kafka-{spark_version}", lambda folder: _download_source(folder, spark_version))
 
 
-def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
+def kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
+    """Return the jars that the cache has by `name`, or that `download` then puts there."""
+
     def fill(folder: Path) -> None:
         _log.info("downloading jars: %s", name)
         for attempt in Retrying(
             stop=stop_after_attempt(_DOWNLOAD_ATTEMPTS),
             wait=wait_exponential(multiplier=1, max=10),
             # requests' errors are OSErrors; jgo's own, also for a repository's 5xx, are RuntimeErrors.
-            retry=retry_if_exception_type((OSError, RuntimeError, zipfile.BadZipFile, tarfile.TarError))
+            retry=retry_if_exception_type((OSError, RuntimeError, zipfile.BadZipFile))
             & retry_if_not_exception_type(DevelopmentError),
             reraise=True,
         ):
@@ -137,7 +104,7 @@ def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
         folder = publish(cache_folder() / "jars" / name, fill)
     except DevelopmentError:
         raise
-    except (OSError, RuntimeError, zipfile.BadZipFile, tarfile.TarError) as error:
+    except (OSError, RuntimeError, zipfile.BadZipFile) as error:
         raise JarsNotAvailable(
             f"could not download the jars {name}: {error}. They come from Maven Central or the repositories "
             "in jgo's own configuration (`jgo config`): check that one can be reached and has them."
@@ -146,16 +113,16 @@ def _kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
 
 
 def _download(folder: Path, coordinates: Iterable[str]) -> None:
-    context = _maven(folder)
+    context = maven(folder)
     from jgo.env import EnvironmentBuilder
 
     environment = EnvironmentBuilder(context, cache_dir=folder / "jgo").from_endpoint("+".join(coordinates))
     # all_jars, as jgo sorts jars into class path and module path; all go on one class path.
-    _keep(environment.all_jars, folder)
+    keep(environment.all_jars, folder)
 
 
 def _download_source(folder: Path, spark_version: str) -> None:
-    context = _maven(folder)
+    context = maven(folder)
     project = context.project("org.apache.spark", _SOURCE)
     source = project.at_version(_newest_source(project, spark_version))
     # Its POM names the versions it was built with. Not resolved further down: that would bring all of Spark.
@@ -164,7 +131,7 @@ def _download_source(folder: Path, spark_version: str) -> None:
         for dependency in context.pom_dependencies(source.pom())
         if dependency.artifactId in _SOURCE_NEEDS and dependency.scope == "compile"
     ]
-    _keep([source.artifact().resolve(), *map(_jar, needs)], folder)
+    keep([source.artifact().resolve(), *map(_jar, needs)], folder)
 
 
 def _newest_source(project: Project, spark_version: str) -> str:
@@ -195,7 +162,8 @@ def _jar(component: Component) -> Path:
         return component.project.at_version(_PROVIDER_FALLBACK).artifact().resolve()
 
 
-def _maven(folder: Path) -> MavenContext:
+def maven(folder: Path) -> MavenContext:
+    """Return access to Maven repositories, for one download into `folder`."""
     from jgo.config import GlobalSettings
     from jgo.constants import MAVEN_CENTRAL_URL
     from jgo.maven import MavenContext
@@ -210,7 +178,7 @@ def _maven(folder: Path) -> MavenContext:
     )
 
 
-def _keep(jars: Iterable[Path], folder: Path) -> None:
+def keep(jars: Iterable[Path], folder: Path) -> None:
     """Move sound copies of `jars` into `folder` and drop what resolving them left there."""
     for jar in jars:
         with zipfile.ZipFile(jar) as archive:

@@ -105,8 +105,10 @@ class Table(MarkedTable[Connection]):
         head, tail = self._insert_statement(names)
         texts = rows(batch, columns)
         for statement in statements(head.encode(), texts, tail.encode(), most_bytes):
-            connection.query(statement)
-            self._require_unchanged(connection, names)
+            with connection.cursor() as cursor:
+                cursor.execute(statement)
+                if cursor.warning_count:
+                    _require_unchanged(connection, names)
 
     def delete(
         self, connection: Connection, keys: pa.RecordBatch, columns: Mapping[str, Column], most_bytes: int
@@ -139,13 +141,6 @@ class Table(MarkedTable[Connection]):
         others = [identifier(name) for name in names if name not in self._upsert_by] or [identifier(names[0])]
         changes = ", ".join(f"{column} = VALUES({column})" for column in others)
         return head, _REPLACE.format(changes=changes) if self._upsert_by else ""
-
-    def _require_unchanged(self, connection: Connection, names: Sequence[str]) -> None:
-        """Refuse a value that strict mode changes with a mere note, such as spaces at the end of a text."""
-        if connection._result.warning_count:  # noqa: SLF001  # PyMySQL has no other way to ask without a request
-            for _, number, message in connection.show_warnings():
-                if refused := rule_broken(number, message, names):
-                    raise refused
 
     # Markers. ---------------------------------------------------------------------------------------------------------
 
@@ -223,6 +218,13 @@ def prepared(connection: Connection) -> list[str]:
         for format_id, _, _, name in found
         if format_id == FORMAT_ID
     ]
+
+
+def _require_unchanged(connection: Connection, names: Sequence[str]) -> None:
+    """Refuse a value that strict mode changes with a mere note, such as spaces at the end of a text."""
+    for _, code, message in connection.show_warnings():
+        if refused := rule_broken(code, message, names):
+            raise refused
 
 
 def is_read_only(connection: Connection) -> bool:

@@ -35,8 +35,9 @@ from twopc import Committable, Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TransactionLost
 from twopc_iceberg import positions
 from twopc_iceberg.delete_files import _applies
-from twopc_iceberg.manifests import ManifestWriter, data_file, entries
+from twopc_iceberg.manifests import ManifestWriter, entries
 from twopc_iceberg.prepared import of_committable
+from twopc_iceberg.pyiceberg_internals import data_file
 
 pytestmark = pytest.mark.in_turn("table")
 

@@ -23,6 +23,7 @@ from fsspec import get_filesystem_class
 from fsspec.implementations.local import LocalFileSystem
 
 from twopc.errors import ConfigurationError
+from twopc.stores.fsspec_internals import path_of
 from twopc.stores.places import LOCAL, parsed_place
 from twopc_files.stores.local import Local
 from twopc_files.stores.remote import Remote
@@ -84,7 +85,7 @@ def _local(path: str, storage_options: Mapping[str, Any]) -> Local:
             option="storage_options",
         )
     # Not resolved: the owner of a symbolic link in the path may change it between two runs.
-    return Local(Path(LocalFileSystem._strip_protocol(path)))  # noqa: SLF001  # fsspec's documented way to a path
+    return Local(Path(path_of(LocalFileSystem, path)))
 
 
 def _bucket_and_folder(protocol: str, rest: str, advice: str = "") -> tuple[str, str]:
