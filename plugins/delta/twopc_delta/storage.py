@@ -8,7 +8,6 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, TypeVar
@@ -20,6 +19,7 @@ from twopc.errors import ConfigurationError
 from twopc.stores.disk import LocalFolder, SyncedFile
 from twopc.stores.places import LOCAL, canonical, parsed_place
 from twopc.stores.remote import ObjectFolder
+from twopc.threads import on_threads
 
 NOTES = "_twopc"
 """The folder of notes, below the table's own. Readers of Delta look at the log alone; VACUUM skips a folder whose name
@@ -272,8 +272,7 @@ class Storage:
         """Call with each of ``work``: at a store, up to ``_REQUESTS_AT_ONCE`` at a time."""
         if self.is_local or len(work) < 2:
             return [call(each) for each in work]
-        with ThreadPoolExecutor(min(_REQUESTS_AT_ONCE, len(work))) as pool:
-            return list(pool.map(call, work))
+        return on_threads(call, work, _REQUESTS_AT_ONCE, "twopc-delta")
 
     def remove(self, path: str) -> None:
         """Remove a file, or do nothing where there is none."""
@@ -289,8 +288,8 @@ class Storage:
             self._remove_each(paths)
         elif self.is_local:
             # A disk may take a millisecond for a file that was just synced, and removes others meanwhile.
-            with ThreadPoolExecutor(_REMOVED_AT_ONCE) as pool:
-                list(pool.map(self._remove_each, (paths[start::_REMOVED_AT_ONCE] for start in range(_REMOVED_AT_ONCE))))
+            shares = [paths[start::_REMOVED_AT_ONCE] for start in range(_REMOVED_AT_ONCE)]
+            on_threads(self._remove_each, shares, _REMOVED_AT_ONCE, "twopc-delta")
         elif _PATTERN & {*self.path}:
             self.at_once(self.remove, paths)
         else:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +19,7 @@ from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
 from twopc.keyed import READERS
 from twopc.stores.disk import SyncedFile, sync_folder
+from twopc.threads import on_threads
 
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
@@ -160,8 +160,7 @@ def in_threads(call: Callable[[ItemT], ResultT], items: Sequence[ItemT], most: i
     """Return the result of ``call`` for each item, from at most so many calls at a time."""
     if len(items) <= 1:
         return [call(each) for each in items]
-    with ThreadPoolExecutor(min(most, len(items)), thread_name_prefix="twopc-iceberg") as pool:
-        return list(pool.map(call, items))
+    return on_threads(call, items, most, "twopc-iceberg")
 
 
 def _remove(remove: Callable[[str], None], name: str) -> None:

@@ -32,6 +32,8 @@ from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.partitions import transformed
 
 if TYPE_CHECKING:
+    import threading
+
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
@@ -197,11 +199,11 @@ class _Search:
         """Return whether a file may have one of the keys."""
         return bool(pc.any(self._may_be_in(file)).as_py())
 
-    def rows_of(self, files: Sequence[LiveFile]) -> dict[LiveFile, BitMap64]:
+    def rows_of(self, files: Sequence[LiveFile], given_up: threading.Event) -> dict[LiveFile, BitMap64]:
         """Return the rows that have one of the keys, of each file that has some. Raises Damaged; errors of the store
         pass through."""
         found = defaultdict[LiveFile, BitMap64](BitMap64)
-        for file, positions in find_rows(self._keys, self._parts(files)):
+        for file, positions in find_rows(self._keys, self._parts(files), given_up):
             found[file] |= BitMap64(positions)
         return found
 

@@ -1,0 +1,43 @@
+"""Calls on threads hold back neither an interrupt nor the end of the interpreter, and are waited for."""
+
+import signal
+import sys
+import threading
+import traceback
+
+import pytest
+
+from twopc.threads import Worker, join, on_threads
+
+PATIENCE_S = 30.0
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_thread_is_waited_for_again_after_an_interrupt_of_the_wait() -> None:
+    released, main = threading.Event(), threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        while not any(frame.f_code is join.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[main])):
+            pass
+        signal.pthread_kill(main, signal.SIGINT)
+
+    running = [Worker(lambda: released.wait(PATIENCE_S), "running")]
+    running[0].start()
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        join(running, [*running])
+    assert len(running) == 1
+    threading.Timer(0.1, released.set).start()
+    join(running, [*running])
+    assert released.is_set()
+    assert running == []
+
+
+def test_calls_are_made_on_the_calling_thread_where_no_other_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    running = list[Worker]()
+    callers = on_threads(lambda _: threading.current_thread(), range(3), 2, "calls", running=running)
+    assert (callers, running) == ([threading.current_thread()] * 3, [])
