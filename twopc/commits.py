@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from twopc.effects import Commit, FailedCommit
 from twopc.events import Event, TransactionCommitted
-from twopc.resting import LOOK_AGAIN_S
 from twopc.retry import Waits, until_answered
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
+from twopc.threads import Worker, on_threads
 from twopc.transaction import Committable
 
 logger = logging.getLogger(__name__)
-
-ArgumentT = TypeVar("ArgumentT")
-ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +55,7 @@ class Wave:
     at_once: int  # threads for each sink. With 1, the calling thread commits.
     tell: Callable[[Event], None]  # tells observers
     waits: Waits  # the waits of the coordinator
-    running: list[threading.Thread]  # the threads that have not ended
+    running: list[Worker]  # the threads that have not ended
 
     def failures(self) -> list[FailedCommit]:
         """Make every commit, and return those that failed. An error of one leaves no other undone."""
@@ -72,7 +68,8 @@ class Wave:
         """Return a ``map`` for that many calls. It runs them on this thread, or on up to ``at_once`` others."""
         if self.at_once == 1 or calls <= 1:
             return map
-        return partial(on_threads, at_once=at_once, give_up=self.waits.given_up.set, running=self.running)
+        give_up, running = self.waits.given_up.set, self.running
+        return partial(on_threads, at_once=at_once, name="twopc-commit", give_up=give_up, running=running)
 
     def _failures_of_sink(self, calls: Sequence[CommitCall]) -> list[FailedCommit]:
         left = self._commit_many(calls)
@@ -176,67 +173,3 @@ class _Once:
                 type(error).__name__,
                 error,
             )
-
-
-# Threads. ------------------------------------------------------------------------------------------------------------
-
-
-def on_threads(
-    call: Callable[[ArgumentT], ResultT],
-    arguments: Sequence[ArgumentT],
-    at_once: int,
-    give_up: Callable[[], None],
-    running: list[threading.Thread],
-) -> list[ResultT]:
-    """Return the result of ``call`` for each of ``arguments``, in their order, from up to ``at_once`` threads. Raises
-    what a call raised, when all have ended.
-
-    The threads are daemons: the interpreter joins any others before it ends, and a call may wait for a target system
-    for as long as that is away. An interrupt of this thread, or an error of a call, calls ``give_up``, which makes the
-    other calls end. ``running`` has the threads until they have ended, as a second interrupt ends the wait for them.
-    """
-    results: dict[int, ResultT] = {}
-    errors: list[BaseException] = []
-    left, lock = deque(enumerate(arguments)), threading.Lock()
-
-    def work() -> None:
-        for index, argument in iter(take, None):
-            try:
-                results[index] = call(argument)
-            except BaseException as error:  # noqa: BLE001  # raised below
-                errors.append(error)
-                give_up()
-
-    def take() -> tuple[int, ArgumentT] | None:
-        with lock:
-            return left.popleft() if left and not errors else None
-
-    threads = [
-        threading.Thread(target=work, name="twopc-commit", daemon=True) for _ in range(min(at_once, len(arguments)))
-    ]
-    running += threads
-    try:
-        try:
-            for thread in threads:
-                thread.start()
-        except RuntimeError:  # an interpreter that is shutting down, or a full machine, starts no threads
-            work()
-        join(running, threads)
-    except BaseException:
-        with lock:
-            left.clear()
-        give_up()
-        join(running, threads)
-        raise
-    if errors:
-        raise errors[0]
-    return [results[index] for index in range(len(arguments))]
-
-
-def join(running: list[threading.Thread], threads: Sequence[threading.Thread]) -> None:
-    """Wait until those of ``threads`` that were started have ended, and take them out of ``running``."""
-    for thread in threads:
-        while thread.is_alive():
-            thread.join(LOOK_AGAIN_S)
-        with contextlib.suppress(ValueError):  # two may wait for it
-            running.remove(thread)

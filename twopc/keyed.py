@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import functools
 import os
+import threading
 from abc import abstractmethod
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from twopc.bad_records import written_without
 from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
 from twopc.sink import TransactionT, TwoPhaseCommitSink
-from twopc.threads import in_threads
+from twopc.threads import on_threads
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,26 +118,39 @@ class Part(Generic[FileT]):
     may_have: pa.BooleanArray
 
 
-def in_shares(search: Callable[[Sequence[FileT]], ResultT], files: Sequence[FileT], is_local: bool) -> list[ResultT]:
+def in_shares(
+    search: Callable[[Sequence[FileT], threading.Event], ResultT], files: Sequence[FileT], is_local: bool
+) -> list[ResultT]:
     """Search files in threads, and return the result for each thread's share of them. Those of a disk have a thread
-    per processor: more take memory and no less time. Those of an object store mostly wait for it."""
-    at_once = max(1, min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS))
-    return in_threads(search, [files[number::at_once] for number in range(at_once)], at_once)
+    per processor: more take memory and no less time. Those of an object store mostly wait for it. ``search`` hands its
+    event to ``find_rows``."""
+    given_up = threading.Event()
+    at_once = min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS)
+    if at_once <= 1:
+        return [search(files, given_up)]
+    shares = [files[number::at_once] for number in range(at_once)]
+    return on_threads(lambda share: search(share, given_up), shares, at_once, "twopc-search", given_up.set)
 
 
-def find_rows(keys: pa.Table, parts: Iterable[Part[FileT]]) -> Iterator[tuple[FileT, array[int]]]:
+def find_rows(
+    keys: pa.Table, parts: Iterable[Part[FileT]], given_up: threading.Event
+) -> Iterator[tuple[FileT, array[int]]]:
     """Yield the positions of the rows that have one of some keys, which are without null, with the file of the rows.
 
     A search hashes all of its keys. So parts are gathered until they have as many rows as there are keys for them:
     then the time for a row hardly depends on how many keys there are. They are searched before that if they have many
     bytes: what all ``READERS`` have gathered takes about as much memory as the keys, or ``BYTES_AT_ONCE`` each. Arrow
     can't bring 2 GiB of ``string`` together.
+
+    Raises CancelledError at the next part when ``given_up`` is set.
     """
     import pyarrow.compute as pc
 
     most = max(BYTES_AT_ONCE, keys.nbytes // READERS)
     gathered, rows, size, wanted = list[Part[FileT]](), 0, 0, None
     for part in parts:
+        if given_up.is_set():
+            raise CancelledError
         gathered.append(part)
         rows += len(part.columns[0])
         size += sum(column.nbytes for column in part.columns)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from twopc import effects
-from twopc.commits import Wave, join
+from twopc.commits import Wave
 from twopc.datasets import Dataset
 from twopc.effects import Effect, Life, Member, perform
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
@@ -38,6 +38,7 @@ from twopc.phases import Phase, advance
 from twopc.replay import DamagedCopy, ReplayCopies
 from twopc.retry import Waits, until_answered
 from twopc.sink import TwoPhaseCommitSink
+from twopc.threads import Worker, join
 from twopc.transaction import Committable, Transaction, Vote
 from twopc.transactional_ids import Round
 
@@ -74,7 +75,7 @@ class Performer:
         self.metrics = Metrics()
         self.waits = Waits(self.owner)
         self.notices = Notices(self.store)
-        self._running: list[threading.Thread] = []  # with commits, also of an earlier incarnation
+        self._running: list[Worker] = []  # with commits, also of an earlier incarnation
         self.failed_rests = 0  # since a sweep was last answered
         self._first_failed_rest_s = 0.0  # by time.monotonic
         self._began_s = 0.0  # by time.perf_counter, of the newest phase one

@@ -57,6 +57,7 @@ from twopc.log.notices import Notice
 from twopc.log.store import LogStore, open_store
 from twopc.phases import Phase
 from twopc.testing import MemorySink, MemoryTarget
+from twopc.threads import Worker
 from twopc.transaction import Transaction
 from twopc.transactional_ids import TransactionId
 
@@ -569,14 +570,6 @@ def test_an_operator_is_told_of_a_call_that_has_been_repeated_for_a_minute(
     assert all("batch 0 is decided" in message and "the target is away" in message for message in at_error)
 
 
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Handle Ctrl-C as Python does, even in tests that a shell started in the background, which ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 def interrupted_while_away(coordinator: Coordinator, delay_s: float = 0.0) -> None:
     """Run a batch whose target is away, interrupt it ``delay_s`` after the first commit, and see that it ends."""
     asked = threading.Event()
@@ -608,14 +601,14 @@ def test_an_interrupt_ends_a_batch_whose_targets_are_away_and_the_next_start_com
     sink(coordinator, "a").during.clear()
     run(coordinator, 1)
     assert len(world.visible("a")) == 2 * PARTITIONS
-    assert [thread.name for thread in threading.enumerate() if thread.name == "twopc-commit"] == []
+    assert [each for each in threading.enumerate() if isinstance(each, Worker) and not each.ended.is_set()] == []
 
 
 def test_commits_that_an_interrupt_left_running_are_given_up_by_the_next_call(world: World) -> None:
     coordinator = world.ran(0)
     performer, ended = coordinator._performer, list[bool]()
     waits = performer.waits
-    commit = threading.Thread(target=lambda: ended.append(waits.given_up.wait(5)), daemon=True)
+    commit = Worker(lambda: ended.append(waits.given_up.wait(5)), "commit")
     performer._running.append(commit)
     performer.phase = Phase.COMMITTING  # a second interrupt came before the first was noted
     commit.start()
@@ -628,7 +621,7 @@ def test_who_waits_for_commits_of_the_last_incarnation_logs_for_how_many(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     coordinator = world.coordinator()
-    coordinator._performer._running.append(thread := threading.Thread(target=threading.Event().wait, args=(0.05,)))
+    coordinator._performer._running.append(thread := Worker(lambda: threading.Event().wait(0.05), "commit"))
     thread.start()
     coordinator.recover()
     assert "waiting for threads that still commit for the last incarnation: 1" in caplog.text

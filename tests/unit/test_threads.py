@@ -1,10 +1,46 @@
-"""Many requests at a time."""
+"""Calls on threads hold back neither an interrupt nor the end of the interpreter, and are waited for."""
 
+import signal
+import sys
 import threading
+import traceback
 
 import pytest
 
-from twopc.threads import in_threads
+from twopc.threads import Worker, call_at_once, join, on_threads
+
+PATIENCE_S = 30.0
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_a_thread_is_waited_for_again_after_an_interrupt_of_the_wait() -> None:
+    released, main = threading.Event(), threading.main_thread().ident or 0
+
+    def interrupt() -> None:
+        while not any(frame.f_code is join.__code__ for frame, _ in traceback.walk_stack(sys._current_frames()[main])):
+            pass
+        signal.pthread_kill(main, signal.SIGINT)
+
+    running = [Worker(lambda: released.wait(PATIENCE_S), "running")]
+    running[0].start()
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        join(running, [*running])
+    assert len(running) == 1
+    threading.Timer(0.1, released.set).start()
+    join(running, [*running])
+    assert released.is_set()
+    assert running == []
+
+
+def test_calls_are_made_on_the_calling_thread_where_no_other_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    running = list[Worker]()
+    callers = on_threads(lambda _: threading.current_thread(), range(3), 2, "calls", running=running)
+    assert (callers, running) == ([threading.current_thread()] * 3, [])
 
 
 def test_results_are_in_the_order_of_the_items_although_the_first_call_ends_last() -> None:
@@ -17,13 +53,13 @@ def test_results_are_in_the_order_of_the_items_although_the_first_call_ends_last
             ended.set()
         return item.upper()
 
-    assert in_threads(call, ["first", "second"], 2) == ["FIRST", "SECOND"]
+    assert call_at_once(call, ["first", "second"], 2) == ["FIRST", "SECOND"]
 
 
 @pytest.mark.parametrize(("items", "most"), [(["only"], 16), (["first", "second"], 1), ([], 16)])
 def test_what_needs_no_second_thread_stays_on_the_callers(items: list[str], most: int) -> None:
     here = threading.current_thread()
-    assert in_threads(lambda _: threading.current_thread(), items, most) == [here for _ in items]
+    assert call_at_once(lambda _: threading.current_thread(), items, most) == [here for _ in items]
 
 
 def test_an_error_of_a_call_reaches_the_caller() -> None:
@@ -32,4 +68,4 @@ def test_an_error_of_a_call_reaches_the_caller() -> None:
             raise FileNotFoundError(item)
 
     with pytest.raises(FileNotFoundError, match="second"):
-        in_threads(call, ["first", "second"], 2)
+        call_at_once(call, ["first", "second"], 2)

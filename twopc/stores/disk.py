@@ -10,6 +10,7 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from twopc.stores.errors import NotSynced, Unusable
 from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
@@ -131,23 +132,41 @@ class LocalFolder(Folder):
 
 
 class SyncedFile(io.BufferedWriter):
-    """A new file, in a folder that is made where it is missing. Closing it makes the file and its name survive a power
-    cut."""
+    """A new file, in a folder that is made where it is missing. ``close`` makes the file and its name survive a power
+    cut, or raises NotSynced if the file was closed without that before."""
 
     def __init__(self, path: Path, mode: str = "xb") -> None:
-        self._path = path
+        self._path, self._is_synced = path, False
         make_folder(path.parent)
         super().__init__(io.FileIO(path, mode))
 
     def close(self) -> None:
-        if self.closed:
-            return
-        try:
-            self.flush()
-            os.fsync(self.fileno())
-        finally:
-            super().close()
-        sync_folder(self._path.parent)
+        if not self.closed:
+            try:
+                self.flush()
+                os.fsync(self.fileno())
+            finally:
+                self.discard()
+            sync_folder(self._path.parent)
+            self._is_synced = True
+        elif not self._is_synced:
+            raise NotSynced(errno.EIO, "a file was not synced", str(self._path))
+
+    def discard(self) -> None:
+        """Close the file without a sync, and without what was not flushed: it goes away."""
+        self.raw.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(ValueError, AttributeError):  # it could not be opened, so there is no ``raw``
+            self.discard()
+
+
+def discard(stream: IO[bytes]) -> None:
+    """Close a stream to a file that goes away: without a sync if it has one."""
+    if isinstance(stream, SyncedFile):
+        stream.discard()
+    else:
+        stream.close()
 
 
 def put_in_place(aside: Path, path: Path) -> None:

@@ -35,6 +35,9 @@ _NO_ANSWER = (
     asyncio.TimeoutError,
 )
 
+_NO_ANSWER_OF_AIOHTTP = ("ClientConnectionError", "ClientPayloadError")
+"""Those of the client under s3fs, with the classes below them. By their names, as boto3 does without that client."""
+
 _NO_CREDENTIALS = (boto.NoCredentialsError, boto.PartialCredentialsError, boto.ProfileNotFound)
 
 
@@ -51,7 +54,7 @@ def translate(error: Exception) -> OSError:
         return cause
     if is_untrusted(cause):
         return OSError(errno.EACCES, text)
-    if isinstance(cause, _NO_ANSWER) or type(cause).__module__.partition(".")[0] == "aiohttp":  # under botocore
+    if isinstance(cause, _NO_ANSWER) or any(each.__name__ in _NO_ANSWER_OF_AIOHTTP for each in type(cause).__mro__):
         return OSError(errno.ETIMEDOUT, text)
     return OSError(errno.EACCES if isinstance(cause, _NO_CREDENTIALS) else errno.EIO, text)
 

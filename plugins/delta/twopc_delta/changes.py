@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 import uuid
 from bisect import bisect_left
 from collections import defaultdict
@@ -237,7 +238,7 @@ class Keys:
         except FileNotFoundError:
             raise ValueError(f"file {path} is gone") from None
 
-    def rows_of(self, files: Sequence[LiveFile]) -> list[tuple[LiveFile, BitMap64, int]]:
+    def rows_of(self, files: Sequence[LiveFile], given_up: threading.Event) -> list[tuple[LiveFile, BitMap64, int]]:
         """Return the files that have one of the keys, each with the positions of these rows and with how many rows it
         has.
 
@@ -254,7 +255,7 @@ class Keys:
                         yield Part(number, totals[number], part.columns, any_key)
                         totals[number] += part.num_rows
 
-        for number, positions in find_rows(self._keys, parts()):
+        for number, positions in find_rows(self._keys, parts(), given_up):
             found[number] |= BitMap64(positions)
         return [(files[number], rows, totals[number]) for number, rows in found.items()]
 

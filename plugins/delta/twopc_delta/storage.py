@@ -19,7 +19,7 @@ from twopc.errors import ConfigurationError
 from twopc.stores.disk import LocalFolder, SyncedFile
 from twopc.stores.places import LOCAL, canonical, parsed_place
 from twopc.stores.remote import ObjectFolder
-from twopc.threads import in_threads
+from twopc.threads import call_at_once
 
 NOTES = "_twopc"
 """The folder of notes, below the table's own. Readers of Delta look at the log alone; VACUUM skips a folder whose name
@@ -270,7 +270,7 @@ class Storage:
 
     def at_once(self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT]) -> list[ResultT]:
         """Call with each of ``work``: at a store, up to ``_REQUESTS_AT_ONCE`` at a time."""
-        return in_threads(call, work, 1 if self.is_local else _REQUESTS_AT_ONCE)
+        return call_at_once(call, work, 1 if self.is_local else _REQUESTS_AT_ONCE)
 
     def remove(self, path: str) -> None:
         """Remove a file, or do nothing where there is none."""
@@ -287,7 +287,7 @@ class Storage:
         elif self.is_local:
             # A disk may take a millisecond for a file that was just synced, and removes others meanwhile.
             shares = [paths[start::_REMOVED_AT_ONCE] for start in range(_REMOVED_AT_ONCE)]
-            in_threads(self._remove_each, shares, _REMOVED_AT_ONCE)
+            call_at_once(self._remove_each, shares, _REMOVED_AT_ONCE)
         elif _PATTERN & {*self.path}:
             self.at_once(self.remove, paths)
         else:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from twopc.open_files import OpenFiles, RowGroups, partition_folder, with_bounds
+from twopc.stores.disk import discard
 from twopc_delta.columns import Fit
 from twopc_delta.notes import AddedFile
 from twopc_delta.partitions import Partition, split
@@ -59,7 +60,7 @@ class _OpenFile(RowGroups):
 
     def discard(self) -> None:
         super().discard()
-        for closes in (self._writer.close, self.output.close):
+        for closes in (self._writer.close, functools.partial(discard, self.output)):
             with contextlib.suppress(Exception):  # whatever it is, the file goes away
                 closes()
 

@@ -17,7 +17,7 @@ from twopc.datasets import Dataset, of_folder
 from twopc.errors import ConfigurationError, Refused, Retriable, TwoPhaseCommitError
 from twopc.failures import mapped
 from twopc.sink import TwoPhaseCommitSink
-from twopc.threads import in_threads
+from twopc.threads import call_at_once
 from twopc.transaction import Committable, JsonValue, Transaction
 from twopc.transactional_ids import Round
 from twopc_files.batch_log import CommittedFile
@@ -221,7 +221,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
                 be published. Nothing is visible.
         """
         work = [(committable, file) for committable in committables for file in self._decidable(committable)]
-        obstacles = in_threads(self._obstacle, [file for _, file in work], self._store.asks_at_once)
+        obstacles = call_at_once(self._obstacle, [file for _, file in work], self._store.asks_at_once)
         for (committable, file), obstacle in zip(work, obstacles, strict=True):
             if obstacle:
                 raise Refused(
@@ -252,7 +252,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """
         files = self._decidable(committable)
         self._begin_logs()  # the batch was sealed by another process, or a log was removed since
-        answers = in_threads(partial(self._failure, committable), files, self._store.asks_at_once)
+        answers = call_at_once(partial(self._failure, committable), files, self._store.asks_at_once)
         failures = [failure for failure in answers if failure]
         if failures:
             # One file that can't be published must not hold back the others: repeat first, then call the operator.
@@ -315,7 +315,7 @@ class FileSink(TwoPhaseCommitSink[FileTransaction]):
         """
         files = self._owned(committable, open_files(committable))
         with self._asking():
-            in_threads(self._store.discard, files, self._store.asks_at_once)
+            call_at_once(self._store.discard, files, self._store.asks_at_once)
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
         files = [

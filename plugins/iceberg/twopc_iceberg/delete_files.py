@@ -32,7 +32,7 @@ from pyroaring import BitMap64
 
 from twopc.deletion_vectors import bitmap_of, framed, unframed, vector_of
 from twopc.keyed import READERS
-from twopc.threads import in_threads
+from twopc.threads import call_at_once
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.manifests import NUMBERS_ROWS, InMemory, ManifestWriter, entries
 from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
@@ -142,7 +142,7 @@ class DeletesOfSnapshot:
     def read(cls, io: DurableFileIO, manifests: Iterable[ManifestFile]) -> DeletesOfSnapshot:
         """Read the manifests of delete files. Raises Damaged; errors of the store pass through."""
         of_deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
-        found = dict(zip(of_deletes, in_threads(lambda each: entries(io, each), of_deletes, READERS), strict=True))
+        found = dict(zip(of_deletes, call_at_once(lambda each: entries(io, each), of_deletes, READERS), strict=True))
         by_path, others = defaultdict[str, list[ManifestEntry]](list), list[ManifestEntry]()
         for entry in (entry for each in found.values() for entry in each):
             if entry.data_file.content is DataFileContent.POSITION_DELETES:
@@ -226,7 +226,7 @@ def written(
         places = {
             file: locations.new_data_location(f"{name}-{n:05d}-deletes.parquet") for n, file in enumerate(touched)
         }
-        new = in_threads(lambda file: _file_of_positions(io, places[file], file, touched[file]), [*touched], READERS)
+        new = call_at_once(lambda file: _file_of_positions(io, places[file], file, touched[file]), [*touched], READERS)
     gone = {_identity(entry.data_file) for file in touched for entry in deletes.by_path.get(file.path, ())}
     affected = {m: found for m, found in deletes.entries.items() if any(_identity(e.data_file) in gone for e in found)}
     removed = [e.data_file for found in affected.values() for e in found if _identity(e.data_file) in gone]

@@ -18,7 +18,7 @@ from pyarrow.fs import FileSelector, FileType
 from pyiceberg.io.pyarrow import BUFFER_SIZE, ONE_MEGABYTE, PyArrowFile, PyArrowFileIO
 
 from twopc.stores.disk import SyncedFile, sync_folder
-from twopc.threads import in_threads
+from twopc.threads import call_at_once
 
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
@@ -144,7 +144,7 @@ class DurableFileIO(PyArrowFileIO):
     def at_once(self, call: Callable[[str], Any], locations: Sequence[str]) -> list[Any]:
         """Return the result of ``call`` for each location; in threads if a request to a store takes long."""
         is_local = locations and self.scheme(locations[0]) == LOCAL
-        return in_threads(call, locations, 1 if is_local else AT_ONCE)
+        return call_at_once(call, locations, 1 if is_local else AT_ONCE)
 
     def scheme(self, location: str) -> str:
         return self.parse_location(location, self.properties)[0]

@@ -25,7 +25,7 @@ from pyiceberg.types import DoubleType, NestedField
 from pyroaring import BitMap64
 
 from twopc.keyed import READERS, ROWS_AT_ONCE, Part, find_rows, in_shares
-from twopc.threads import in_threads
+from twopc.threads import call_at_once
 from twopc_iceberg.delete_files import NO_CHANGES, Changes, DeletesOfSnapshot, LiveFile, layout_of, written
 from twopc_iceberg.files import LOCAL
 from twopc_iceberg.manifests import entries
@@ -33,6 +33,8 @@ from twopc_iceberg.outcomes import Damaged, Unsearchable, reading
 from twopc_iceberg.partitions import transformed
 
 if TYPE_CHECKING:
+    import threading
+
     from pyiceberg.partitioning import PartitionSpec
     from pyiceberg.table import Table
     from pyiceberg.table.metadata import TableMetadata
@@ -98,7 +100,7 @@ class Positions:
         def read(name: tuple[str, tuple[int, ...]]) -> tuple[LiveFile, ...]:
             return tuple(LiveFile.of(entry, key) for entry in entries(io, found[name]))
 
-        kept = self._kept | dict(zip(new, in_threads(read, new, READERS), strict=True))
+        kept = self._kept | dict(zip(new, call_at_once(read, new, READERS), strict=True))
         self._kept = {name: kept[name] for name in found}
         return [file for files in self._kept.values() for file in files]
 
@@ -116,7 +118,7 @@ class Positions:
         search, known = _Search(io, metadata, keys), self._searchable
         files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
         proven = known[1] if known[0] == search.finds_by else frozenset[str]()
-        in_threads(search.require_columns, [file for file in files if file.path not in proven], READERS)
+        call_at_once(search.require_columns, [file for file in files if file.path not in proven], READERS)
         live = (file.path for of_manifest in self._kept.values() for file in of_manifest)
         self._searchable = search.finds_by, proven.intersection(live).union(file.path for file in files)
         deletes = DeletesOfSnapshot.read(io, manifests)
@@ -198,11 +200,11 @@ class _Search:
         """Return whether a file may have one of the keys."""
         return bool(pc.any(self._may_be_in(file)).as_py())
 
-    def rows_of(self, files: Sequence[LiveFile]) -> dict[LiveFile, BitMap64]:
+    def rows_of(self, files: Sequence[LiveFile], given_up: threading.Event) -> dict[LiveFile, BitMap64]:
         """Return the rows that have one of the keys, of each file that has some. Raises Damaged; errors of the store
         pass through."""
         found = defaultdict[LiveFile, BitMap64](BitMap64)
-        for file, positions in find_rows(self._keys, self._parts(files)):
+        for file, positions in find_rows(self._keys, self._parts(files), given_up):
             found[file] |= BitMap64(positions)
         return found
 

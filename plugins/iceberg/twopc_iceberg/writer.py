@@ -30,6 +30,7 @@ from pyiceberg.table import TableProperties
 from pyiceberg.types import DoubleType, FloatType, IcebergType
 
 from twopc.open_files import OpenFiles, RowGroups
+from twopc.stores.disk import discard
 from twopc_iceberg.columns import aligned, check_columns
 from twopc_iceberg.files import DurableFile
 from twopc_iceberg.keys import Deletes, require_whole
@@ -141,7 +142,7 @@ class _OpenFile(RowGroups):
     def discard(self) -> None:
         super().discard()
         if self._output.stream is not None:
-            self._output.stream.close()
+            discard(self._output.stream)
 
 
 class TransactionWriter:

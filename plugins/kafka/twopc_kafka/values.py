@@ -20,8 +20,10 @@ from twopc_kafka.client.cluster import TopicRules
 from twopc_kafka.columns import epoch_ms
 from twopc_kafka.options import LIBRDKAFKA, KafkaOptions, wrong_topic
 from twopc_kafka.writers.encoding.batches import OVERHEAD_BYTES, alone_bytes
+from twopc_kafka.writers.encoding.compression import NONE
 from twopc_kafka.writers.encoding.records import binary, records_of
 from twopc_kafka.writers.encoding.varints import Integers
+from twopc_kafka.writers.settings import codec
 
 Partitions: TypeAlias = Callable[[str, int], int]
 """A topic and a partition → how many partitions the topic has, 0 if it does not exist. The topic is looked up again if
@@ -90,8 +92,8 @@ def _require_accepted(
         record, limit = found
         why = f"the time is further from now than the topic's {limit} allows. Raise that limit, or filter such records."
         raise refused(record, why, "timestamp")
-    is_compressed = str(options.properties.get("compression.type", "none")) != "none"
-    if rules.max_bytes is not None and not is_compressed and (oversize := _first_oversize(batch, rules.max_bytes)):
+    is_plain = codec(options.properties) == NONE
+    if rules.max_bytes is not None and is_plain and (oversize := _first_oversize(batch, rules.max_bytes)):
         record, size, parts = oversize
         why = (
             f"it is too large: it takes {size} bytes ({parts}), more than the topic's max.message.bytes ="

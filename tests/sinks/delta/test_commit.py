@@ -408,6 +408,18 @@ def test_an_old_commit_log_is_recognized_before_its_next_decision(place: Place) 
     assert place.values() == ["0", "1", "2"]
 
 
+def test_a_file_that_is_discarded_is_not_synced(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = place.sink()
+    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
+    sink.write(transaction, pa.record_batch({"value": ["a"]}))
+    assert len(place.data_files()) == 1
+    synced = list[str]()
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(Path(f"/proc/self/fd/{file}").readlink().suffix))
+    sink.discard(transaction)
+    assert place.data_files() == []
+    assert ".parquet" not in synced
+
+
 def test_an_old_commit_log_that_gives_out_names_again_takes_no_file_of_the_table(place: Place) -> None:
     """It was copied while the query was stopped, so it opens the incarnation anew that wrote the files. A file of the
     same name would be replaced on S3. On a disk it is refused, and what was refused is removed."""

@@ -109,6 +109,8 @@ def test_a_request_that_a_store_does_not_have_is_not_repeated() -> None:
         (boto.EndpointConnectionError(endpoint_url="u"), errno.ETIMEDOUT),
         (aiohttp.ClientPayloadError("cut short"), errno.ETIMEDOUT),
         (aiohttp.ServerDisconnectedError(), errno.ETIMEDOUT),
+        (aiohttp.InvalidURL("u"), errno.EPROTO),
+        (aiohttp.NonHttpUrlClientError("u"), errno.EPROTO),
         (boto.ParamValidationError(report="an argument"), errno.EPROTO),  # in no table, and no error of a disk
     ],
 )

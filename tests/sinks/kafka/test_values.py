@@ -1,5 +1,6 @@
 """Records that can never be written: both writers refuse them, in every delivery mode, in the same words."""
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.client.cluster import Cluster, TopicRules
 from twopc_kafka.options import parse_options
-from twopc_kafka.values import check_values
+from twopc_kafka.values import check_values, require_accepted
 from twopc_kafka.writers import librdkafka as writer_module
 from twopc_kafka.writers.encoding.batches import Encoder
 from twopc_kafka.writers.encoding.compression import Compression
@@ -216,6 +217,20 @@ def encoded_alone(batch: pa.RecordBatch) -> memoryview:
     encoder = Encoder(ProducerIdentity(1, 0), Limits(1_000_000, 1_000_000), Compression("none"))
     [encoded] = encoder.encode(records_of(batch), np.arange(1), {0: slice(0, 1)}, np.arange(1))
     return encoded.data
+
+
+@pytest.mark.parametrize(
+    ("given", "is_refused"),
+    [({}, True), ({"compression.type": "NONE"}, True), ({"compression.type": "GZIP"}, False)]
+    + [({"writer": "librdkafka", "compression.codec": codec}, codec == " None ") for codec in (" None ", "gzip")],
+)
+def test_only_a_record_that_is_sent_compressed_may_be_larger_than_its_topic_takes(
+    given: dict[str, str], is_refused: bool
+) -> None:
+    options = parse_options({"bootstrap.servers": "x:1", "topic": "t", **given})
+    expected = pytest.raises(RecordRefused, match="too large") if is_refused else contextlib.nullcontext()
+    with expected:
+        require_accepted(pa.record_batch({"value": ["v" * 3000]}), options, lambda _: TopicRules(max_bytes=2000))
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from twopc.errors import ConfigurationError
+from twopc_kafka.properties import kind_of
 from twopc_kafka.writers.encoding.compression import NONE, Compression
 
 MESSAGE_BYTES = 1_000_000
@@ -57,6 +58,12 @@ class Settings:
     timeout_ms: int
 
 
+def codec(properties: Mapping[str, Any]) -> str:
+    """Return the name of the codec, by whichever of the property's names."""
+    given = (properties[name] for name in ("compression.type", "compression.codec") if name in properties)
+    return str(kind_of("compression.type").read(next(given, NONE)))
+
+
 def settings(properties: Mapping[str, Any]) -> Settings:
     """Read properties whose values have been checked.
 
@@ -70,8 +77,7 @@ def settings(properties: Mapping[str, Any]) -> Settings:
             )
     number = {name: int(properties.get(name, default)) for name, default in _NUMBERS.items()}
     level = int(properties.get("compression.level", _OWN_LEVEL))
-    codec = str(properties.get("compression.type", NONE)).lower()
-    compression = Compression(codec, None if level == _OWN_LEVEL else level)
+    compression = Compression(codec(properties), None if level == _OWN_LEVEL else level)
     compression.check()
     return Settings(
         limits=Limits(number["batch.size"], number["message.max.bytes"]),
