@@ -109,8 +109,8 @@ def _checks_of_log(
 
 
 def _grown_topics(entries: Sequence[Entry]) -> Iterator[CheckResult]:
-    """Name the topics that have got partitions while these entries were written. Newer changes of a key may be in one of
-    them, and have been read before older ones."""
+    """Name the topics that have got partitions while these entries were written. A newer change of a key may be in one
+    of them, and have been read before older ones."""
     known = [
         (entry.decided, partitions_by_topic(entry.reads))
         for entry in entries
@@ -120,9 +120,9 @@ def _grown_topics(entries: Sequence[Entry]) -> Iterator[CheckResult]:
         for topic, (had, has) in grown(before, now).items():
             yield CheckResult.warning(
                 f"partitions of topic {topic!r}",
-                f"{has} since batch {batch_id}, and {had} before: if older changes had not all been read by then, some"
-                " may have replaced newer rows",
-                "compare the tables with the source, and update rows there that differ: they are sent again",
+                f"{has} since batch {batch_id}, and {had} before: if the query had not read all older changes by then,"
+                " some may have replaced newer rows",
+                "compare the tables with the source; a row that differs is sent again when it is changed there",
             )
 
 

@@ -209,13 +209,20 @@ class _Start:
     limited_by_rows: LimitedByRows
     partitions: Mapping[str, set[str]] | None = None  # by topic, as the batch before knows them
 
-    def warn_of_new_partitions(self, of_batch: BatchReads) -> None:
-        """Log topics that have got partitions since the batch before."""
+    def of_batch(self, batch_id: int, *, is_keyed: bool) -> BatchReads:
+        """Return what a batch reads. If an output has a key, warn of a topic that got partitions after the batch
+        before."""
+        found = self.input.of_batch(batch_id)
+        if is_keyed:
+            self._warn_of_new_partitions(found)
+        return found
+
+    def _warn_of_new_partitions(self, of_batch: BatchReads) -> None:
         before, self.partitions = self.partitions, partitions_by_topic(of_batch.reads)
         for topic, (had, has) in grown(before or partitions_by_topic(of_batch.follows or {}), self.partitions).items():
             logger.warning(
-                "topic %r has %d partitions since batch %d, and had %d: a change of a key that is read from now on, and"
-                " is older than one in another partition, replaces the newer row. See docs/change-streams.md.",
+                "topic %r has %d partitions since batch %d, up from %d. If an older change of a key is still unread in"
+                " another partition, it will replace the newer row: then compare the tables with the source.",
                 *(topic, has, of_batch.batch_id, had),
             )
 
@@ -269,9 +276,7 @@ class ForeachBatch:
             frame = start.projection.by_key(selected, rows, tasks)
             schemas = {**rows.schemas(frame), **start.schemas_on_driver}
             offsets = start.input.kafka_offsets() if settings.offsets else None
-            of_batch = start.input.of_batch(batch_id)
-            if rows.keyed:
-                start.warn_of_new_partitions(of_batch)
+            of_batch = start.of_batch(batch_id, is_keyed=bool(rows.keyed))
         coordinator.validate(schemas)  # here rather than in each task, and before the log is opened
 
         def on_driver() -> DataFrame:
