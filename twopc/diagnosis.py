@@ -5,14 +5,17 @@ The command ``twopc doctor`` runs the same checks, one by one.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from twopc.checkpoint.offsets import grown, is_entry, partitions_by_topic
 from twopc.checks import CheckResult, CheckStatus
 from twopc.errors import ConfigurationError, Retriable
-from twopc.log.entries import check_prefixes
+from twopc.keyed import key_of
+from twopc.log.entries import Entry, check_prefixes
 from twopc.log.history import read_history
 from twopc.log.store import CheckedLogStore, LogStore, store_of
 from twopc.plugins import distribution_of
@@ -99,8 +102,28 @@ def _checks_of_log(
         history = read_history(store)
         check_prefixes(history.tail, {name: sink.prefix for name, sink in sinks.items()})
         yield CheckResult.passed(check, f"{len(history.entries)} entries of query {history.tail.owner}")
+        if any(map(key_of, sinks.values())):
+            yield from _grown_topics(history.entries)
     except Exception as error:  # noqa: BLE001  # whatever a plugin raises
         yield CheckResult.failed_by(check, error)
+
+
+def _grown_topics(entries: Sequence[Entry]) -> Iterator[CheckResult]:
+    """Name the topics that have got partitions while these entries were written. A newer change of a key may be in one
+    of them, and have been read before older ones."""
+    known = [
+        (entry.decided, partitions_by_topic(entry.reads))
+        for entry in entries
+        if isinstance(entry.reads, dict) and is_entry(entry.reads)
+    ]
+    for (_, before), (batch_id, now) in itertools.pairwise(known):
+        for topic, (had, has) in grown(before, now).items():
+            yield CheckResult.warning(
+                f"partitions of topic {topic!r}",
+                f"{has} since batch {batch_id}, and {had} before: if the query had not read all older changes by then,"
+                " some may have replaced newer rows",
+                "compare the tables with the source; a row that differs is sent again when it is changed there",
+            )
 
 
 def _checks_of_sink(sink: TwoPhaseCommitSink[Any], name: str) -> Iterator[CheckResult]:

@@ -105,6 +105,34 @@ def test_a_snapshot_that_comes_late_replaces_no_change_and_doubles_nothing(topic
     assert len(topic.apply()) == 20
 
 
+@pytest.mark.long
+def test_where_the_source_was_replaced_within_a_batch_the_order_of_offsets_takes_the_newer_change(topic: Topic) -> None:
+    def replace() -> None:
+        topic.add("u", 1, "old", lsn=5000)
+        topic.add("u", 1, "new", lsn=40)
+
+    replace()
+    assert topic.apply() == [(1, "old", 0)]  # nothing tells a smaller position from a repeated change
+    topic.arguments["order"] = "offset"
+    replace()
+    assert topic.apply() == [(1, "new", 0)]
+
+
+@pytest.mark.long
+def test_positions_of_a_source_that_was_replaced_between_two_batches_are_not_compared(topic: Topic) -> None:
+    topic.add("u", 1, "old", lsn=5000)
+    topic.apply()
+    topic.add("u", 1, "new", lsn=40)
+    assert topic.apply() == [(1, "new", 0)]
+
+
+@pytest.mark.long
+def test_changes_that_a_restarted_connector_repeats_take_back_nothing(topic: Topic) -> None:
+    for name, lsn in (("a", 10), ("b", 11), ("a", 10)):  # the batch ends within the repetition
+        topic.add("u", 1, name, lsn=lsn)
+    assert topic.apply() == [(1, "b", 0)]
+
+
 def test_an_unchanged_value_is_taken_from_an_earlier_record_of_its_key(topic: Topic) -> None:
     topic.add("c", 1, "OLD", 1)
     assert topic.apply() == [(1, "OLD", 1)]

@@ -1,6 +1,7 @@
 """Spark with Iceberg's own runtime: a process that executes SQL, in an environment that has the fitting Spark.
 
-``python -m tests.support.iceberg_spark SETTINGS`` reads a line of JSON per statement, and answers each with one.
+``python -m tests.support.iceberg_spark SETTINGS`` reads a line of JSON per statement or stream, and answers each with
+one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ import pyarrow as pa
 from tests.support.environments import Environment, made, uv
 from tests.support.pages import ROOT
 from tests.support.spark_home import set_java_and_python
-from tests.support.spark_session import session
+from tests.support.spark_session import session, write_all
 from twopc_kafka_broker.jars import maven_jars
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from pyspark.sql import DataFrame, SparkSession
     from typing_extensions import Self
 
 SPARK_VERSION = "4.1.4"
@@ -78,9 +80,20 @@ class IcebergSpark:
 
     def table(self, statement: str) -> pa.Table:
         """Execute a statement, and return its rows as Arrow has them."""
+        return self._asked(statement)
+
+    def stream(self, table: str, folder: Path, **options: str) -> pa.Table:
+        """Stream what a table has by now, from where the last stream with this folder ended. Return all rows so far.
+
+        Raises:
+            SqlFailed: has the error of the query.
+        """
+        return self._asked({"table": table, "folder": str(folder), "options": options})
+
+    def _asked(self, what: str | dict[str, Any]) -> pa.Table:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(statement) + "\n")
+        self._process.stdin.write(json.dumps(what) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         assert line, "Spark ended: see its log"
@@ -122,7 +135,8 @@ def main() -> None:
         for number, line in enumerate(sys.stdin):
             file = Path(folder, f"{number}.arrow")
             try:
-                found = spark.sql(json.loads(line)).toArrow()
+                asked = json.loads(line)
+                found = (spark.sql(asked) if isinstance(asked, str) else _streamed(spark, **asked)).toArrow()
                 with pa.ipc.new_file(file, found.schema) as writer:
                     writer.write_table(found)
                 answer = {"file": str(file)}
@@ -130,6 +144,12 @@ def main() -> None:
                 answer = {"error": f"{type(error).__name__}: {_without_stack(str(error))}"}
             print(json.dumps(answer), flush=True)  # noqa: T201  # the answer
     spark.stop()
+
+
+def _streamed(spark: SparkSession, table: str, folder: str, options: dict[str, str]) -> DataFrame:
+    of_table = spark.readStream.format("iceberg").options(**options).load(table)
+    write_all(of_table.writeStream.format("parquet").option("path", f"{folder}/rows"), f"{folder}/checkpoint")
+    return spark.read.schema(of_table.schema).parquet(f"{folder}/rows")
 
 
 def _without_stack(error: str) -> str:

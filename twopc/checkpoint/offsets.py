@@ -14,6 +14,7 @@ ends, or ``-`` while the source has none. In version 2, of Spark 4.2, the source
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from twopc.transaction import JsonValue
@@ -90,6 +91,20 @@ def records_between(earlier: JsonValue, later: JsonValue) -> int | None:
 def topics_of(offset: JsonValue) -> set[str]:
     """Return the topics in an offset of a Kafka source; none for an offset of another form."""
     return {topic for topic, _ in _partitions(offset) or ()}
+
+
+def partitions_by_topic(reads: Reads) -> dict[str, set[str]]:
+    """Return the partitions that the Kafka sources of a batch know."""
+    found: dict[str, set[str]] = {}
+    for offset in by_source(reads).values():
+        for topic, partition in _partitions(offset) or ():
+            found.setdefault(topic, set()).add(partition)
+    return found
+
+
+def grown(before: Mapping[str, set[str]], now: Mapping[str, set[str]]) -> dict[str, tuple[int, int]]:
+    """Return the topics that have got partitions: how many they had, and how many they have."""
+    return {topic: (len(before[topic]), len(now[topic])) for topic in now if now[topic] - before.get(topic, now[topic])}
 
 
 def _partitions(offset: JsonValue) -> dict[tuple[str, str], int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
+from twopc.checkpoint.offsets import grown, partitions_by_topic
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
 from twopc.effects import Wanted
 from twopc.errors import ConfigurationError
@@ -23,7 +25,7 @@ from twopc.replay import ReplayCopies
 from twopc.retry import until_answered
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecords, records_for_sink, schema_of
-from twopc.spark.engine import OFFSETS_SCHEMA, ClassicEngine, ConnectEngine, Engine, Input, is_connected
+from twopc.spark.engine import OFFSETS_SCHEMA, BatchReads, ClassicEngine, ConnectEngine, Engine, Input, is_connected
 from twopc.spark.output import Output, Projection
 from twopc.spark.stopping import STOP_PATIENCE_S, Turn, passing_failures, shorten_interrupts, turns
 from twopc.spark.task import VOTE_SCHEMA, PickledSinks, Task, Written, portable, refusals_from_tasks
@@ -31,6 +33,8 @@ from twopc.spark.tuning import Collecting, LimitedByRows, Plan, Plans, merge_tas
 from twopc.stores.places import refuse_within_checkpoint, refuse_within_outputs, refuse_within_source
 from twopc.transaction import hashes_of
 from twopc.transactional_ids import Round
+
+logger = logging.getLogger(__name__)
 
 _OFFSETS, _BAD_RECORDS = "offsets", "bad_records"
 """The names in the log of the sinks that the driver writes to: those of the arguments."""
@@ -203,6 +207,24 @@ class _Start:
     schemas_on_driver: Mapping[str, pa.Schema]
     collecting: Collecting | None
     limited_by_rows: LimitedByRows
+    partitions: Mapping[str, set[str]] | None = None  # by topic, as the batch before knows them
+
+    def of_batch(self, batch_id: int, *, is_keyed: bool) -> BatchReads:
+        """Return what a batch reads. If an output has a key, warn of a topic that got partitions after the batch
+        before."""
+        found = self.input.of_batch(batch_id)
+        if is_keyed:
+            self._warn_of_new_partitions(found)
+        return found
+
+    def _warn_of_new_partitions(self, of_batch: BatchReads) -> None:
+        before, self.partitions = self.partitions, partitions_by_topic(of_batch.reads)
+        for topic, (had, has) in grown(before or partitions_by_topic(of_batch.follows or {}), self.partitions).items():
+            logger.warning(
+                "topic %r has %d partitions since batch %d, up from %d. If an older change of a key is still unread in"
+                " another partition, it will replace the newer row: then compare the tables with the source.",
+                *(topic, has, of_batch.batch_id, had),
+            )
 
 
 class ForeachBatch:
@@ -254,7 +276,7 @@ class ForeachBatch:
             frame = start.projection.by_key(selected, rows, tasks)
             schemas = {**rows.schemas(frame), **start.schemas_on_driver}
             offsets = start.input.kafka_offsets() if settings.offsets else None
-            of_batch = start.input.of_batch(batch_id)
+            of_batch = start.of_batch(batch_id, is_keyed=bool(rows.keyed))
         coordinator.validate(schemas)  # here rather than in each task, and before the log is opened
 
         def on_driver() -> DataFrame:

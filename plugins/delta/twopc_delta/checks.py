@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Mapping
 
 from twopc.checks import CheckResult
 from twopc_delta.entry import Entry
@@ -20,19 +21,38 @@ _OF_AN_OPERATOR = ("CREATE TABLE", "CREATE OR REPLACE TABLE", "SET TBLPROPERTIES
 """Changes that Spark makes to a table before a query starts, rather than while it runs."""
 
 
-def checks(view: TableView, storage: Storage) -> Iterator[CheckResult]:
-    """Yield what could lose records later, although a batch can be written."""
+def checks(view: TableView, storage: Storage, *, is_keyed: bool) -> Iterator[CheckResult]:
+    """Yield what could lose records later, or stop a reader, although a batch can be written."""
     yield _retention(view)
+    newest = _newest(view.version, storage)
+    yield _written_by_spark(newest, storage)
+    if is_keyed and any(entry.adds_files for entry in newest.values()):
+        yield _changing_rows(newest)
+
+
+def _written_by_spark(newest: Mapping[int, Entry], storage: Storage) -> CheckResult:
     check = f"versions written by Spark, of the newest {_ENTRIES_LOOKED_AT}"
-    if (found := _of_spark(view.version, storage)) is not None:
-        yield CheckResult.warning(
+    for version, entry in newest.items():
+        if not entry.engine.startswith(_SPARK) or entry.operation in _OF_AN_OPERATOR:
+            continue
+        return CheckResult.warning(
             check,
-            f"version {found}. {_beside_spark(storage)} So Spark could replace a version of this sink, whose batch"
+            f"version {version}. {_beside_spark(storage)} So Spark could replace a version of this sink, whose batch"
             " would be lost",
             "let Spark write to the table only while the query is stopped",
         )
-    else:
-        yield CheckResult.passed(check, "none")
+    return CheckResult.passed(check, "none")
+
+
+def _changing_rows(newest: Mapping[int, Entry]) -> CheckResult:
+    check = f"versions that replace or delete rows, of the newest {_ENTRIES_LOOKED_AT}"
+    if found := [version for version, entry in newest.items() if entry.changes_rows]:
+        return CheckResult.passed(check, f"version {found[0]}")
+    return CheckResult.warning(
+        check,
+        "none: if Spark streams from the table, that query stops at the first such version",
+        "let it read a topic of the changes, or set skipChangeCommits, which skips all rows of such a version",
+    )
 
 
 def _retention(view: TableView) -> CheckResult:
@@ -49,19 +69,16 @@ def _retention(view: TableView) -> CheckResult:
     )
 
 
-def _of_spark(newest: int, storage: Storage) -> int | None:
-    """Return the newest version that Spark has written, of the newest few; None if it has written none of these."""
+def _newest(newest: int, storage: Storage) -> dict[int, Entry]:
+    """Return the entries of the newest few versions, the newest first, without those that are gone or damaged: they
+    are behind a checkpoint, as the table can be read."""
+    found = dict[int, Entry]()
     versions = range(newest, max(-1, newest - _ENTRIES_LOOKED_AT), -1)
     for version, data in zip(versions, storage.at_once(LogFiles(storage).entry, versions), strict=True):
-        if data is None:
-            continue
-        try:
-            entry = Entry.of(data)
-        except ValueError:  # behind a checkpoint, as the table can be read
-            continue
-        if entry.engine.startswith(_SPARK) and entry.operation not in _OF_AN_OPERATOR:
-            return version
-    return None
+        if data is not None:
+            with contextlib.suppress(ValueError):
+                found[version] = Entry.of(data)
+    return found
 
 
 def _beside_spark(storage: Storage) -> str:

@@ -72,6 +72,7 @@ class Entry:
     Attributes:
         changes_table: whether it has more than files and marks: another schema, property or feature.
         adds_files: whether it adds any. Then no other table has such an entry, as names are never used twice.
+        changes_rows: whether it removes or replaces rows.
         marks: application → version.
         operation: what its writer has named it; empty if it has not.
         engine: the writer; empty if it has not named itself.
@@ -79,6 +80,7 @@ class Entry:
 
     changes_table: bool
     adds_files: bool
+    changes_rows: bool
     marks: Mapping[str, int]
     operation: str
     engine: str
@@ -90,7 +92,7 @@ class Entry:
         Raises:
             ValueError: it is torn, or none that a reader takes.
         """
-        names, marks, info = set[str](), dict[str, int](), dict[str, Any]()
+        names, marks, info, changes_rows = set[str](), dict[str, int](), dict[str, Any](), False
         for number, line in enumerate(data.splitlines(), 1):
             if not line.strip():
                 continue
@@ -103,11 +105,14 @@ class Entry:
                 raise ValueError(f"line {number} has {len(line)} bytes and is no action: {error!r}") from None
             if isinstance(given := action.get("commitInfo"), dict):  # readers take any value
                 info = given
+            if isinstance(given := action.get("remove"), dict):
+                changes_rows |= bool(given.get("dataChange"))
         engine, operation = str(info.get("engineInfo") or ""), str(info.get("operation") or "")
-        return cls(not names.isdisjoint(("metaData", "protocol")), "add" in names, marks, operation, engine)
+        changes_table = not names.isdisjoint(("metaData", "protocol"))
+        return cls(changes_table, "add" in names, changes_rows, marks, operation, engine)
 
 
-NO_ENTRY = Entry(changes_table=False, adds_files=False, marks={}, operation="", engine="")
+NO_ENTRY = Entry(changes_table=False, adds_files=False, changes_rows=False, marks={}, operation="", engine="")
 
 
 def _action(line: bytes) -> dict[str, Any]:

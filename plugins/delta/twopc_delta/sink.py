@@ -179,7 +179,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         view = self._looked_at()
         yield CheckResult.passed(f"{self._name}: existence", f"columns {', '.join(view.schema.names)}")
         yield CheckResult.of("put-if-absent in the table's store", self._require_put_if_absent)
-        yield from checks(view, self._storage)
+        yield from checks(view, self._storage, is_keyed=bool(self.key))
 
     # On the participant. ----------------------------------------------------------------------------------------
 

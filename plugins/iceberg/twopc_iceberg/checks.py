@@ -7,15 +7,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pyiceberg.manifest import DataFileContent, ManifestContent
+from pyiceberg.table.snapshots import Operation, ancestors_of
 
 from twopc.checks import CheckResult
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.manifests import entries
 from twopc_iceberg.notes import FOLDER
+from twopc_iceberg.options import POSITION
 from twopc_iceberg.support import require_honest
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
 
     from twopc_iceberg.options import IcebergOptions
 
@@ -24,6 +27,8 @@ MANY_SNAPSHOTS = 200
 
 MANY_DELETE_FILES = 100
 """Readers open every file of keys that may apply to a data file. Of positions, a data file has one file."""
+
+_CHANGING = (Operation.OVERWRITE, Operation.DELETE)
 
 _DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
 
@@ -45,6 +50,8 @@ def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterato
     else:
         yield CheckResult.passed(check, kept)
     yield from _delete_files(table, options, io)
+    if options.upsert_by:
+        yield from _changing_rows(metadata, options)
     deletes = metadata.properties.get(_DELETES_METADATA, "false")
     if deletes == "true":
         yield CheckResult.passed(_DELETES_METADATA, deletes)
@@ -69,6 +76,25 @@ def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> I
         )
     elif found:
         yield CheckResult.passed(check, kept)
+
+
+def _changing_rows(metadata: TableMetadata, options: IcebergOptions) -> Iterator[CheckResult]:
+    """Report whether the branch has only grown so far, if it has rows: others may stream from it."""
+    snapshot = metadata.snapshot_by_name(options.branch)
+    if snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] in (None, "0"):
+        return
+    kept = [each.summary.operation for each in ancestors_of(snapshot, metadata) if each.summary]
+    check, changing = "snapshots that replace or delete rows", sum(each in _CHANGING for each in kept)
+    if changing or snapshot.summary["total-delete-files"] not in (None, "0"):
+        yield CheckResult.passed(check, str(changing))
+        return
+    first = "the first such one" if options.deletes == POSITION else "the next batch"
+    yield CheckResult.warning(
+        check,
+        f"none: if Spark streams from the table, that query stops at {first}",
+        "let it read a topic of the changes, or set streaming-skip-overwrite-snapshots and"
+        " streaming-skip-delete-snapshots, which skip all rows of such a batch",
+    )
 
 
 def _try_files(io: DurableFileIO, location: str) -> None:

@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
@@ -283,6 +283,41 @@ def test_a_stream_of_spark_reads_each_batch_once(spark: SparkSession, empty: Pla
     write_all(stream, tmp_path / "checkpoint")
     seen = sorted(int(row["value"]) for row in spark.table("seen").collect())
     assert seen == list(range(12))
+
+
+def test_a_stream_of_spark_stops_at_a_replaced_or_deleted_row_and_can_skip_its_version_as_a_whole(
+    spark: SparkSession, empty: Place, tmp_path: Any
+) -> None:
+    make(spark, empty, "id BIGINT, name STRING", "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    kept = str(tmp_path / "rows")
+
+    def streamed(**options: str) -> list[Any]:
+        stream = spark.readStream.format("delta").options(**options).load(empty.path).writeStream
+        write_all(stream.format("parquet").option("path", kept), tmp_path / "checkpoint")
+        found = spark.read.schema("id BIGINT, name STRING").parquet(kept).collect()
+        return sorted((row["id"], row["name"]) for row in found)
+
+    def change(batch_id: int, ids: list[int], deleted: Sequence[int] = ()) -> None:
+        with Participant({"orders": empty.sink(upsert_by="id")}, Round(1, batch_id), partition=0) as participant:
+            if ids:
+                participant.write("orders", pa.record_batch({"id": ids, "name": [f"{batch_id}"] * len(ids)}))
+            if deleted:
+                participant.delete("orders", pa.record_batch({"id": [*deleted], "name": [""] * len(deleted)}))
+            batch = empty.sink(upsert_by="id").seal([participant.pre_commit()["orders"]], 0.0)
+        empty.sink(upsert_by="id").commit_batch(batch_id, batch)
+
+    change(0, [0])
+    change(1, [1])
+    assert streamed() == [(0, "0"), (1, "1")]
+    change(2, [0, 2])
+    with pytest.raises(Exception, match="skipChangeCommits"):
+        streamed()
+    assert streamed(skipChangeCommits="true") == [(0, "0"), (1, "1")]
+    change(3, [], deleted=[2])
+    with pytest.raises(Exception, match="skipChangeCommits"):
+        streamed()
+    change(4, [4])
+    assert streamed(skipChangeCommits="true") == [(0, "0"), (1, "1"), (4, "4")]
 
 
 def test_merge_schema_adds_a_column_as_spark_users_know_it(spark: SparkSession, empty: Place) -> None:

@@ -22,6 +22,7 @@ from tests.support.keyed_table import COLUMNS, KeyedTableContract, records, run,
 from tests.support.sink_place import ROUND
 from tests.support.typed_records import typed
 from twopc import Participant, Round
+from twopc.checks import CheckResult, CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted, SchemaMismatch, TransactionLost
 from twopc.testing import KeyedSinkContract, SinkContract
 from twopc_delta import DeltaSink, changes, commit, vectors
@@ -132,6 +133,23 @@ def test_a_batch_that_finds_no_row_changes_no_file(table: Place) -> None:
     run(table, 2, [], 3)
     assert actions(table, "add") == actions(table, "remove") == []
     assert names(table) == ["a", "b"]
+
+
+def test_doctor_warns_of_the_first_change_to_a_table_that_only_grew_as_readers_may_stream(table: Place) -> None:
+    def found(sink: DeltaSink) -> list[CheckResult]:
+        return [each for each in sink.check() if "replace or delete rows" in each.check]
+
+    assert found(upserts(table)) == []  # nobody streams from a table without rows
+    for batch_id in range(2):
+        run(table, batch_id, [(batch_id, "a", "mon")])
+    table.table().optimize.compact()
+    assert found(table.sink()) == []
+    [warning] = found(upserts(table))
+    assert warning.result is CheckStatus.WARNING
+    assert "skipChangeCommits" in warning.advice
+    run(table, 2, [(1, "b", "mon")])
+    [passed] = found(upserts(table))
+    assert (passed.result, passed.detail) == (CheckStatus.PASSED, f"version {table.table().version()}")
 
 
 @pytest.mark.parametrize(

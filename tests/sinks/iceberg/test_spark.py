@@ -580,7 +580,8 @@ def change(place: Place, batch_id: int, rows: pa.RecordBatch, deleted: pa.Record
 
 def changes(place: Place, batch_id: int, rows: pa.RecordBatch, deleted: pa.RecordBatch | None = None) -> Committable:
     with Participant({"orders": place.sink(upsert_by="id")}, Round(1, batch_id), partition=0) as participant:
-        participant.write("orders", rows)
+        if rows.num_rows:
+            participant.write("orders", rows)
         if deleted is not None:
             participant.delete("orders", deleted)
         return participant.pre_commit()["orders"]
@@ -685,6 +686,67 @@ def test_the_rewrite_that_doctor_names_removes_delete_files_and_brings_no_row_ba
     assert seen(spark, place) == [*before, (50, "new"), (51, "spark")]
     # Beside that of batch 6 stays the one of the snapshot that was rewritten: Iceberg drops older ones alone.
     assert delete_files(spark) == 2
+
+
+SKIPPING = {f"streaming-skip-{kind}-snapshots": "true" for kind in ("overwrite", "delete")}
+
+
+@pytest.mark.parametrize(("partitions", "deletes", "version"), FORMS)
+def test_a_stream_stops_at_the_first_batch_with_deletes_and_can_skip_it_as_a_whole(
+    partitions: PartitionSpec,
+    deletes: str,
+    version: str,
+    spark: IcebergSpark,
+    place: Place,
+    server: RestCatalogServer,
+    tmp_path: Path,
+) -> None:
+    place = replace(place, deletes=deletes, version=version)
+    create(place, server, KEYED, partitions)
+    append(place, 0, named([0], "appended"))
+
+    def streamed(**options: str) -> list[tuple[int, str]]:
+        found = spark.stream(TABLE, tmp_path, **options).to_pylist()
+        return sorted((row["id"], row["name"]) for row in found)
+
+    assert streamed() == [(0, "appended")]
+    change(place, 1, named([1], "new"))
+    expected = [(0, "appended")]
+    if deletes == "position":
+        expected.append((1, "new"))
+        assert streamed() == expected
+    else:  # nothing tells whether the key is new
+        with pytest.raises(SqlFailed, match="Cannot process overwrite snapshot"):
+            streamed()
+    change(place, 2, named([0, 2], "changed"))
+    with pytest.raises(SqlFailed, match="Cannot process overwrite snapshot"):
+        streamed()
+    assert streamed(**SKIPPING) == expected
+    change(place, 3, named([], ""), named([2], ""))
+    with pytest.raises(SqlFailed, match="Cannot process delete snapshot"):
+        streamed(**{"streaming-skip-overwrite-snapshots": "true"})
+    append(place, 4, named([4], "appended"))
+    assert streamed(**SKIPPING) == [*expected, (4, "appended")]
+    assert seen(spark, place) == [(0, "changed"), (1, "new"), (4, "appended")]
+
+
+@pytest.mark.parametrize("deletes", ["equality", "position"])
+def test_a_row_that_is_replaced_gets_an_identity_of_its_own(
+    deletes: str, spark: IcebergSpark, place: Place, server: RestCatalogServer
+) -> None:
+    place = replace(place, deletes=deletes, version="3")
+    create(place, server, KEYED)
+
+    def identities() -> dict[int, int]:
+        found = spark.sql(f"SELECT id, _row_id FROM {TABLE}")  # noqa: S608  # of the test
+        return {row["id"]: row["_row_id"] for row in found}
+
+    change(place, 0, named([1, 2], "old"))
+    before = identities()
+    change(place, 1, named([1], "new"))
+    after = identities()
+    assert after[2] == before[2]
+    assert after[1] not in before.values()
 
 
 def test_spark_applies_deletes_by_a_key_that_was_widened(

@@ -358,6 +358,27 @@ def test_doctor_reports_how_many_delete_files_readers_open_and_what_removes_them
     assert found().result is CheckStatus.PASSED or "rewrite_data_files" in found().advice
 
 
+def test_doctor_warns_of_the_first_change_to_a_table_that_only_grew_as_readers_may_stream(table: Place) -> None:
+    def found(sink: IcebergSink) -> Any:
+        return next((each for each in sink.check() if "replace or delete rows" in each.check), None)
+
+    assert found(upserts(table)) is None  # nobody streams from a table without rows
+    append(table, (1, "old", "mon"))
+    assert found(table.sink()) is None
+    warning = found(upserts(table))
+    assert warning.result is CheckStatus.WARNING
+    assert f"stops at {'the next batch' if table.deletes == 'equality' else 'the first such one'}" in warning.detail
+    assert "streaming-skip-overwrite-snapshots" in warning.advice
+    run(table, 0, [(1, "a", "mon")])
+    run(table, 1, [(1, "b", "mon")])
+    assert found(upserts(table)).result is CheckStatus.PASSED
+    append(table, (2, "c", "mon"))
+    if table.version == "2":  # pyiceberg expires no snapshot of version 3
+        older = [each.snapshot_id for each in table.table().snapshots()[:-1]]
+        table.table().maintenance.expire_snapshots().by_ids(older).commit()
+    assert found(upserts(table)).result is CheckStatus.PASSED
+
+
 def left_over(place: Place) -> list[str]:
     """Data and delete files that the table does not have."""
     table = place.table()
