@@ -225,6 +225,11 @@ def test_columns_that_do_not_fit_are_refused_with_the_field_and_both_types(
         ("repeated int32 a = 1;", "nullif(array(1), array(1)) AS a", "orders-value[.]a is null"),
         ("repeated int32 a = 1;", "array(1, nullif(1, 1)) AS a", r"orders-value[.]a\[\] is null"),
         ("map<string, int32> a = 1;", "map('k', nullif(1, 1)) AS a", "orders-value[.]a{} is null"),
+        (
+            "message Line { int32 n = 1; } map<string, Line> a = 1;",
+            "map('k', nullif(struct(1 AS n), struct(1 AS n))) AS a",
+            "orders-value[.]a{} is null",
+        ),
         ("string a = 1;", "CAST(X'ff' AS STRING) AS a", "orders-value[.]a has a value that is not UTF-8"),
         ("uint32 a = 1;", "-1L AS a", "a has a value that the schema's uint32 can't hold exactly"),
         ("repeated uint32 a = 1;", "array(4294967296L) AS a", r"a\[\] has a value that the schema's uint32"),

@@ -137,8 +137,6 @@ class Message:
         if original.HasField("edition"):
             copy.edition = original.edition
         self.descriptor.CopyToProto(copy.message_type.add())
-        for each in ("nested_type", "enum_type", "extension"):  # The fields refer to those of the original.
-            copy.message_type[0].ClearField(each)
         return f"twopc_copy.{self.descriptor.name}", _serialized([copy, *self.files])
 
 

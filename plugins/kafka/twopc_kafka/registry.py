@@ -693,7 +693,7 @@ def _refuse_without_package(session: SparkSession, message: Message) -> None:
 
 
 def _shape_of_protobuf(place: Any, path: str) -> _Shape:
-    """Return the shape of a message, of a field, or of a repeated field's elements, which is a tuple of the field."""
+    """Return the shape of a message or a field, or of a field's elements or a map's values: a tuple of their field."""
     if hasattr(place, "fields"):
         fields = {each.name: (each, each.is_required) for each in place.fields}
         groups = [[each.name for each in group.fields] for group in place.oneofs]
@@ -702,7 +702,7 @@ def _shape_of_protobuf(place: Any, path: str) -> _Shape:
     if place.is_repeated and not is_element:
         kind = place.message_type
         if kind and kind.GetOptions().map_entry:
-            return _Shape(shown(place), ("map",), False, key=kind.fields[0], of=kind.fields[1])
+            return _Shape(shown(place), ("map",), False, key=kind.fields[0], of=(kind.fields[1],))
         return _Shape(shown(place), ("array",), False, of=(place,))
     name = shown(place).removeprefix("repeated ")
     may_be_null = place.has_presence and not (place.is_required or is_element or place.has_default_value)
