@@ -1,7 +1,7 @@
-"""Values in the format of a schema registry: a magic byte, the schema's id, and the value as Avro or JSON.
+"""Values in the format of a schema registry: a magic byte, the schema's id, and the value as Avro, JSON or Protobuf.
 
 The driver asks the registry when a column is built. Spark's own functions encode and decode, so no record passes
-through Python. Avro needs Spark's package ``spark-avro``, in Spark's version. Protobuf is not supported.
+through Python. Avro and Protobuf need Spark's package ``spark-avro`` or ``spark-protobuf``, in Spark's version.
 
     client = SchemaRegistryClient({"url": "http://registry:8081", "timeout": 10})
     value = registry.to_avro(orders, F.struct("id", "amount"), subject="orders-value", registry=client)
@@ -28,11 +28,15 @@ from avro.schema import parse
 from confluent_kafka.schema_registry import Schema
 from confluent_kafka.schema_registry.error import SchemaRegistryError
 from fastavro.schema import SchemaParseException, UnknownType, parse_schema
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its usual name
 from pyspark.sql import types as T  # noqa: N812  # its usual name
 from pyspark.sql.avro import functions as avro
+from pyspark.sql.protobuf import functions as protobuf
 
 from twopc.errors import ConfigurationError, Retriable
+from twopc_kafka.protobuf_schemas import Message, add_file, differences, framed_indexes, shown, unreadable
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import SchemaRegistryClient
@@ -114,7 +118,7 @@ def from_avro(
         _refuse_unresolvable(_without_null(tree), expected)
         return avro.from_avro(body, _text(tree), options)
 
-    return _by_id(column, subject, registry, decoded)
+    return _by_id_in_avro(column, subject, registry, decoded)
 
 
 def connect_json(column: str | Column, *, subject: str | Sequence[str], registry: SchemaRegistryClient) -> Column:
@@ -132,7 +136,7 @@ def connect_json(column: str | Column, *, subject: str | Sequence[str], registry
         payload = F.to_json(decoded, {"ignoreNullFields": "false"})
         return F.encode(F.concat(F.lit(f'{{"schema":{schema},"payload":'), payload, F.lit("}")), "UTF-8")
 
-    return _by_id(column, subject, registry, wrapped)
+    return _by_id_in_avro(column, subject, registry, wrapped)
 
 
 def to_json_schema(
@@ -163,11 +167,82 @@ def to_json_schema(
     return _framed(column, schema_id, tests, lambda value: F.encode(F.to_json(value, options), "UTF-8"))
 
 
+def to_protobuf(
+    frame: DataFrame,
+    column: str | Column,
+    *,
+    subject: str,
+    registry: SchemaRegistryClient,
+    schema: str | Schema | None = None,
+    message: str | None = None,
+    register: bool = True,
+) -> Column:
+    """Return a column of ``frame`` as Protobuf, after the id of its schema and its message's indexes. Null stays null.
+
+    ``message`` is the message's full name, such as ``shop.Order.Line``; None for the first of the schema. The other
+    arguments and the errors are those of ``to_avro``, with the text of a ``.proto`` file as ``schema``.
+
+    A field of proto3 without ``optional`` may have no column, but no nulls. Of a ``oneof``, at most one column has a
+    value. Spark encodes timestamps in milliseconds and unsigned numbers below 2**63: others are refused.
+    """
+    kind = frame.select(column).schema[0].dataType
+    found, known_id = _chosen(registry, subject, schema, "PROTOBUF", None)
+    chosen = _message(registry, found, subject, _WRITING, message)
+    tests = [*_faults(kind, chosen.descriptor, _shape_of_protobuf, subject)]
+    place, (name, files) = framed_indexes(chosen.indexes), chosen.for_spark
+    _refuse_without_package(frame.sparkSession, chosen)
+    schema_id = _registered(registry, subject, found, register) if known_id is None else known_id
+
+    def encoded(value: Column) -> Column:
+        return F.concat(_bytes(place), protobuf.to_protobuf(value, name, binaryDescriptorSet=files))
+
+    return _framed(column, schema_id, tests, encoded)
+
+
+def from_protobuf(
+    column: str | Column,
+    *,
+    subject: str | Sequence[str],
+    registry: SchemaRegistryClient,
+    reader: str | Schema | None = None,
+    message: str | None = None,
+) -> Column:
+    """Return Protobuf as Spark's types. Null stays null.
+
+    ``message`` is the message's full name, such as ``shop.Order.Line``; None for the first of ``reader``. The other
+    arguments and the errors are those of ``from_avro``. A record of another message fails the batch.
+    """
+    first = subject if isinstance(subject, str) else subject[0]
+    found, _ = _chosen(registry, first, reader, "PROTOBUF", None)
+    chosen = _message(registry, found, first, _READING, message)
+    if problem := next(unreadable(chosen.descriptor), None):
+        raise ConfigurationError(problem)
+    _refuse_without_package(SparkSession.active(), chosen)
+    full_name, (name, files) = chosen.descriptor.full_name, chosen.for_spark
+
+    def decoded(body: Column, schema: Schema, name_of_subject: str) -> Column:
+        own = _message(registry, schema, name_of_subject, _READING, full_name)
+        if why := [*differences(own.descriptor, chosen.descriptor)]:
+            raise ConfigurationError("; ".join(why))
+        branches = F.raise_error(F.lit(f"a record's message is not the schema's {full_name}"))
+        for place in {framed_indexes(own.indexes), *([b"\2\0"] if own.indexes == [0] else [])}:  # both are in use
+            rest = F.substring(body, len(place) + 1, _REST)
+            value = protobuf.from_protobuf(rest, name, binaryDescriptorSet=files, options=_PROTOBUF_OPTIONS)
+            branches = F.when(F.substring(body, 1, len(place)) == _bytes(place), value).otherwise(branches)
+        return branches
+
+    return _by_id(column, subject, registry, decoded)
+
+
 # Records. -------------------------------------------------------------------------------------------------------------
 
 
 def _header(schema_id: int) -> Column:
-    return F.lit(bytearray(_MAGIC + schema_id.to_bytes(_HEADER_BYTES - 1, "big")))
+    return _bytes(_MAGIC + schema_id.to_bytes(_HEADER_BYTES - 1, "big"))
+
+
+def _bytes(value: bytes) -> Column:
+    return F.lit(bytearray(value))
 
 
 def _framed(
@@ -184,7 +259,7 @@ def _by_id(
     column: str | Column,
     subject: str | Sequence[str],
     registry: SchemaRegistryClient,
-    decoded: Callable[[Column, Any], Column],
+    decoded: Callable[[Column, Schema, str], Column],
 ) -> Column:
     """Return an expression with a branch for each schema of the subjects, chosen by the id in a record's header."""
     subjects = [subject] if isinstance(subject, str) else [*subject]
@@ -197,23 +272,18 @@ def _by_id(
                 raise ConfigurationError(f"the id {known.schema_id} is of two schemas, in {first!r} and in {name!r}")
     value = F.col(column) if isinstance(column, str) else column
     header, body = F.substring(value, 1, _HEADER_BYTES), F.substring(value, _HEADER_BYTES + 1, _REST)
-    found, unreadable = F.when(value.isNull(), F.lit(None)), []
+    found, refused = F.when(value.isNull(), F.lit(None)), []
     for schema_id, (name, schema) in schemas.items():
         is_own = header == _header(schema_id)
         try:
-            tree = _tree(registry, schema, name, _READING)
-            branch = decoded(body, tree)
+            branch = decoded(body, schema, name)
         except ConfigurationError as error:  # It may be an old version, of which there is no record.
-            unreadable.append(f"records with the schema id {schema_id} can't be read: {error}")
-            tree, branch = None, F.raise_error(F.lit(unreadable[-1]))
-        if _nullable(tree):
-            # Spark's decoder takes no record that may be null. The branch of a union is a zigzag varint.
-            null = F.lit(bytearray([2 * tree.index("null")]))
-            found = found.when(is_own & (F.substring(body, 1, 1) == null), F.lit(None))
+            refused.append(f"records with the schema id {schema_id} can't be read: {error}")
+            branch = F.raise_error(F.lit(refused[-1]))
         found = found.when(is_own, branch)
-    if schemas and len(unreadable) == len(schemas):
-        raise ConfigurationError(unreadable[-1])
-    has_id = (F.length(header) == _HEADER_BYTES) & (F.substring(value, 1, 1) == F.lit(bytearray(_MAGIC)))
+    if schemas and len(refused) == len(schemas):
+        raise ConfigurationError(refused[-1])
+    has_id = (F.length(header) == _HEADER_BYTES) & (F.substring(value, 1, 1) == _bytes(_MAGIC))
     ids = f"which subject {', '.join(subjects)} did not have when the column was built: {[*sorted(schemas)]}"
     record_id = F.conv(F.hex(F.substring(value, 2, 4)), 16, 10)
     unknown = F.concat(F.lit("a record has the schema id "), record_id, F.lit(f", {ids}. Build it for each batch"))
@@ -281,19 +351,49 @@ def _registered(client: SchemaRegistryClient, subject: str, schema: Schema, regi
     return int(_ask(subject, partial(request, subject, schema)).schema_id)
 
 
-def _parsed(schema: Schema, kind: str, subject: str, modes: set[str]) -> Any:
+def _text_of(schema: Schema, kind: str, subject: str, modes: set[str]) -> str:
     if schema.schema_type != kind:
         raise ConfigurationError(f"the schema of subject {subject!r} has the type {schema.schema_type}, not {kind}")
     for rule in itertools.chain(*(getattr(schema.rule_set, each, None) or () for each in _RULE_LISTS)):
         if not rule.disabled and str(rule.mode) in modes:
             raise ConfigurationError(f"subject {subject!r} has the rule {rule.name!r}, which Spark does not apply")
+    return str(schema.schema_str)
+
+
+def _parsed(schema: Schema, kind: str, subject: str, modes: set[str]) -> Any:
+    text = _text_of(schema, kind, subject, modes)
     try:
-        return json.loads(str(schema.schema_str))
+        return json.loads(text)
     except ValueError as error:
         raise ConfigurationError(f"the schema of subject {subject!r} is not JSON: {error}") from None
 
 
+def _referenced(client: SchemaRegistryClient, schema: Schema) -> Iterator[tuple[str, str, Schema]]:
+    """Yield the name, subject and schema of each reference."""
+    references: Any = schema.references or ()
+    for each in references:
+        other = _ask(each.subject, partial(client.get_version, each.subject, each.version, deleted=True))
+        yield each.name, each.subject, other.schema
+
+
 # Avro. ----------------------------------------------------------------------------------------------------------------
+
+
+def _by_id_in_avro(
+    column: str | Column,
+    subject: str | Sequence[str],
+    registry: SchemaRegistryClient,
+    decoded: Callable[[Column, Any], Column],
+) -> Column:
+    def of_schema(body: Column, schema: Schema, name: str) -> Column:
+        tree = _tree(registry, schema, name, _READING)
+        if not _nullable(tree):
+            return decoded(body, tree)
+        # Spark's decoder takes no record that may be null. The branch of a union is a zigzag varint.
+        is_null = F.substring(body, 1, 1) == _bytes(bytes([2 * tree.index("null")]))
+        return F.when(is_null, F.lit(None)).otherwise(decoded(body, tree))
+
+    return _by_id(column, subject, registry, of_schema)
 
 
 def _tree(
@@ -301,10 +401,8 @@ def _tree(
 ) -> Any:
     """Return an Avro schema in which each name is replaced by its definition, those in other subjects too."""
     named = {} if named is None else named
-    references: Any = schema.references or ()
-    for each in references:
-        other = _ask(each.subject, partial(client.get_version, each.subject, each.version, deleted=True))
-        _tree(client, other.schema, each.subject, modes, named)
+    for _, other, found in _referenced(client, schema):
+        _tree(client, found, other, modes, named)
     try:
         return parse_schema(_parsed(schema, "AVRO", subject, modes), named_schemas=named, expand=True)
     except (SchemaParseException, UnknownType, ValueError, TypeError, KeyError) as error:
@@ -538,6 +636,83 @@ def _shape_of_json(node: Any, path: str) -> _Shape:
     return _Shape(kind, kinds, nullable, fields, node.get("items"), _is_no_number if kind == "number" else None)
 
 
+# Protobuf. ------------------------------------------------------------------------------------------------------------
+
+_PROTOBUF_OPTIONS = {
+    "mode": "FAILFAST",
+    "emit.default.values": "true",  # else a zero of proto3 would be read as null
+    "unwrap.primitive.wrapper.types": "true",
+    "upcast.unsigned.ints": "true",
+}
+_INTEGERS_32, _INTEGERS_64 = ("byte", "short", "integer"), ("long",)
+_IN_PROTOBUF: Mapping[str, tuple[str, ...]] = {
+    **{same: (same,) for same in ("double", "float", "string")},
+    "bool": ("boolean",),
+    "bytes": ("binary",),
+    **{f"{sign}32": _INTEGERS_32 for sign in ("int", "sint", "sfixed")},
+    **{f"{sign}64": _INTEGERS_64 for sign in ("int", "sint", "sfixed")},
+    "uint32": ("long",),
+    "uint64": ("decimal(20,0)",),
+    "google.protobuf.Timestamp": ("timestamp",),
+    "google.protobuf.BoolValue": ("boolean",),
+    "google.protobuf.BytesValue": ("binary",),
+    "google.protobuf.DoubleValue": ("double",),
+    "google.protobuf.FloatValue": ("float",),
+    "google.protobuf.Int32Value": ("integer",),
+    "google.protobuf.Int64Value": ("long",),
+    "google.protobuf.StringValue": ("string",),
+}
+"""Protobuf's type → the types that Spark encodes so, without loss."""
+
+
+def _message(client: SchemaRegistryClient, schema: Schema, subject: str, modes: set[str], name: str | None) -> Message:
+    files: dict[str, Any] = {}
+
+    def add(file: str, text: Schema, source: str) -> None:
+        for imported, other, found in _referenced(client, text):
+            if imported not in files:
+                add(imported, found, other)
+        add_file(files, file, _text_of(text, "PROTOBUF", source, modes))
+
+    try:
+        add("twopc_schema.proto", schema, subject)
+        return Message.chosen(files, name)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"the schema of subject {subject!r}: {error}") from None
+
+
+def _refuse_without_package(session: SparkSession, message: Message) -> None:
+    name, files = message.for_spark
+    try:
+        _ = session.range(0).select(protobuf.from_protobuf(_bytes(b""), name, binaryDescriptorSet=files)).schema
+    except AnalysisException as error:
+        if "NOT_LOADED" not in str(error.getCondition()):
+            raise
+        package = f"org.apache.spark:spark-protobuf_2.13:{session.version}"
+        raise ConfigurationError(f"Protobuf needs {package}: add it to spark.jars.packages") from None
+
+
+def _shape_of_protobuf(place: Any, path: str) -> _Shape:
+    """Return the shape of a message or a field, or of a field's elements or a map's values: a tuple of their field."""
+    if hasattr(place, "fields"):
+        fields = {each.name: (each, each.is_required) for each in place.fields}
+        groups = [[each.name for each in group.fields] for group in place.oneofs]
+        return _Shape(place.full_name, ("struct",), False, fields, one_of=groups)
+    is_element, [place] = (True, place) if isinstance(place, tuple) else (False, [place])
+    if place.is_repeated and not is_element:
+        kind = place.message_type
+        if kind and kind.GetOptions().map_entry:
+            return _Shape(shown(place), ("map",), False, key=kind.fields[0], of=(kind.fields[1],))
+        return _Shape(shown(place), ("array",), False, of=(place,))
+    name = shown(place).removeprefix("repeated ")
+    may_be_null = place.has_presence and not (place.is_required or is_element or place.has_default_value)
+    if kinds := ("string",) if place.enum_type else _IN_PROTOBUF.get(name):
+        return _Shape(name, kinds, may_be_null, test=_TESTS.get(name))
+    if not place.message_type or name.startswith("google.protobuf."):
+        raise ConfigurationError(f"{path}: Protobuf's {name} is not supported")
+    return replace(_shape_of_protobuf(place.message_type, path), nullable=may_be_null)
+
+
 # Columns and schemas. -------------------------------------------------------------------------------------------------
 
 _Test: TypeAlias = "Callable[[Column], Column]"
@@ -550,7 +725,8 @@ _Within: TypeAlias = "Callable[[_Test], _Test]"
 class _Shape:
     """What a schema can hold at one place: Spark's ``kinds``, with a ``test`` of each value.
 
-    ``fields`` has the schema of each field, with whether a column must be there; ``of`` is the schema of elements.
+    ``fields`` has the schema of each field, with whether a column must be there; ``of`` is the schema of elements, and
+    ``key`` that of a map's keys, if they need not be text. Of the fields in each group of ``one_of``, one has a value.
     """
 
     shown: str
@@ -559,6 +735,8 @@ class _Shape:
     fields: Mapping[str, tuple[Any, bool]] = field(default_factory=dict)
     of: Any = None
     test: _Test | None = None
+    key: Any = None
+    one_of: Sequence[Sequence[str]] = ()
 
 
 def _is_no_millisecond(value: Column) -> Column:
@@ -579,7 +757,28 @@ def _is_no_text(value: Column) -> Column:
     return ~F.is_valid_utf8(value)
 
 
-_TESTS = {"timestamp-millis": _is_no_millisecond, "local-timestamp-millis": _is_no_millisecond, "uuid": _is_no_uuid}
+def _is_no_timestamp_of_protobuf(value: Column) -> Column:
+    """Spark drops microseconds, and writes a part of a second before 1970 with a sign that others refuse."""
+    is_early = value < F.timestamp_seconds(F.lit(0))
+    return _is_no_millisecond(value) | (is_early & (F.date_trunc("SECOND", value) != value))
+
+
+def _is_beyond(most: int, value: Column) -> Column:
+    return (value < 0) | (value > most)
+
+
+def _are_several(names: Sequence[str], value: Column) -> Column:
+    return sum((value.getField(each).isNotNull().cast("int") for each in names), F.lit(0)) > 1
+
+
+_TESTS: Mapping[str, _Test] = {
+    "timestamp-millis": _is_no_millisecond,
+    "local-timestamp-millis": _is_no_millisecond,
+    "uuid": _is_no_uuid,
+    "google.protobuf.Timestamp": _is_no_timestamp_of_protobuf,
+    "uint32": partial(_is_beyond, 2**32 - 1),
+    "uint64": partial(_is_beyond, 2**63 - 1),  # Spark fails above
+}
 
 
 def _faults(
@@ -591,7 +790,7 @@ def _faults(
         ConfigurationError: they do not fit. The error names the field, the column's type and the schema's.
     """
     shape = shape_of(schema, path)
-    is_other_key = isinstance(kind, T.MapType) and not isinstance(kind.keyType, T.StringType)
+    is_other_key = isinstance(kind, T.MapType) and not (shape.key or isinstance(kind.keyType, T.StringType))
     if is_other_key or not {kind.typeName(), kind.simpleString()} & {*shape.kinds}:
         raise ConfigurationError(f"{path}: Spark's {kind.simpleString()} does not fit the schema's {shape.shown}")
     if may_be_null and not shape.nullable:
@@ -600,6 +799,10 @@ def _faults(
         yield _is_no_text, f"{path} has a value that is not UTF-8"
     if shape.test:
         yield shape.test, f"{path} has a value that the schema's {shape.shown} can't hold exactly"
+    for names in shape.one_of:
+        there = [each for each in names if isinstance(kind, T.StructType) and each in kind.names]
+        if len(there) > 1:
+            yield partial(_are_several, there), f"{path} has several of {there}, of which the schema allows one"
     for part, inner, inner_schema, is_nullable, within in _parts(kind, shape, path):
         for test, message in _faults(inner, inner_schema, shape_of, path + part, is_nullable):
             yield within(test), message
@@ -619,7 +822,7 @@ def _parts(kind: T.DataType, shape: _Shape, path: str) -> Iterator[tuple[str, T.
         case T.ArrayType():
             yield "[]", kind.elementType, shape.of, kind.containsNull, partial(_in_any, lambda array: array)
         case T.MapType():
-            yield "{key}", kind.keyType, {"type": "string"}, False, partial(_in_any, F.map_keys)
+            yield "{key}", kind.keyType, shape.key or {"type": "string"}, False, partial(_in_any, F.map_keys)
             yield "{}", kind.valueType, shape.of, kind.valueContainsNull, partial(_in_any, F.map_values)
 
 

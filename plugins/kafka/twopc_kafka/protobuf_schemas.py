@@ -1,0 +1,203 @@
+"""Protobuf schemas as a registry has them: compiled, and each message by its place in the file."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka.schema_registry.protobuf  # noqa: F401  # its imports fill the pool with the built-in files
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import Default, DescriptorPool
+from google.protobuf.message import DecodeError
+
+from twopc.errors import ConfigurationError
+
+_COMPILE_TIMEOUT_S = 60
+_BUILT_IN = re.compile(r"(?:google|confluent)/[\w/]+\.proto")
+_FIXED = {"fixed32", "fixed64"}
+
+
+def add_file(files: dict[str, Any], name: str, text: str) -> None:
+    """Compile a schema and add it as the file ``name``. The files that it imports are there, except built-in ones.
+
+    Args:
+        files: the ``FileDescriptorProto`` of each file by its name, each after those that it imports.
+        name: the name by which other files import it.
+        text: the source, or a descriptor in base64, as Confluent's clients for Python and .NET register it.
+
+    Raises:
+        ConfigurationError: the schema does not compile.
+    """
+    found = _decoded(text)
+    for each in found.dependency if found else _BUILT_IN.findall(text):
+        _add_built_in(files, each)
+    if not found:
+        found = FileDescriptorProto.FromString(_compiled(text, _serialized(files.values())))
+    found.name = name
+    files[name] = found
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
+    except (binascii.Error, DecodeError, ValueError):
+        return None  # a source has characters that base64 does not have
+
+
+def _add_built_in(files: dict[str, Any], name: str) -> None:
+    if name in files or not _BUILT_IN.fullmatch(name):
+        return
+    try:
+        file = Default().FindFileByName(name)
+    except KeyError:
+        return  # The compiler names it.
+    for each in file.dependencies:
+        _add_built_in(files, each.name)
+    files[name] = FileDescriptorProto.FromString(file.serialized_pb)
+
+
+def _serialized(files: Any) -> bytes:
+    return bytes(FileDescriptorSet(file=files).SerializeToString(deterministic=True))
+
+
+@lru_cache(maxsize=1000)  # A process for each schema would take long, and columns are built for each batch.
+def _compiled(text: str, imported: bytes) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        source, known, compiled = (Path(folder, name) for name in ("schema.proto", "known", "compiled"))
+        source.write_text(text, encoding="utf-8")
+        known.write_bytes(imported)
+        options = [f"--descriptor_set_in={known}", f"--proto_path={folder}", f"--descriptor_set_out={compiled}"]
+        command = [sys.executable, "-m", "grpc_tools.protoc", *options, source.name]
+        done = subprocess.run(command, capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=False)  # noqa: S603
+        if done.returncode:
+            raise ConfigurationError(done.stderr.decode(errors="replace").replace(f"{folder}/", "").strip())
+        [file] = FileDescriptorSet.FromString(compiled.read_bytes()).file
+        return bytes(file.SerializeToString())
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message with the files that define it."""
+
+    descriptor: Any
+    files: tuple[Any, ...]
+
+    @classmethod
+    def chosen(cls, files: Mapping[str, Any], name: str | None) -> Message:
+        """Return a message by its full name, such as ``shop.Order.Line``. None is the first of the last file.
+
+        Raises:
+            ConfigurationError: the last file does not have it, or the files do not belong together.
+        """
+        pool = DescriptorPool()
+        try:
+            for each in files.values():
+                pool.Add(each)
+            file = pool.FindFileByName([*files][-1])
+        except (KeyError, TypeError) as error:
+            raise ConfigurationError(str(error)) from None
+        messages = [*_messages(file.message_types_by_name.values())]
+        for each in messages:
+            if name is None or each.full_name == name:
+                return cls(each, tuple(files.values()))
+        known = ", ".join(each.full_name for each in messages)
+        raise ConfigurationError(f"it has no message {name!r}, only these: {known}" if name else "it has no message")
+
+    @property
+    def indexes(self) -> list[int]:
+        """The message's place in its file: the index of its outermost message, and so on inwards."""
+        found, inner = [], self.descriptor
+        while (outer := inner.containing_type) is not None:
+            names = [each.name for each in outer.nested_types]
+            index = names.index(inner.name)
+            if any(each.GetOptions().map_entry for each in outer.nested_types[:index]):
+                # Clients in Java count the messages alone, those in Python the entries of maps, too.
+                raise ConfigurationError(f"{inner.full_name} follows a map field: move it before, as clients disagree")
+            found.append(index)
+            inner = outer
+        found.append([*self.descriptor.file.message_types_by_name].index(inner.name))
+        return found[::-1]
+
+    @property
+    def for_spark(self) -> tuple[str, bytes]:
+        """The name and the files by which Spark finds the message. It finds no nested one, so this has a copy."""
+        imports = [each.name for each in self.files]
+        copy = FileDescriptorProto(name="twopc_copy.proto", package="twopc_copy", dependency=imports)
+        original = FileDescriptorProto.FromString(self.descriptor.file.serialized_pb)
+        copy.syntax = original.syntax
+        if original.HasField("edition"):
+            copy.edition = original.edition
+        self.descriptor.CopyToProto(copy.message_type.add())
+        return f"twopc_copy.{self.descriptor.name}", _serialized([copy, *self.files])
+
+
+def _messages(descriptors: Any) -> Iterator[Any]:
+    for each in descriptors:
+        if not each.GetOptions().map_entry:
+            yield each
+            yield from _messages(each.nested_types)
+
+
+def framed_indexes(indexes: Sequence[int]) -> bytes:
+    """Return what stands between a schema's id and a message: a count and its indexes, as zigzag varints."""
+    return b"\0" if [*indexes] == [0] else b"".join(_varint(2 * each) for each in (len(indexes), *indexes))
+
+
+def _varint(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
+
+
+def differences(writer: Any, reader: Any, within: tuple[tuple[Any, Any], ...] = ()) -> Iterator[str]:
+    """Yield where a message that ``writer`` describes would be read as another value by ``reader``.
+
+    Fields are compared by their numbers. A field that one of them does not have is no difference.
+    """
+    if (writer, reader) in within:
+        return
+    for read in reader.fields:
+        written = writer.fields_by_number.get(read.number)
+        if written is None:
+            continue
+        name = read.full_name
+        if shown(written) != shown(read):
+            yield f"{name}: {shown(written)} would be read as {shown(read)}"
+        elif (written.has_presence, written.default_value) != (read.has_presence, read.default_value):
+            yield f"{name}: a field that is not set would be read as another value"
+        elif read.enum_type and not _values(written.enum_type) <= _values(read.enum_type):
+            yield f"{name}: {read.enum_type.full_name} has other values"
+        elif read.message_type:
+            yield from differences(written.message_type, read.message_type, (*within, (writer, reader)))
+
+
+def _values(enum: Any) -> set[tuple[str, int]]:
+    return {(each.name, each.number) for each in enum.values}
+
+
+def unreadable(message: Any, within: tuple[Any, ...] = ()) -> Iterator[str]:
+    """Yield the fields that Spark would not read exactly: it takes ``fixed32`` for signed, and drops empty messages."""
+    for each in message.fields:
+        if each.message_type in (message, *within):
+            yield f"{each.full_name}: a message within itself is not supported"
+        elif shown(each).split()[-1] in _FIXED or (each.message_type and not each.message_type.fields):
+            yield f"{each.full_name}: Protobuf's {shown(each)} is not supported"
+        elif each.message_type:
+            yield from unreadable(each.message_type, (*within, message))
+
+
+def shown(place: Any) -> str:
+    """Return a field's type as a schema has it."""
+    whole = place.message_type or place.enum_type
+    if place.message_type and place.message_type.GetOptions().map_entry:
+        return "map<{}, {}>".format(*(shown(each) for each in place.message_type.fields))
+    kind = whole.full_name if whole else FieldDescriptorProto.Type.Name(place.type).removeprefix("TYPE_").lower()
+    return f"repeated {kind}" if place.is_repeated else str(kind)
