@@ -25,11 +25,11 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.support.apicurio_server import ApicurioServer
+from tests.support.maven import maven_jar
 from twopc.errors import ConfigurationError
 from twopc_kafka import registry
 from twopc_kafka.protobuf_schemas import Message, add_file
 from twopc_kafka_broker.errors import JarsNotAvailable
-from twopc_kafka_broker.jars import maven_jar
 
 CONTEXT = SerializationContext("orders", MessageField.VALUE)
 SUBJECT = "orders-value"
