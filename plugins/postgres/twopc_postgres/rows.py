@@ -18,18 +18,27 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE = 1 << 23
 """How many bytes of a batch become text at once."""
 
+_BYTES_EACH = 16
+"""How many bytes a value takes at least as text: Arrow's offset, and a few characters."""
+
 _LEAST_EXPONENT = -16_383
 """PostgreSQL keeps as many digits after the point."""
 
 
 def lines(batch: pa.RecordBatch) -> Iterator[bytes]:
     """Yield the lines of records in COPY's format ``text``."""
-    at_once = max(1, batch.num_rows * BYTES_AT_ONCE // max(1, batch.nbytes))
+    length = max(batch.nbytes, _BYTES_EACH * sum(map(_count, batch.columns)), 1)
+    at_once = max(1, batch.num_rows * BYTES_AT_ONCE // length)
     for first in range(0, batch.num_rows, at_once):
         fields = [_escaped(values) for values in batch.slice(first, at_once).columns]
         null = {"null_handling": "replace", "null_replacement": rb"\N"}
         rows = pc.binary_join_element_wise(*fields, pa.scalar(b"\t", BYTES), **null)
         yield b"\n".join([*rows.to_pylist(), b""])
+
+
+def _count(values: pa.Array) -> int:
+    """Return how many values a column has, with lists and their elements."""
+    return len(values) + (_count(values.flatten()) if pa.types.is_nested(values.type) else 0)
 
 
 def _escaped(values: pa.Array) -> pa.Array:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,6 +14,11 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 ANSWER_TIMEOUT_S = 300
 """The longest wait for an answer, for drivers that have a limit. After it, the outcome of the statement is unknown. The
 statement that moves a batch must take less."""
+
+
+def _insert(connection: sa.Connection, table: sa.TableClause, columns: Sequence[Sequence[Any]]) -> None:
+    rows = [dict(zip(table.c.keys(), row, strict=True)) for row in zip(*columns, strict=True)]
+    connection.execute(sa.insert(table), rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Dialect:
         merges_zeros: whether it may store 0.0 for a -0.0 that has a 0.0 beside it.
         whole: the driver's code of a type with half the precision, of which it shows too few digits → what makes an
             expression of a column that has all of them.
-        insert_many: SQLAlchemy's listener ``do_executemany``: whether it has inserted the records, and not the driver.
+        fill: inserts values into the columns of a table, in their order.
         longest: SQL for how many bytes a statement may have, where a longer one ends the connection.
     """
 
@@ -64,7 +69,7 @@ class Dialect:
     numbers_null: bool = False
     merges_zeros: bool = False
     whole: Mapping[Any, Callable[[Any], Any]] = field(default_factory=dict)
-    insert_many: Callable[[Any, str, Sequence[Mapping[str, Any]], Any], bool] = lambda *_: False
+    fill: Callable[[sa.Connection, sa.TableClause, Sequence[Sequence[Any]]], None] = _insert
     longest: str = ""
 
 
@@ -77,37 +82,39 @@ def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -
     return insert.on_duplicate_key_update({name: insert.inserted[name] for name in others or keys})
 
 
-def _copy_to_postgres(cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]], context: Any) -> bool:
+def _copy_to_postgres(connection: sa.Connection, table: sa.TableClause, columns: Sequence[Sequence[Any]]) -> None:
     """Insert records by COPY, which is several times as fast as an INSERT of each, whose statement is parsed each time.
-    If COPY refuses a record, they go in by INSERT, which converts some values, such as 1.0 for an integer."""
-    from psycopg import Error, sql
+    One record goes in as many do: by INSERT, PostgreSQL would convert its values in other ways."""
+    from psycopg import sql
 
-    table = context.compiled.statement.table
+    described = connection.execute(sa.select(*table.c).where(sa.false())).cursor.description
+    takes_whole = [code in _WHOLE_IN_POSTGRES for _, code, *_ in described]
+    given = [[*map(_whole, each)] if whole else each for each, whole in zip(columns, takes_whole, strict=True)]
     name = sql.Identifier(*filter(None, (table.schema, table.name)))
-    columns = sql.SQL(", ").join(map(sql.Identifier, table.c.keys()))
-    cursor.execute("SAVEPOINT twopc_copied")
-    try:
-        with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(name, columns)) as copy:
-            for row in rows:
-                copy.write_row([*row.values()])
-    except Error:
-        cursor.execute("ROLLBACK TO SAVEPOINT twopc_copied")
-        _insert_each(cursor, statement, rows)
+    names = sql.SQL(", ").join(map(sql.Identifier, table.c.keys()))
+    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(name, names).as_string(None)
+    connection.exec_driver_sql(statement, {"rows": [*zip(*given, strict=True)]})
+
+
+_WHOLE_IN_POSTGRES = (20, 21, 23, 1005, 1007, 1016)  # bigint, smallint, integer and their arrays
+
+
+def _whole(value: Any) -> Any:
+    """Return a value as a column of whole numbers reads it, which takes 1, but not 1.0."""
+    if isinstance(value, list):
+        return [*map(_whole, value)]
+    return int(value) if isinstance(value, float | Decimal) and int(value) == value else value
+
+
+def copy(cursor: Any, statement: str, parameters: Any, context: Any) -> bool:  # noqa: ARG001  # SQLAlchemy gives all
+    """Run a COPY, as SQLAlchemy's listener ``do_execute``, so that errors are SQLAlchemy's. Return whether it was
+    one."""
+    if not statement.startswith("COPY "):
+        return False
+    with cursor.copy(statement) as copied:
+        for row in parameters["rows"]:
+            copied.write_row(row)
     return True
-
-
-def _insert_each(cursor: Any, statement: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert records in psycopg's pipeline. It would log a warning for an error that leaves it."""
-    from psycopg import Error, errors
-
-    refused: Error | None = None
-    with contextlib.suppress(errors.PipelineAborted), cursor.connection.pipeline():
-        try:
-            cursor.executemany(statement, rows)
-        except Error as error:
-            refused = error
-    if refused is not None:
-        raise refused
 
 
 def _faults_in_mysql(connection: sa.Connection, schema: str | None, table: str) -> Iterator[str]:
@@ -217,7 +224,7 @@ DIALECTS: Mapping[str, Dialect] = {
             700: lambda column: sa.cast(column, sa.Double()),
             1021: lambda column: sa.cast(column, sa.ARRAY(sa.Double())),
         },
-        insert_many=_copy_to_postgres,
+        fill=_copy_to_postgres,
     ),
     "mysql": Dialect(
         "mysql+pymysql",
@@ -242,7 +249,8 @@ DIALECTS: Mapping[str, Dialect] = {
         faults=_faults_in_mysql,
         unique_keys=_KEYS_IN_MYSQL,
         any_replaces=True,
-        whole={4: lambda column: column * sa.literal_column("1e0")},  # FLOAT, which older servers can't cast to DOUBLE
+        # FLOAT, which older servers can't cast to DOUBLE.
+        whole={4: lambda column: sa.type_coerce(column, sa.Double()) * sa.literal_column("1e0")},
         longest="SELECT @@max_allowed_packet",
     ),
     "sqlite": Dialect(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import sqlalchemy as sa
 
 from twopc.bad_records import are_held
@@ -43,18 +43,16 @@ def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
     return values
 
 
-def has_no_minus_zero(values: pa.Array) -> bool:
-    """Whether no number is -0.0, however deeply nested."""
-    if pa.types.is_floating(values.type):
-        numbers = values.cast(pa.float64())
-        return not pc.any(pc.and_(pc.equal(numbers, 0.0), pc.less(pc.divide(1.0, numbers), 0.0))).as_py()
-    if pa.types.is_map(values.type):
-        entry = pa.struct([values.type.key_field, values.type.item_field])
-        return has_no_minus_zero(values.cast(pa.list_(entry)))
-    if pa.types.is_nested(values.type):
-        parts = values.flatten() if pa.types.is_struct(values.type) else [values.flatten()]
-        return all(map(has_no_minus_zero, parts))
-    return True
+def has_minus_zero(value: Any) -> bool:
+    """Return whether a value is -0.0, or has one in a list, map or struct."""
+    match value:
+        case float():
+            return value == 0.0 and math.copysign(1.0, value) < 0.0
+        case list() | tuple():
+            return any(map(has_minus_zero, value))
+        case dict():
+            return any(map(has_minus_zero, value.values()))
+    return False
 
 
 def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[Sequence[Any]]) -> None:
@@ -82,15 +80,17 @@ def _are_known_to_be_same(written: Sequence[Any], found: Sequence[Any]) -> bool:
     """Return True for values of a column of which a quick look shows that ``_are_same`` holds for each pair."""
     types = {*map(type, written)}
     if datetime in types:
-        is_zoned = [isinstance(each, datetime) and each.tzinfo for each in found]
-        found = [each.astimezone(timezone.utc) if zone else each for each, zone in zip(found, is_zoned, strict=True)]
-    if not types <= _SAME_IF_EQUAL or written != found:
+        written, found = [*map(_instant, written)], [*map(_instant, found)]
+    makes_bools = bool in map(type, found) and not types <= {bool, type(None)}
+    if makes_bools or not types <= _SAME_IF_EQUAL or written != found:
         return False
     return float not in types or 0.0 not in written or repr(written) == repr(found)
 
 
 def _are_same(written: Any, found: Any) -> bool:
     """Return whether a value is the one that was written, and not only equal to it, also within lists and structs."""
+    if isinstance(found, bool) and not isinstance(written, bool):
+        return False
     match written:
         case float():  # by their texts, NaN is NaN, and -0.0 is not 0.0
             return isinstance(found, float | int | Decimal) and repr(float(found)) == repr(written)
@@ -100,7 +100,13 @@ def _are_same(written: Any, found: Any) -> bool:
         case dict():
             is_alike = isinstance(found, dict) and found.keys() == written.keys()
             return is_alike and all(_are_same(value, found[name]) for name, value in written.items())
-        case datetime() if written.tzinfo and isinstance(found, datetime) and found.tzinfo:
-            # Times of one zone are equal, and times of two are not, in the hour that the zone repeats.
-            return written.astimezone(timezone.utc) == found.astimezone(timezone.utc)
-    return bool(written == found)
+    return bool(_instant(written) == _instant(found))
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def _instant(value: Any) -> Any:
+    """Return a time with a zone as what has passed since 1970, and another value as it is. Times themselves do not
+    compare as instants: in the hour that a zone repeats, those of one zone are equal, and those of two are not."""
+    return value - _EPOCH if isinstance(value, datetime) and value.tzinfo else value

@@ -24,6 +24,7 @@ from twopc.errors import (
     TwoPhaseCommitError,
 )
 from twopc.failures import CUT_OFF, is_bad_certificate, is_refused_by_libpq
+from twopc_sql.dialects import copy
 from twopc_sql.options import SqlOptions
 
 
@@ -65,7 +66,7 @@ def engine(options: SqlOptions) -> sa.Engine:
         for statement in statements(dialect.transaction):
             connection.exec_driver_sql(statement)
 
-    sa.event.listen(made, "do_executemany", dialect.insert_many)
+    sa.event.listen(made, "do_execute", copy)
     return made
 
 

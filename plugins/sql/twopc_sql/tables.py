@@ -19,11 +19,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
-from twopc.columns import ADVICE, require, require_keys
+from twopc.columns import ADVICE, require, require_each, require_keys
 from twopc.errors import OperatorRequired, RecordRefused
 from twopc.keyed import UniqueIndex
 from twopc_sql.options import SqlOptions
-from twopc_sql.records import has_no_minus_zero, require_unchanged, values_of, written_as
+from twopc_sql.records import has_minus_zero, require_unchanged, values_of, written_as
 
 NAME = sa.String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql")
 """The name of a transaction, or the start of all names of a sink. By default, MySQL takes A and a for equal."""
@@ -193,20 +193,19 @@ class Tables:
             primary = sa.inspect(connection).get_pk_constraint(self._options.table, self._options.schema)
             for each in {*primary["constrained_columns"]} & {*batch.schema.names}:
                 require(batch.column(each), lambda part: not part.null_count, "a primary key takes no null", each)
-        if self._options.dialect.merges_zeros:
-            for each, column in zip(batch.schema.names, batch.columns, strict=True):
-                require(
-                    column, has_no_minus_zero, "it is -0.0, which may be stored as 0.0: add 0.0 to the column", each
-                )
         written, last, key = values_of(batch), first + batch.num_rows, _key(name)
+        if self._options.dialect.merges_zeros:
+            for each, values in written.items():
+                are_fine = pa.array([not has_minus_zero(value) for value in values], pa.bool_())
+                require_each(are_fine, "it is -0.0, which may be stored as 0.0: add 0.0 to the column", each)
         if self._options.dialect.longest and batch.nbytes > _HEAD:
             self._require_short(connection, written, batch.nbytes)
         columns = [*map(written_as, batch.schema)]
         table = self._staging(staged, columns)
-        names, rows = table.c.keys(), zip(*written.values(), [key] * batch.num_rows, range(first, last), strict=True)
         ours = table.c[_KEY].in_([key]) & table.c[_ORDINAL].between(first, last - 1)
         try:
-            connection.execute(sa.insert(table), [dict(zip(names, row, strict=True)) for row in rows])
+            staged_columns = [*written.values(), [key] * batch.num_rows, range(first, last)]
+            self._options.dialect.fill(connection, table, staged_columns)
             found = self._found(connection, table, columns, ours)
         except (OverflowError, TypeError, ValueError) as error:  # a driver can't pass a value, or read it back
             raise RecordRefused(

@@ -66,12 +66,6 @@ DOMAINS = """
     CREATE DOMAIN {0}.inner_words AS text; CREATE DOMAIN {0}.words AS {0}.inner_words
 """
 
-DOMAINS = """
-    CREATE DOMAIN {0}.inner_price AS numeric(5,2); CREATE DOMAIN {0}.price AS {0}.inner_price;
-    CREATE DOMAIN {0}.inner_whole AS int; CREATE DOMAIN {0}.whole AS {0}.inner_whole;
-    CREATE DOMAIN {0}.inner_words AS text; CREATE DOMAIN {0}.words AS {0}.inner_words
-"""
-
 
 class TestAppend(AppendContract):
     columns = COLUMNS

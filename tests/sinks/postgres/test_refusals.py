@@ -72,6 +72,14 @@ def test_a_batch_becomes_the_same_text_in_parts_of_any_size(monkeypatch: pytest.
     assert [*lines(batch)] == whole.splitlines(keepends=True)
 
 
+@pytest.mark.parametrize("flags", [pa.array([True] * 800), pa.array([[True] * 100] * 8)])
+def test_a_part_of_a_batch_is_bounded_also_where_arrow_needs_a_bit_for_a_value(
+    flags: pa.Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("twopc_postgres.rows.BYTES_AT_ONCE", 2000)
+    assert max(map(len, lines(pa.record_batch({"flags": flags})))) < 2000
+
+
 @pytest.mark.parametrize("upsert_by", ["", "value"])
 def test_a_record_that_a_trigger_leaves_out_is_refused_and_not_lost(upsert_by: str, place: Place) -> None:
     place.create("value text PRIMARY KEY")

@@ -21,11 +21,29 @@ from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, Re
 
 pytestmark = pytest.mark.in_turn("database")
 
+ENCODED = pa.DictionaryArray.from_arrays(pa.array([0, 1], pa.int8()), pa.array([0.0, -0.0]))
+
 CHANGED: list[tuple[str, str, str, pa.Array]] = [
     ("sqlite", "value {text}, number DOUBLE", "number", pa.array([0.5, math.nan])),  # it would be NULL
     ("mysql", "value {text}, number DOUBLE", "number", pa.array([0.5, math.nan])),
     ("duckdb", "value {text}, number DOUBLE", "number", pa.array([0.0, -0.0])),  # of zeros it keeps one sign
     ("duckdb", "value {text}, number DOUBLE[]", "number", pa.array([[0.0], [5e-324, -0.0]])),
+    ("duckdb", "value {text}, number DOUBLE", "number", ENCODED),
+    (
+        "duckdb",
+        "value {text}, number DOUBLE[]",
+        "number",
+        pa.ListArray.from_arrays(pa.array([0, 1, 2]).cast("int32"), ENCODED),
+    ),
+    (
+        "duckdb",
+        "value {text}, number DOUBLE",
+        "number",
+        pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([0.0, -0.0])]),
+    ),
+    ("duckdb", "value {text}, number BOOLEAN", "number", pa.array([None, 1])),  # it would be true
+    ("duckdb", "value {text}, number BOOLEAN", "number", pa.array([None, 1.0])),
+    ("mysql", "value {text}, number FLOAT", "number", pa.array([None, 1], pa.date32())),
     ("mysql", "value {text}, number FLOAT", "number", pa.array([0.5, 0.1])),
     ("mysql", "value {text}, number DATETIME", "number", pa.array([0, 1], pa.timestamp("us"))),
     ("mysql", "value {text}, number VARCHAR(3)", "number", pa.array(["abc", "abcd"])),
@@ -59,6 +77,7 @@ CHANGED: list[tuple[str, str, str, pa.Array]] = [
 
 
 @pytest.mark.variants
+@pytest.mark.filterwarnings("error::sqlalchemy.exc.SADeprecationWarning")
 @pytest.mark.parametrize(("database", "columns", "column", "values"), CHANGED)
 def test_a_value_that_a_database_would_change_is_a_bad_record(
     columns: str, column: str, values: pa.Array, place: Place
@@ -134,17 +153,67 @@ def test_a_value_that_a_column_does_not_take_is_a_bad_record(place: Place) -> No
     assert positions == [1]
 
 
+@pytest.mark.parametrize("database", ["duckdb"])
+def test_minus_zero_is_refused_also_where_arrow_keeps_a_run_of_values_once(place: Place) -> None:
+    place.create("value DOUBLE")
+    with pytest.raises(RecordRefused, match=r"it is -0\.0") as error:
+        place.vote({"value": pa.RunEndEncodedArray.from_arrays([1, 3], pa.array([0.0, -0.0]))})
+    assert error.value.record == 1
+
+
+JUDGED = [
+    ("NUMERIC", [0.1 + 0.2], []),
+    ("NUMERIC(25,20)", [0.1 + 0.2, 0.5, 0.1 + 0.2, 1e300], [3]),
+    ("BOOLEAN", [1, None], [0]),
+    ("BOOLEAN", [None, 1, 0, 2], [1, 2, 3]),
+    ("BOOLEAN[]", [[1], None], [0]),
+    ("JSONB", [5], []),
+    ("JSONB", [5, 6], []),
+    ("JSONB", [0.5, math.nan], [1]),
+    ("INTEGER", [1.0, 0.5, -3.0, math.nan, math.inf, -0.0], [1, 3, 4, 5]),
+    ("BIGINT", [Decimal("1.0"), Decimal("0.5"), None], [1]),
+    ("SMALLINT[]", [[1.0, None], [0.5], [-3.0]], [1]),
+]
+"""The type of a column, values, and the positions of those that it does not keep."""
+
+
 @pytest.mark.parametrize("database", ["postgresql"])
-def test_a_value_that_an_insert_converts_and_copy_refuses_is_kept(place: Place) -> None:
-    place.create("value {text}, number INTEGER")
-    vote, positions = place.vote_without_bad({"value": ["a", "b", "c"], "number": [1.0, 0.5, -3.0]})
+@pytest.mark.parametrize(("column", "values", "refused"), JUDGED)
+def test_whether_a_record_is_kept_does_not_depend_on_those_beside_it(
+    column: str, values: list[Any], refused: list[int], place: Place
+) -> None:
+    place.create(f"value INTEGER, number {column}")
+    vote, positions = place.vote_without_bad({"value": [*range(len(values))], "number": values})
     place.sink().commit_batch(0, [vote])
-    assert (positions, place.ask("SELECT value, number FROM {} ORDER BY value")) == ([1], [("a", 1), ("c", -3)])
+    kept = [(at, value) for at, value in enumerate(values) if at not in refused]
+    found = place.ask("SELECT value, number FROM {} ORDER BY value")
+    assert (
+        positions,
+        [(at, value if value is None or isinstance(value, list) else float(value)) for at, value in found],
+    ) == (refused, kept)
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+@pytest.mark.parametrize(
+    ("column", "zone", "moment", "is_zoned"),
+    [
+        ("TIMESTAMPTZ", "America/New_York", "9999-12-31 23:59:59", False),
+        ("TIMESTAMPTZ", "Asia/Tokyo", "0001-01-01 00:00:00", False),
+        ("TIMESTAMPTZ(0)", "America/New_York", "9999-12-31 23:59:59.999999", True),
+    ],
+)
+def test_a_time_that_would_be_in_no_year_of_python_elsewhere_is_a_bad_record(
+    column: str, zone: str, moment: str, is_zoned: bool, place: Place
+) -> None:
+    place.ask(f"ALTER DATABASE {place.url.database} SET timezone = '{zone}'")
+    place.create(f"value {{text}}, moment {column}")
+    moments = pa.array([None, moment]).cast(pa.timestamp("us")).cast(pa.timestamp("us", "UTC" if is_zoned else None))
+    _, positions = place.vote_without_bad({"value": ["a", "b"], "moment": moments})
+    assert positions == [1]
 
 
 @pytest.mark.parametrize("database", ["postgresql"])
 def test_psycopg_logs_nothing_of_a_record_that_is_refused(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Its pipeline would, if more records were on their way."""
     place.create("value {text}, small SMALLINT")
     small = [*range(3000)]
     small[2000] = small[2998] = 70_000
