@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +21,7 @@ from tests.support.waiting import until
 from twopc.errors import ConfigurationError
 from twopc.events import BatchFailed, BatchFinished, Event
 from twopc.observers._event_lines import encode
-from twopc.observers._rotating_file import append
+from twopc.observers._rotating_file import OpenFile, append
 from twopc.observers.json_lines import MAX_BYTES, JsonLinesObserver
 from twopc.observers.prometheus import PrometheusObserver
 from twopc.spark import forward_events, forwarding
@@ -167,16 +169,61 @@ def test_events_are_not_written_to_the_file_that_they_come_from(
 def test_a_file_that_can_not_be_read_is_logged_once_and_read_when_it_can(
     path: Path, kept: Kept, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path.mkdir()
+    os.mkfifo(path)
+    other = path.with_name("other.jsonl")
+    write(other, COMMITTED, batch(0))
     with forward_events(path):
         until(lambda: "not a regular file" in caplog.text)
-        path.rmdir()
-        write(path, batch(0))
-        until(lambda: kept.batches == [0])
+        other.replace(path)
+        until(lambda: kept.events == [COMMITTED])
+        write(path, batch(1))
+        until(lambda: kept.events == [COMMITTED, batch(1)])
         assert caplog.text.count("not a regular file") == 1
         path.unlink()
         path.mkdir()
         until(lambda: caplog.text.count("not a regular file") == 2)
+
+
+def test_earlier_events_that_can_not_be_read_at_first_stay_earlier(
+    path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, COMMITTED, batch(0))
+    fails, lines = threading.Event(), OpenFile.lines
+
+    def read(file: OpenFile, *given: int) -> Iterator[bytes]:
+        for line in lines(file, *given):
+            yield line
+            if not fails.is_set():
+                fails.set()
+                raise OSError(errno.EIO, "the disk")
+
+    monkeypatch.setattr(OpenFile, "lines", read)
+    with forward_events(path):
+        until(fails.is_set)
+        write(path, batch(1))
+    assert kept.events == [COMMITTED, batch(1)]
+
+
+def test_a_call_does_not_wait_for_earlier_events_and_what_is_written_before_they_are_read_is_reported(
+    path: Path, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(path, COMMITTED, batch(0))
+    threads, lines, start = set[str](), OpenFile.lines, threading.Thread.start
+
+    def read(file: OpenFile, *given: int) -> Iterator[bytes]:
+        threads.add(threading.current_thread().name)
+        return lines(file, *given)
+
+    def written_before(thread: threading.Thread) -> None:
+        write(path, batch(1))
+        start(thread)
+
+    monkeypatch.setattr(OpenFile, "lines", read)
+    monkeypatch.setattr(threading.Thread, "start", written_before)
+    with forward_events(path):
+        pass
+    assert kept.events == [COMMITTED, batch(1)]
+    assert threads == {"twopc-events"}
 
 
 @pytest.mark.parametrize(

@@ -272,6 +272,9 @@ REFUSED: list[tuple[Column, dict[str, Any], Any, str]] = [
     (DECIMAL, named("double"), 1.5, "decimal.handling.mode=precise or string"),
     (DECIMAL, scaled(3), b64(1501), "more than 2 digits after the point"),
     (DECIMAL, scaled(0), b64(10**10, 8), r"does not fit into DECIMAL\(12,2\)"),
+    (DECIMAL, named("string"), "1E+999999999", r"does not fit into DECIMAL\(12,2\)"),
+    (Column("v", "decimal", digits=(5, 2)), named("string"), "999.995", "more than 2 digits after the point"),
+    (Column("v", "decimal", digits=(5, 2)), named("string"), "1000.0", r"does not fit into DECIMAL\(5,2\)"),
     (DECIMAL, named("string"), "NaN", "no finite number"),
     (Column("v", "float"), scaled(2), "AJY=", "declare DECIMAL"),
     (Column("v", "text"), scaled(2), "AJY=", "declare DECIMAL"),
@@ -285,6 +288,7 @@ REFUSED: list[tuple[Column, dict[str, Any], Any, str]] = [
     (Column("v", "timestamp_ntz"), named("int64"), 1, "it is of type int64"),
     (Column("v", "date"), named("int32", f"{TIME}Date"), 10**7, "outside of the years"),
     (Column("v", "date"), named("int64", f"{TIME}MicroTimestamp"), 1, "declare another type"),
+    (Column("v", "date"), named("string", f"{TIME}IsoDate"), "2026-13-45", "no date of the years"),
     (Column("v", "integer", 32), named("int64"), 2**31, "does not fit into 32 bits"),
     (Column("v", "integer", 64), named("int64", f"{TIME}MicroTime"), 1, "declare another type"),
     (Column("v", "boolean"), named("int16"), 1, "declare another type"),
@@ -299,6 +303,16 @@ def test_a_value_that_does_not_fit_exactly_is_refused_with_what_repairs_it(
     record = with_schema(envelope("c", after={"id": 1, "v": value}), {"field": "v", **described})
     with pytest.raises(RecordRefused, match=f"column 'v' of the record at topic .* offset 17 is refused: .*{reason}"):
         rows(record, decode=decoder(ID, column))
+
+
+def test_a_number_has_more_digits_than_python_makes_of_an_integer() -> None:
+    def value(scale: int) -> Any:
+        record = envelope("c", after={"id": 1, "v": b64(10**5_000, 3_000)})
+        return rows(with_schema(record, {"field": "v", **scaled(scale)}), decode=decoder(ID, DECIMAL))[0].values[1]
+
+    assert value(5_000) == 1
+    with pytest.raises(RecordRefused, match="declare a larger precision"):
+        value(0)
 
 
 WITHOUT: list[tuple[Column, Any, str]] = [

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,12 +83,14 @@ class OpenFile:
         self.offset = 0
         self._skips = False  # the rest of a line that is too long
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield the lines that are complete and were not read before. A file that has shrunk is read anew."""
+    def lines(self, end: int = sys.maxsize) -> Iterator[bytes]:
+        """Yield the lines that are complete at ``end``, in bytes, and were not read before. A file that has shrunk is
+        read anew."""
         if os.fstat(self._descriptor).st_size < self.offset:
             self.offset, self._skips = 0, False
-        rest = b""
-        while chunk := os.pread(self._descriptor, _CHUNK, self.offset + len(rest)):
+        rest, at = b"", self.offset
+        while at < end and (chunk := os.pread(self._descriptor, min(_CHUNK, end - at), at)):
+            at += len(chunk)
             *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 self.offset += len(line) + 1

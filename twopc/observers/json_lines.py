@@ -132,6 +132,28 @@ class EventReader:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._files: list[OpenFile] = []
+        self._is_open = False
+
+    def open(self) -> None:
+        """Open the files, before any event is read. The events that they have now are the earlier ones.
+
+        Raises:
+            OSError: a file can't be opened.
+        """
+        if not self._is_open:
+            self._find()
+            self._is_open = True
+
+    def read_earlier(self) -> Iterator[Recorded]:
+        """Yield the earlier events that were not read before, oldest first. Call it before ``read``.
+
+        Raises:
+            OSError: a file can't be opened or read.
+        """
+        self.open()
+        for file in self._files:
+            for line in file.lines(file.status.st_size):
+                yield from decode(line)
 
     def read(self) -> Iterator[Recorded]:
         """Yield the events that were written since the last call, oldest first.

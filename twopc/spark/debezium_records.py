@@ -15,8 +15,8 @@ import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from datetime import date, datetime, timedelta, timezone
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from twopc.errors import RecordRefused
@@ -461,6 +461,7 @@ def _unbased(text: str) -> bytes:
 
 
 _DECIMAL, _VARIABLE = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
+_EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
 
 
 def _decimal(value: Any, column: Column, described: Mapping[str, Any] | None, decimals: str) -> Decimal:
@@ -484,16 +485,17 @@ def _decimal(value: Any, column: Column, described: Mapping[str, Any] | None, de
     try:
         exactly = Context(prec=precision, traps=[Inexact, InvalidOperation])
         return number.quantize(Decimal((0, (1,), -scale)), context=exactly)
-    except Inexact:
-        raise Undecodable(f"the number has more than {scale} digits after the point: declare a larger scale") from None
-    except InvalidOperation:
-        text = f"the number does not fit into DECIMAL({precision},{scale}): declare a larger precision"
+    except (Inexact, InvalidOperation):  # such as for 999.995 in DECIMAL(5,2), which rounding would make too large
+        if int(number.normalize(_EXACT).as_tuple().exponent) < -scale:
+            text = f"the number has more than {scale} digits after the point: declare a larger scale"
+        else:
+            text = f"the number does not fit into DECIMAL({precision},{scale}): declare a larger precision"
         raise Undecodable(text) from None
 
 
 def _scaled(text: str, scale: str | int) -> Decimal:
     unscaled = int.from_bytes(_unbased(text), "big", signed=True)
-    return Decimal(f"{unscaled}E{-int(scale)}")
+    return Decimal(unscaled).scaleb(-int(scale), _EXACT)  # no text, of which Python bounds the digits of an integer
 
 
 def _spelled(text: str) -> Decimal:
@@ -514,7 +516,10 @@ def _date(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -
             return value
         raise Undecodable("it is a day outside of the years 1 to 9999")
     if isinstance(value, str) and (found := _ISO_DATE.fullmatch(value)) and name in (None, "io.debezium.time.IsoDate"):
-        return (datetime.fromisoformat(found[1]).replace(tzinfo=timezone.utc) - _EPOCH).days
+        try:
+            return (date.fromisoformat(found[1]) - _EPOCH.date()).days
+        except ValueError:
+            raise Undecodable("it is no date of the years 1 to 9999") from None
     raise _wrong("DATE", value, described)
 
 

@@ -37,11 +37,15 @@ logger = logging.getLogger(__name__)
 
 
 def forward_events(path: str | os.PathLike[str]) -> EventForwarder:
-    """Report the events of ``format("twopc")`` to the observers that are registered in this process, from now on.
+    """Report the events of ``format("twopc")`` to the observers that are registered in this process.
 
-    ``path`` is the option ``events`` of the queries, of which several may share one file. Register the observers first,
-    and start the queries afterwards. Of what the file has by then, only ``BatchCommitted`` of the newest
-    ``COMMITTED_AGAIN`` batches is reported: an earlier driver may not have sent its lineage.
+    ``path`` is the option ``events`` of the queries. Several queries of one driver may share the file. Only one driver
+    at a time may follow it, as two would each report every event. Register the observers first, and start the queries
+    afterwards.
+
+    Every event written after the call is reported. Earlier events are skipped, except ``BatchCommitted`` of the newest
+    ``COMMITTED_AGAIN`` batches, whose lineage an earlier driver may not have sent. If the call can't open the file, it
+    logs that, and events written until the file can be opened count as earlier.
 
     Raises:
         ConfigurationError: this machine has no such folder, no observer is registered, or the file's events are
@@ -71,9 +75,9 @@ class EventForwarder:
         self._ends = threading.Event()
         self._is_failing = False
         self._reader = EventReader(path)
-        self._committed: deque[Recorded] = deque(maxlen=COMMITTED_AGAIN)
+        self._earlier: deque[Recorded] | None = deque(maxlen=COMMITTED_AGAIN)  # None when they were reported
         with self._failures_logged():
-            self._committed += (each for each in self._reader.read() if isinstance(each.event, BatchCommitted))
+            self._reader.open()
         self._thread = threading.Thread(target=self._run, name="twopc-events", daemon=True)
         forwarded_here.add(path)
         try:
@@ -99,8 +103,6 @@ class EventForwarder:
 
     def _run(self) -> None:
         try:
-            for recorded in self._committed:
-                notify(recorded.event, recorded.at)
             self._follow()
         finally:
             forwarded_here.discard(self._path)
@@ -109,12 +111,19 @@ class EventForwarder:
         while True:
             is_last = self._ends.is_set()  # what the file has by now is still reported
             with self._failures_logged():
-                for recorded in self._reader.read():
+                for recorded in self._read():
                     notify(recorded.event, recorded.at)
             if is_last:
                 break
             self._ends.wait(POLL_INTERVAL_S)
         self._reader.close()
+
+    def _read(self) -> Iterator[Recorded]:
+        if self._earlier is not None:
+            self._earlier.extend(each for each in self._reader.read_earlier() if isinstance(each.event, BatchCommitted))
+            earlier, self._earlier = self._earlier, None
+            yield from earlier
+        yield from self._reader.read()
 
     @contextlib.contextmanager
     def _failures_logged(self) -> Iterator[None]:
