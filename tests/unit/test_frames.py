@@ -58,6 +58,7 @@ def test_few_frames_lie_between_run_and_a_commit_on_a_thread(tmp_path: Path, mon
     [stack] = submitting
     between = stack[stack.index("run") + 1 :]
     assert len(commits) == 2
-    for on_thread in commits:
-        assert "run" not in on_thread[1:]  # the first is the thread's own
+    for of_the_thread, *on_thread in commits:
+        assert of_the_thread == "run"  # of a thread, as ``threading`` has one
+        assert "run" not in on_thread
         assert len(between) + len(on_thread) <= FRAMES_AT_MOST, between + on_thread
