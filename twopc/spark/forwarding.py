@@ -44,8 +44,8 @@ def forward_events(path: str | os.PathLike[str]) -> EventForwarder:
     afterwards.
 
     Every event written after the call is reported. Earlier events are skipped, except ``BatchCommitted`` of the newest
-    ``COMMITTED_AGAIN`` batches, whose lineage an earlier driver may not have sent. If the call can't open the file, it logs
-    that, and events written until the file can be opened count as earlier.
+    ``COMMITTED_AGAIN`` batches, whose lineage an earlier driver may not have sent. If the call can't open the file, it
+    logs that, and events written until the file can be opened count as earlier.
 
     Raises:
         ConfigurationError: this machine has no such folder, no observer is registered, or the file's events are
