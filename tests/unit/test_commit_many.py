@@ -10,7 +10,7 @@ import pytest
 from tests.support.observing import hearing
 from tests.support.phase_one import writes
 from tests.support.raising import raising
-from twopc import Committable, Coordinator, TwoPhaseCommitSink
+from twopc import Committable, Coordinator, TwoPhaseCommitSink, threads
 from twopc.errors import Retriable
 from twopc.events import TransactionCommitted
 from twopc.testing import MemorySink, MemoryTarget
@@ -161,7 +161,7 @@ def test_commits_that_two_interrupts_left_running_end_before_the_next_incarnatio
     sink = Blocked(is_back, ended)
     coordinator = Coordinator({"a": sink}, f"memory://{uuid.uuid4().hex}", owner="q", rest_interval_s=None)
     with monkeypatch.context() as twice:
-        twice.setattr(threading.Thread, "join", raising(KeyboardInterrupt()))
+        twice.setattr(threads, "join", raising(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
             coordinator.run(0, writes({"a": sink}, *({"value": [str(partition)]} for partition in range(2))))
     ended.clear()

@@ -1,18 +1,21 @@
-"""Writes drawn rows by a sink, and compares what readers see with what was given (invariant 13)."""
+"""Writes drawn values by a sink, and compares what readers see with what was given (invariant 13)."""
 
 from __future__ import annotations
 
+import operator
 import reprlib
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from itertools import chain, count
+from random import Random
 from typing import Any
 
 import pyarrow as pa
 
 from twopc.errors import RecordRefused, Refused, SchemaMismatch
 from twopc.testing.query import Query
-from twopc.testing.values import Row, exact, label, smallest
+from twopc.testing.values import Row, drawn, edges, exact, label, leaves, smallest
 from twopc.transactional_ids import Round
 
 Reader = Callable[[], Sequence[Mapping[str, Any]]]
@@ -23,12 +26,12 @@ NO_LIMIT = 1_000_000
 FEW = 5
 """The most columns that an error names."""
 
+ALONE = 20
+"""How many values are drawn of a column that refuses some. Each refusal takes time."""
+
 
 class Drawn:
-    """A table to which drawn rows are written, each once: it may have a unique key.
-
-    Attributes:
-        taken: how many values of each column were taken.
+    """A table to which values are written, most with nulls in all other columns. It may have a unique key.
 
     Args:
         query: the query that writes.
@@ -48,102 +51,144 @@ class Drawn:
         unique: str,
         settle: Callable[[Sequence[Row]], object],
     ) -> None:
-        self.taken = Counter[str]()
         self._query, self._readers, self._schema = query, readers, schema
         self._batch_of, self._unique, self._settle = batch_of, unique, settle
         self._taken = list[Row]()
-        self._batch_ids, self._attempts = count(), count()
-        self._written = dict[Any, Any]()  # the unique value of a row → the row as it was given
-        self._wrong = dict[Any, dict[str, str]]()  # likewise → what is wrong, by column
+        self._batch_ids, self._attempts, self._numbers = count(), count(), count()
+        self._random = {name: Random(name) for name in schema.names}  # noqa: S311  # equal values in every run
+        self._keys = set[Any]()  # the unique values of rows
+        self._alone = {unique}  # columns whose values are written in rows of their own
+        self._wrong = dict[Any, dict[str, str]]()  # the unique value of a row → what is wrong, by column
         self._seen = {name: Counter[Any]() for name in readers}
+        self._compared = {name: Counter[str]() for name in readers}  # values by column, and by part of a nested one
 
-    def check(self, rows: Sequence[Row]) -> dict[str, str]:
-        """Write the rows that are new. Return how rows came back that are not as they were, by column."""
-        new = {key: row for row in rows if (key := self._key(row)) not in self._written}
-        if new:
-            self._written |= {key: exact(row) for key, row in new.items()}
-            self._write([*new.values()])
-        wrong = dict[str, str]()
-        for row in rows:
-            key = self._key(row)
-            if self._written[key] == exact(row):  # and not another row of this key
-                wrong |= self._wrong.get(key, {})
-        return wrong
+    def require_unchanged(self, per_column: int) -> None:
+        """Write the edges of each column and drawn values.
 
-    def require_unchanged(self, rows: Sequence[Row]) -> None:
-        """Raise ``AssertionError`` with a small value of each column that changes values."""
-        wrong = self.check(rows)
+        Args:
+            per_column: how many values are drawn. At most ``ALONE`` are, if the sink has refused a value of the column.
+
+        Raises:
+            AssertionError: values are changed, with a small one of each column, or readers have compared too few.
+        """
+        fields = [field for field in self._schema if edges(field.type)]
+        wrong = self._changed(self._rows({field.name: edge} for field in fields for edge in edges(field.type)))
+        of_edges = self._most_compared()
+        for number in (min(per_column, ALONE), per_column - ALONE):
+            if not wrong and number > 0:
+                wrong = self._changed(self._drawn(fields, number))
         for name in [*wrong][:FEW]:
-            if small := self._smallest(name):
-                wrong[name] = small
+            wrong[name] = self._smallest(name) or wrong[name]
         assert not wrong, "\n".join([*wrong.values()][:FEW])
+        parts = {
+            part for field in fields for edge in edges(field.type) for part in leaves(edge, field.type, field.name)
+        }
+        least, of_drawn = min(per_column, ALONE) // 10 or 1, self._most_compared() - of_edges
+        few = {field.name for field in fields if of_drawn[field.name] < least} | (parts - {*self._most_compared()})
+        assert not few, (
+            f"of {sorted(few)} no value was written and compared, or fewer than {least} drawn ones. "
+            "Leave out of types_taken what the sink refuses, and read every column by one of the readers"
+        )
+
+    def _drawn(self, fields: Sequence[pa.Field], number: int) -> list[Row]:
+        values = [{field.name: drawn(field.type, self._random[field.name]) for field in fields} for _ in range(number)]
+        together = [{name: value for name, value in row.items() if name not in self._alone} for row in values]
+        apart = [{name: row[name]} for row in values[:ALONE] for name in sorted(self._alone) if name in row]
+        return self._rows([*filter(None, together), *apart])
+
+    def _rows(self, of: Iterable[Row]) -> list[Row]:
+        """Return rows with nulls beside these values. A row is left out if there is one of its unique value."""
+        rows, unique = list[Row](), self._unique
+        for values in of:
+            row = dict.fromkeys(self._schema.names) | values
+            if unique in row and row[unique] is None:
+                type = self._schema.field(unique).type
+                labels = (label(type, number, self._random[unique]) for number in self._numbers)
+                row[unique] = next(each for each in labels if exact(each) not in self._keys)
+            if unique not in row or self._key(row) not in self._keys:
+                self._keys.add(self._key(row))
+                rows.append(row)
+        return rows
+
+    def _most_compared(self) -> Counter[str]:
+        return reduce(operator.or_, self._compared.values(), Counter())
 
     def _smallest(self, name: str) -> str:
         """Return what is wrong with a small value of a column, if one is found that is wrong alone."""
-        numbers = count()
-        known = defaultdict[Any, int](lambda: next(numbers))
+        known = dict[Any, dict[str, str]]()
 
-        def row_of(value: Any) -> Row:
-            row: Row = dict.fromkeys(self._schema.names)
-            if self._unique in row:
-                row[self._unique] = label(self._schema.field(self._unique).type, f"{name} {known[exact(value)]}")
-            return {**row, name: value}
+        def changed(value: Any) -> dict[str, str]:
+            if (key := exact(value)) not in known:
+                rows = self._rows([{name: value}])
+                known[key] = self._changed(rows) if rows else self._wrong.get(key, {})
+            return known[key]
 
-        found = smallest(lambda value: bool(self.check([row_of(value)])), self._schema.field(name).type)
-        return "; ".join(self.check([row_of(*found)]).values()) if found else ""
+        found = smallest(lambda value: bool(changed(value)), self._schema.field(name).type)
+        return "; ".join(changed(*found).values()) if found else ""
 
     def _key(self, row: Row) -> Any:
         return exact(row.get(self._unique, row))
 
-    def _write(self, rows: Sequence[Row]) -> None:
-        taken = self._published(dict(enumerate(rows)))
-        self.taken.update(name for row in taken.values() for name, value in row.items() if value is not None)
+    def _changed(self, rows: Sequence[Row]) -> dict[str, str]:
+        """Write rows. Return how readers see values that the sink has changed, by column."""
+        taken = dict(enumerate(self._published(rows)))
         self._taken += taken.values()
         self._settle(self._taken)
+        wrong = dict[str, str]()
         for reader in self._readers:
-            for number, wrong in self._differences(reader, taken).items():
-                of_row = self._wrong.setdefault(self._key(rows[number]), {})
-                of_row |= {name: of_row.get(name, f"{reader} reads {told}") for name, told in wrong.items()}
+            for number, changed in self._differences(reader, taken).items():
+                of_row = {name: f"{reader} reads {told}" for name, told in changed.items()}
+                self._wrong.setdefault(self._key(taken[number]), {}).update(of_row)
+                wrong = of_row | wrong
+        return wrong
 
-    def _published(self, rows: Mapping[int, Row]) -> dict[int, Row]:
-        """Commit the rows that the sink takes, and return them, with null for each value that it refuses."""
-        rest, round = dict(rows), Round(1, next(self._batch_ids))
+    def _published(self, rows: Sequence[Row]) -> list[Row]:
+        """Commit the rows that the sink takes, and return them."""
+        rest, round = [*rows], Round(1, next(self._batch_ids))
         while rest:
             try:
                 return self._committed(rest, round)
             except SchemaMismatch:  # the sink does not take a type at all
                 raise
             except Refused as refused:  # by a sink that leaves no record out
-                if not isinstance(refused, RecordRefused) or refused.record is None:
-                    alone = [{number: row} for number, row in rest.items()] if len(rest) > 1 else []
-                    return {number: row for each in alone for number, row in self._published(each).items()}
-                number = [*rest][refused.record]
-                nulled = _nulled(rest, {number: refused.column}, self._unique)
-                rest = {other: row for other, row in rest.items() if other != number} | nulled
-        return {}
+                at = refused.record if isinstance(refused, RecordRefused) else None
+                if at is None and (half := len(rest) // 2):
+                    return self._published(rest[:half]) + self._published(rest[half:])
+                rest += self._apart(rest.pop(at or 0))
+        return []
 
-    def _committed(self, rows: Mapping[int, Row], round: Round) -> dict[int, Row]:
+    def _committed(self, rows: Sequence[Row], round: Round) -> list[Row]:
         query, sink = self._query, self._query.sink()
-        query.answered(sink.require_valid, self._batch_of([*rows.values()]).schema)
-        taken, rest = dict[int, Row](), dict(rows)
+        query.answered(sink.require_valid, self._batch_of(rows).schema)
+        taken, rest = list[Row](), [*rows]
         with query.sent(sink, round, serial=next(self._attempts), max_bad_records=NO_LIMIT) as participant:
             while rest:
-                numbers = [*rest]
-                found = participant.write(query.name, self._batch_of([*rest.values()]))
-                refused = {numbers[each.record]: each.column for each in found if each.record is not None}
-                taken |= {number: row for number, row in rest.items() if number not in refused}
-                rest = _nulled(rest, refused, self._unique)
+                refused = {each.record for each in participant.write(query.name, self._batch_of(rest))}
+                taken += [row for number, row in enumerate(rest) if number not in refused]
+                rest = [one for number, row in enumerate(rest) if number in refused for one in self._apart(row)]
             if not taken:
                 participant.pre_commit()  # which rolls back
-                return {}
+                return []
             committable = query.sealed(participant)
         query.publish(committable, batch_id=round.batch_id)
         return taken
+
+    def _apart(self, row: Row) -> list[Row]:
+        """Return a row for each value of one that is refused, unless it has one only."""
+        names = [name for name, value in row.items() if value is not None and name != self._unique] or [self._unique]
+        if len(names) == 1:
+            self._alone.add(names[0])
+            return []
+        return self._rows({name: row[name]} for name in names)
 
     def _differences(self, reader: str, written: Mapping[int, Row]) -> dict[int, dict[str, str]]:
         """Return what a reader sees in place of what was just written, by the numbers of the rows and the columns."""
         rows = self._readers[reader]()
         names = [name for name in self._schema.names if not rows or name in rows[0]]
+        types = [(name, self._schema.field(name).type) for name in names]
+        for row in written.values():
+            of_row = ({name, *leaves(row[name], type, name)} for name, type in types if row[name] is not None)
+            self._compared[reader].update(chain.from_iterable(of_row))
         found = [{name: row[name] for name in names} for row in rows]
         written = {number: {name: row[name] for name in names} for number, row in written.items()}
         before, seen, due = self._seen[reader], Counter(map(exact, found)), Counter(map(exact, written.values()))
@@ -177,17 +222,6 @@ class Drawn:
 
 def _unlike(row: Row, other: Row) -> list[str]:
     return [name for name in row if exact(row[name]) != exact(other[name])]
-
-
-def _nulled(rows: Mapping[int, Row], refused: Mapping[int, str | None], unique: str) -> dict[int, Row]:
-    """Return the rows that are refused, with null for the value that is; without those that have no such value."""
-    left = dict[int, Row]()
-    for number, column in refused.items():
-        row = rows[number]
-        names = [name for name in row if column == name or (column or "").startswith((f"{name}.", f"{name}["))]
-        if names and names[0] != unique and row[names[0]] is not None:
-            left[number] = {**row, names[0]: None}
-    return left
 
 
 def _short(value: Any) -> str:

@@ -1,14 +1,17 @@
-"""Values of Arrow types: the edges of each, what Hypothesis draws beside them, and what tells two values apart."""
+"""Values of Arrow types: the edges of each, those drawn beside them, and what tells two values apart."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import struct
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date, datetime, timedelta, timezone
 from datetime import time as time_of_day
 from decimal import Decimal
+from functools import partial
+from random import Random
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -36,26 +39,27 @@ MOMENTS = tuple(
         *("2026-10-25 00:30:00", "2026-10-25 01:30:00"),  # half past two in Berlin, both
     )
 )
-_STEPS = {"s": 1_000_000, "ms": 1_000, "us": 1}
+CHARACTERS = ((32, 126), (0, 0x24F), (0x250, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF))
+_TEXT, _BINARY = ({f"{kind}", f"large_{kind}", f"{kind}_view"} for kind in ("string", "binary"))
+_STEPS = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}  # Python holds no part of a microsecond
 _LARGEST = {16: 65504.0, 32: 3.4028234663852886e38, 64: 1.7976931348623157e308}
 _SMALLEST = {16: 2.0**-24, 32: 2.0**-149, 64: 5e-324}
-
-ROWS, AT_ONCE = 16, 120
-"""How many rows an example has at most, and how many values: Hypothesis refuses to draw more than 8 kB."""
 
 MAKES_SMALLER_S = 20.0
 """How long Hypothesis looks for a small value of a column that changes values."""
 
 
-def nested(*flat: pa.DataType) -> list[pa.DataType]:
-    """Return types with all of ``flat`` in structs, lists and maps, one to three levels deep."""
-    struct = pa.struct([(f"f{number}", type) for number, type in enumerate(flat)])
+def nested(*flat: pa.DataType, keys: Sequence[pa.DataType] = ()) -> list[pa.DataType]:
+    """Return types with all of ``flat`` in structs, lists and maps, one to three levels deep, and maps of ``keys``."""
+    whole = pa.struct([(f"f{number}", type) for number, type in enumerate(flat)])
     lists = pa.struct([(f"f{number}", pa.list_(type)) for number, type in enumerate(flat)])
-    return [struct, lists, pa.list_(struct), pa.map_(pa.string(), pa.list_(struct))]
+    return [whole, lists, pa.list_(whole), pa.map_(pa.string(), pa.list_(whole)), *(pa.map_(key, key) for key in keys)]
 
 
 def edges(type: pa.DataType) -> list[Any]:  # noqa: C901, PLR0911, PLR0912  # one line per kind
-    """Return the values of a type that are damaged most easily, without null."""
+    """Return the values of a type that are damaged most easily, without null: none if no values of it are drawn."""
+    if types.is_dictionary(type):
+        return edges(type.value_type)
     if types.is_boolean(type):
         return [True, False]
     if types.is_integer(type):
@@ -70,7 +74,8 @@ def edges(type: pa.DataType) -> list[Any]:  # noqa: C901, PLR0911, PLR0912  # on
     if types.is_date(type):
         return [*DAYS]
     if types.is_timestamp(type):
-        return [*dict.fromkeys(_rounded(moment, type) for moment in MOMENTS)]
+        moments = [moment for moment in MOMENTS if type.unit != "ns" or 1677 < moment.year < 2262]
+        return [*dict.fromkeys(_rounded(moment, type) for moment in moments)]
     if types.is_time(type):
         return [time_of_day.min, _cut(time_of_day.max, type)]
     if types.is_duration(type):
@@ -78,107 +83,134 @@ def edges(type: pa.DataType) -> list[Any]:  # noqa: C901, PLR0911, PLR0912  # on
         return [timedelta(), step, -step, timedelta(days=40)]
     if types.is_fixed_size_binary(type):
         return [bytes(type.byte_width), b"\xff" * type.byte_width]
-    if types.is_binary(type) or types.is_large_binary(type):
+    if str(type) in _BINARY:
         return [*BYTES]
     if types.is_map(type):
         keys, items = edges(type.key_type), edges(type.item_type)
-        return [[], [(keys[-1], None)], *([(key, items[0])] for key in keys), *([(keys[0], item)] for item in items)]
+        return [[], *([(key, None)] for key in keys), *([(key, item)] for key in keys[:1] for item in items)]
     if types.is_struct(type):
         empty = {field.name: None for field in type}
         return [empty, *({**empty, field.name: edge} for field in type for edge in edges(field.type))]
     if _is_list(type):
-        return [[], [None], *([edge] for edge in edges(type.value_type))]
-    return [*TEXTS]
+        some = [
+            [each] * (type.list_size if types.is_fixed_size_list(type) else 1)
+            for each in (None, *edges(type.value_type))
+        ]
+        return some if types.is_fixed_size_list(type) else [[], *some]
+    return [*TEXTS] if str(type) in _TEXT else []
+
+
+def drawn(type: pa.DataType, random: Random) -> Any:  # noqa: C901, PLR0911, PLR0912  # one line per kind
+    """Return a value of a type. None if no values of it are drawn."""
+    if types.is_dictionary(type):
+        return drawn(type.value_type, random)
+    if types.is_boolean(type):
+        return random.randrange(2) == 1
+    if types.is_integer(type):
+        least, most = _bounds(type)
+        any_of = 2 ** _few(type.bit_width, random)
+        return random.randint(max(least, -any_of), min(most, any_of))
+    if types.is_floating(type):
+        return _drawn_float(type.bit_width, random)
+    if types.is_decimal(type):
+        zeros = min(random.choice((0, max(0, type.scale - 2), max(0, type.scale))), type.precision - 1)
+        most = 10 ** _few(type.precision - zeros, random) - 1
+        return _scaled(random.randint(-most, most) * 10**zeros, type)
+    if types.is_date(type):
+        return date.fromordinal(random.choice((random.randint(1, date.max.toordinal()), _near(random))))
+    if types.is_timestamp(type):
+        day = _near(random) if type.unit == "ns" else drawn(pa.date32(), random).toordinal()
+        return _rounded(datetime.combine(date.fromordinal(day), _drawn_time(random)), type)
+    if types.is_time(type):
+        return _cut(_drawn_time(random), type)
+    if types.is_duration(type):
+        return timedelta(microseconds=drawn(pa.int32(), random) * _STEPS[type.unit])
+    if types.is_map(type):
+        keys = {exact(key): key for key in (_within(type.key_type, random) for _ in range(random.randint(0, 2)))}
+        return [(key, _or_null(type.item_type, random)) for key in keys.values()]
+    if types.is_struct(type):
+        return {field.name: _or_null(field.type, random) for field in type}
+    if _is_list(type):
+        length = type.list_size if types.is_fixed_size_list(type) else random.randint(0, 2)
+        return [_or_null(type.value_type, random) for _ in range(length)]
+    if types.is_fixed_size_binary(type):
+        return bytes(random.randrange(256) for _ in range(type.byte_width))
+    if str(type) in _BINARY:
+        return bytes(random.randrange(256) for _ in range(random.randint(0, 40)))
+    if str(type) in _TEXT:
+        ranges = random.choice((CHARACTERS[:1], CHARACTERS))
+        return "".join(chr(random.randint(*random.choice(ranges))) for _ in range(random.randint(0, 40)))
+    return None
+
+
+def _within(type: pa.DataType, random: Random) -> Any:
+    """Return a value, and sometimes an edge."""
+    found = edges(type)
+    return random.choice(found) if found and random.randrange(8) == 7 else drawn(type, random)
+
+
+def _or_null(type: pa.DataType, random: Random) -> Any:
+    return _within(type, random) if random.randrange(4) else None
+
+
+def _few(most: int, random: Random) -> int:
+    """Return a number of digits from 1, more often a small one: a column may be narrower than the Arrow type."""
+    return random.randint(1, random.randint(1, most))
+
+
+def _drawn_float(width: int, random: Random) -> float:
+    code = {16: "<e", 32: "<f", 64: "<d"}[width]
+    match random.randrange(3):
+        case 0:
+            data = struct.pack(code, random.randint(-(2**15), 2**15))
+        case 1:
+            data = struct.pack(code, random.randint(-(10**6), 10**6) / 100)
+        case _:
+            data = random.getrandbits(width).to_bytes(width // 8, "little")
+    return float(struct.unpack(code, data)[0])
+
+
+def _near(random: Random) -> int:
+    """Return the ordinal of a day in the years 1970 to 2106."""
+    return date(1970, 1, 1).toordinal() + random.randint(0, 50_000)
+
+
+def _drawn_time(random: Random) -> time_of_day:
+    microsecond = random.choice((0, random.randrange(1000) * 1000, random.randrange(1_000_000)))
+    return time_of_day(random.randrange(24), random.randrange(60), random.randrange(60), microsecond)
+
+
+def label(type: pa.DataType, number: int, random: Random) -> Any:
+    """Return a value that no other number has, where the type is of text, bytes or large enough numbers."""
+    if str(type) in _BINARY:
+        return b"%d" % number
+    if str(type) in _TEXT:
+        return f"{number}"
+    return number if types.is_integer(type) and number <= _bounds(type)[1] else drawn(type, random)
+
+
+def leaves(value: Any, type: pa.DataType, name: str) -> Iterator[str]:
+    """Yield the name of each part of a value that is not null: of itself, if it is not nested."""
+    if value is None:
+        return
+    if types.is_struct(type):
+        for field in type:
+            yield from leaves(value[field.name], field.type, f"{name}.{field.name}")
+    elif types.is_map(type):
+        for key, item in value:
+            yield from leaves(key, type.key_type, f"{name}.key")
+            yield from leaves(item, type.item_type, f"{name}.value")
+    elif _is_list(type):
+        for each in value:
+            yield from leaves(each, type.value_type, f"{name}[]")
+    else:
+        yield name
 
 
 def values_of(type: pa.DataType) -> st.SearchStrategy[Any]:
-    """Draw values of a type, its edges among them, without null."""
-    found = edges(type)
-    return st.integers(0, len(found) - 1).map(lambda number: found[number]) | _beside_edges(type)  # of a short repr
-
-
-def _beside_edges(type: pa.DataType) -> st.SearchStrategy[Any]:  # noqa: C901, PLR0911, PLR0912  # one line per kind
-    if types.is_boolean(type):
-        return st.booleans()
-    if types.is_integer(type):
-        return st.integers(*_bounds(type))
-    if types.is_floating(type):
-        return st.floats(width=type.bit_width)
-    if types.is_decimal(type):
-        most = 10**type.precision - 1
-        return st.integers(-most, most).map(lambda unscaled: _scaled(unscaled, type))
-    if types.is_date(type):
-        return st.dates()
-    if types.is_timestamp(type):
-        return st.datetimes().map(lambda moment: _rounded(moment, type))
-    if types.is_time(type):
-        return st.times().map(lambda moment: _cut(moment, type))
-    if types.is_duration(type):
-        return st.integers(-(2**40), 2**40).map(lambda steps: timedelta(microseconds=steps * _STEPS[type.unit]))
-    if types.is_fixed_size_binary(type):
-        return st.binary(min_size=type.byte_width, max_size=type.byte_width)
-    if types.is_binary(type) or types.is_large_binary(type):
-        return st.binary(max_size=40)
-    if types.is_map(type):
-        pairs = st.tuples(values_of(type.key_type), st.none() | values_of(type.item_type))
-        return st.lists(pairs, max_size=2, unique_by=lambda pair: exact(pair[0]))
-    if types.is_struct(type):
-        return st.fixed_dictionaries({field.name: st.none() | values_of(field.type) for field in type})
-    if _is_list(type):
-        return st.lists(st.none() | values_of(type.value_type), max_size=2)
-    return st.text(st.characters(codec="utf-8"), max_size=40)
-
-
-def rows_with_edges(schema: pa.Schema, unique: str) -> list[Row]:
-    """Return a row for each edge of each column, which is null in the others; but no two have an equal ``unique``."""
-    empty, rows = dict.fromkeys(schema.names), list[Row]()
-    for field in schema:
-        rows += [{**empty, field.name: edge} for edge in edges(field.type)]
-    for number, row in enumerate(rows):
-        if unique in row and row[unique] is None:
-            row[unique] = label(schema.field(unique).type, f"edge {number}")
-    return rows
-
-
-def label(type: pa.DataType, text: str) -> str | bytes:
-    """Return a value of a type of text or bytes."""
-    return text.encode() if types.is_binary(type) else text
-
-
-def drawn_rows(schema: pa.Schema, unique: str) -> st.SearchStrategy[list[Row]]:
-    """Draw rows with nulls, of which no two have an equal ``unique``, and none has null there."""
-    beside = len(schema) > 1  # then the edges of ``unique`` would come again and again
-    columns = {
-        field.name: (_beside_edges if beside else values_of)(field.type)
-        if field.name == unique
-        else st.none() | values_of(field.type)
-        for field in schema
-    }
-    size = _rows(schema)
-    rows = st.fixed_dictionaries(columns)
-    unique_by = (lambda row: exact(row[unique])) if unique in schema.names else None
-    return st.lists(rows, min_size=size, max_size=size, unique_by=unique_by)
-
-
-def _rows(schema: pa.Schema) -> int:
-    return max(1, min(ROWS, AT_ONCE // sum(map(_leaves, schema.types))))
-
-
-def _leaves(type: pa.DataType) -> int:
-    return sum(_leaves(type.field(number).type) for number in range(type.num_fields)) or 1
-
-
-def tried(schema: pa.Schema, per_column: int, unique: str) -> list[Row]:
-    """Return a row for each edge of each column, and what Hypothesis draws from a fixed seed.
-
-    Args:
-        schema: the columns.
-        per_column: how many values are drawn of each column, nulls among them, beside its edges.
-        unique: the column of which no two rows of an example have an equal value.
-    """
-    rows = rows_with_edges(schema, unique)
-    _draw(drawn_rows(schema, unique), -(-per_column // _rows(schema)), rows.extend)
-    return rows
+    """Return what Hypothesis draws by ``edges`` and ``drawn``, and makes smaller."""
+    every = edges(type)
+    return st.sampled_from(range(len(every))).map(every.__getitem__) | st.randoms().map(partial(drawn, type))
 
 
 def smallest(is_wrong: Callable[[Any], bool], type: pa.DataType) -> tuple[Any] | None:
@@ -186,19 +218,8 @@ def smallest(is_wrong: Callable[[Any], bool], type: pa.DataType) -> tuple[Any] |
     found: list[Any] = []
     until = time.monotonic() + MAKES_SMALLER_S
 
-    def require(value: Any) -> None:
-        if time.monotonic() < until and is_wrong(value):
-            found.append(value)
-            raise AssertionError
-
-    with contextlib.suppress(AssertionError, Flaky):  # flaky: the time was over
-        _draw(values_of(type), 200, require)
-    return (found[-1],) if found else None
-
-
-def _draw(strategy: st.SearchStrategy[Any], examples: int, call: Callable[[Any], object]) -> None:
     @settings(
-        max_examples=examples,
+        max_examples=200,
         derandomize=True,
         database=None,
         deadline=None,
@@ -206,11 +227,15 @@ def _draw(strategy: st.SearchStrategy[Any], examples: int, call: Callable[[Any],
         suppress_health_check=[*HealthCheck],
         report_multiple_bugs=False,
     )
-    @given(strategy)
-    def each(drawn: Any) -> None:
-        call(drawn)
+    @given(values_of(type))
+    def require(value: Any) -> None:
+        if time.monotonic() < until and is_wrong(value):
+            found.append(value)
+            raise AssertionError
 
-    each()
+    with contextlib.suppress(AssertionError, Flaky):  # flaky: the time was over
+        require()
+    return (found[-1],) if found else None
 
 
 def batch_of(schema: pa.Schema, rows: Sequence[Row]) -> pa.RecordBatch:
@@ -221,7 +246,7 @@ def batch_of(schema: pa.Schema, rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def exact(value: Any) -> Any:
-    """Return what is equal for the same values alone: NaN and NaN are the same, 0.0 and -0.0 are not."""
+    """Return a form that is equal only for identical values."""
     match value:
         case bool() | float():
             return repr(value), type(value).__name__
@@ -260,4 +285,4 @@ def _rounded(moment: datetime, type: pa.DataType) -> datetime:
 
 
 def _is_list(type: pa.DataType) -> bool:
-    return bool(types.is_list(type) or types.is_large_list(type))
+    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 FLAT = [*COLUMNS.values()]
-DRAWN = pa.schema([("value", pa.string()), *((f"c{n}", type_) for n, type_ in enumerate([*FLAT, *nested(*FLAT)]))])
+TYPES = [*FLAT, *nested(*FLAT, keys=(pa.int32(), pa.date32(), pa.binary()))]
+DRAWN = pa.schema([("value", pa.string()), *((f"c{n}", type_) for n, type_ in enumerate(TYPES))])
 
 
 class TestAppend(SinkContract):

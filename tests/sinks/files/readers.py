@@ -38,7 +38,8 @@ def kept(format: str) -> pa.Schema:
     found = [type_ for kind in KINDS if format in kind.formats.split() for type_ in EXAMPLES.get(kind.name, ())]
     # Python can't show the first and the last day of the years in every zone. JSON refuses these.
     flat = [t for t in found if format == "json" or not types.is_timestamp(t) or t.tz in (None, "UTC")]
-    every = [*flat, *([] if format == "csv" else nested(*flat))]
+    keys = [pa.int32()] if format == "json" else [pa.int32(), pa.date32(), pa.binary()]
+    every = [*flat, *([] if format == "csv" else nested(*flat, keys=keys))]
     return pa.schema([("value", pa.string()), *((f"c{number}", type_) for number, type_ in enumerate(every))])
 
 

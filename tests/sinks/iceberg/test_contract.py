@@ -58,7 +58,8 @@ FLAT = [
     *(pa.date32(), pa.time64("us"), pa.timestamp("us"), pa.timestamp("us", "UTC")),
     *(pa.string(), pa.binary(), pa.binary(4)),
 ]
-DRAWN = pa.schema([("value", pa.string()), *((f"c{n}", type_) for n, type_ in enumerate([*FLAT, *nested(*FLAT)]))])
+TYPES = [*FLAT, *nested(*FLAT, keys=(pa.int32(), pa.date32(), pa.binary()))]
+DRAWN = pa.schema([("value", pa.string()), *((f"c{n}", type_) for n, type_ in enumerate(TYPES))])
 
 
 class TestAppend(SinkContract):
