@@ -13,6 +13,7 @@ from tests.sinks.prepared_contract import schema_of
 from tests.sinks.sql.conftest import Place, databases_but_long
 from tests.support.typed_records import typed
 from twopc.testing import KeyedSinkContract, SinkContract
+from twopc.testing.contract import EXAMPLES
 from twopc_sql import SqlSink
 from twopc_sql.records import written_as
 
@@ -101,9 +102,11 @@ class TestAppend(SinkContract):
     kills = 8  # in each of four databases; make prove-plugin kills at every step
 
     @pytest.fixture(autouse=True)
-    def _place(self, place: Place) -> None:
+    def _place(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
         self.place = place
         place.create(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
+        if place.url.get_backend_name() == "duckdb":
+            monkeypatch.setenv(EXAMPLES, "20")  # a refusal takes a new connection there, and many values are refused
 
     def make_sink(self) -> SqlSink:
         return self.place.unbound(upsert_by=self.upsert_by)
