@@ -87,7 +87,7 @@ def on_threads(
         join(running, threads)
         raise
     if errors:
-        raise errors[0]
+        raise next((each for each in errors if not isinstance(each, Exception)), errors[0])  # an interrupt is not lost
     return [results[index] for index in range(len(arguments))]
 
 
@@ -102,6 +102,7 @@ def join(running: list[Worker], threads: Sequence[Worker]) -> None:
     """Wait until those of ``threads`` that were started have ended, and take them out of ``running``."""
     for thread in threads:
         while not thread.ended.wait(LOOK_AGAIN_S):
-            pass
+            if thread.ident is None:
+                break  # an interrupt came before it began
         with contextlib.suppress(ValueError):  # two may wait for it
             running.remove(thread)

@@ -69,3 +69,12 @@ def test_an_error_of_a_call_reaches_the_caller() -> None:
 
     with pytest.raises(FileNotFoundError, match="second"):
         call_at_once(call, ["first", "second"], 2)
+
+
+def test_a_worker_that_an_interrupt_kept_from_beginning_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        on_threads(lambda _: None, range(3), 2, "calls")

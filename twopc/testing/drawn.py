@@ -193,6 +193,8 @@ class Drawn:
         written = {number: {name: row[name] for name in names} for number, row in written.items()}
         before, seen, due = self._seen[reader], Counter(map(exact, found)), Counter(map(exact, written.values()))
         self._seen[reader] = seen
+        gone = before - seen
+        assert not gone, f"{reader} no longer reads {_short([*gone])}, which it read before"
         unexpected, by_key = seen - before - due, {self._key(row): number for number, row in written.items()}
         lost = [number for number, row in written.items() if seen[exact(row)] < due[exact(row)]]
         wrong = {number: {self._named(written[number]): f"nothing for {_short(written[number])}"} for number in lost}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import re
 import subprocess
 import sys
@@ -72,14 +73,16 @@ def _serialized(files: Any) -> bytes:
 @lru_cache(maxsize=1000)  # A process for each schema would take long, and columns are built for each batch.
 def _compiled(text: str, imported: bytes) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        source, known, compiled = (Path(folder, name) for name in ("schema.proto", "known", "compiled"))
+        own = f"twopc_{hashlib.sha256(text.encode()).hexdigest()}.proto"  # the name of no import
+        source, known, compiled = (Path(folder, name) for name in (own, "known", "compiled"))
         source.write_text(text, encoding="utf-8")
         known.write_bytes(imported)
         options = [f"--descriptor_set_in={known}", f"--proto_path={folder}", f"--descriptor_set_out={compiled}"]
         command = [sys.executable, "-m", "grpc_tools.protoc", *options, source.name]
         done = subprocess.run(command, capture_output=True, timeout=_COMPILE_TIMEOUT_S, check=False)  # noqa: S603
         if done.returncode:
-            raise ConfigurationError(done.stderr.decode(errors="replace").replace(f"{folder}/", "").strip())
+            told = done.stderr.decode(errors="replace").replace(f"{folder}/", "").replace(own, "schema.proto")
+            raise ConfigurationError(told.strip())
         [file] = FileDescriptorSet.FromString(compiled.read_bytes()).file
         return bytes(file.SerializeToString())
 
@@ -119,9 +122,12 @@ class Message:
         while (outer := inner.containing_type) is not None:
             names = [each.name for each in outer.nested_types]
             index = names.index(inner.name)
-            if any(each.GetOptions().map_entry for each in outer.nested_types[:index]):
-                # Clients in Java count the messages alone, those in Python the entries of maps, too.
-                raise ConfigurationError(f"{inner.full_name} follows a map field: move it before, as clients disagree")
+            groups = {each.message_type for each in outer.fields if each.type == each.TYPE_GROUP}
+            if any(each.GetOptions().map_entry or each in groups for each in outer.nested_types[:index]):
+                # Clients in Java count the messages alone, those in Python the entries of maps and groups, too.
+                raise ConfigurationError(
+                    f"{inner.full_name} follows a map field or a group: move it before, as clients disagree"
+                )
             found.append(index)
             inner = outer
         found.append([*self.descriptor.file.message_types_by_name].index(inner.name))
@@ -134,6 +140,7 @@ class Message:
         copy = FileDescriptorProto(name="twopc_copy.proto", package="twopc_copy", dependency=imports)
         original = FileDescriptorProto.FromString(self.descriptor.file.serialized_pb)
         copy.syntax = original.syntax
+        copy.options.CopyFrom(original.options)
         if original.HasField("edition"):
             copy.edition = original.edition
         self.descriptor.CopyToProto(copy.message_type.add())
@@ -173,14 +180,22 @@ def differences(writer: Any, reader: Any, within: tuple[tuple[Any, Any], ...] = 
             yield f"{name}: {shown(written)} would be read as {shown(read)}"
         elif (written.has_presence, written.default_value) != (read.has_presence, read.default_value):
             yield f"{name}: a field that is not set would be read as another value"
-        elif read.enum_type and not _values(written.enum_type) <= _values(read.enum_type):
+        elif read.enum_type and not _names(written.enum_type).items() <= _names(read.enum_type).items():
             yield f"{name}: {read.enum_type.full_name} has other values"
         elif read.message_type:
             yield from differences(written.message_type, read.message_type, (*within, (writer, reader)))
+    for oneof in reader.oneofs:
+        written = [
+            writer.fields_by_number[each.number] for each in oneof.fields if each.number in writer.fields_by_number
+        ]
+        theirs = {each.containing_oneof for each in written}
+        if len(written) > 1 and (len(theirs) > 1 or None in theirs):
+            yield f"{oneof.full_name}: of two fields that are both set, one would be read"
 
 
-def _values(enum: Any) -> set[tuple[str, int]]:
-    return {(each.name, each.number) for each in enum.values}
+def _names(enum: Any) -> dict[int, str]:
+    """Return the name by which each number is read: the first of several."""
+    return {each.number: each.name for each in reversed([*enum.values])}
 
 
 def unreadable(message: Any, within: tuple[Any, ...] = ()) -> Iterator[str]:

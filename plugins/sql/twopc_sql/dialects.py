@@ -92,7 +92,9 @@ def _copy_to_postgres(connection: sa.Connection, table: sa.TableClause, columns:
     given = [[*map(_whole, each)] if whole else each for each, whole in zip(columns, takes_whole, strict=True)]
     name = sql.Identifier(*filter(None, (table.schema, table.name)))
     names = sql.SQL(", ").join(map(sql.Identifier, table.c.keys()))
-    statement = sql.SQL("COPY {} ({}) FROM STDIN").format(name, names).as_string(None)
+    statement = (
+        sql.SQL("COPY {} ({}) FROM STDIN").format(name, names).as_string(connection.connection.driver_connection)
+    )
     connection.exec_driver_sql(statement, {"rows": [*zip(*given, strict=True)]})
 
 

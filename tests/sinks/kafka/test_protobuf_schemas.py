@@ -121,6 +121,20 @@ def test_a_message_whose_place_clients_count_otherwise_is_refused() -> None:
         _ = Message.chosen(found, "A.C").indexes
 
 
+def test_a_message_after_a_group_is_refused_as_clients_count_groups_otherwise() -> None:
+    found = files(("a.proto", 'syntax = "proto2"; message A { optional group G = 1 {} message C {} }'))
+    with pytest.raises(ConfigurationError, match=r"A\.C follows a map field or a group"):
+        _ = Message.chosen(found, "A.C").indexes
+
+
+def test_a_schema_may_import_any_name_and_spark_gets_the_options_of_its_file() -> None:
+    options = "option features.message_encoding = DELIMITED;"
+    text = f'edition = "2023"; import "schema.proto"; {options} message O {{ shop.Money m = 1; }}'
+    _, serialized = Message.chosen(files(("schema.proto", MONEY), ("a.proto", text)), "O").for_spark
+    copy, *_ = FileDescriptorSet.FromString(serialized).file
+    assert copy.options.features.message_encoding == copy.options.features.DELIMITED
+
+
 LINES = "message Line {{ {} n = 1; }} repeated Line lines = 1;"
 
 
@@ -137,6 +151,18 @@ LINES = "message Line {{ {} n = 1; }} repeated Line lines = 1;"
         (LINES.format("int64"), LINES.format("sint64"), "Order.Line.n: int64 would be read as sint64"),
         ("enum E { A = 0; B = 1; } E a = 1;", "enum E { A = 0; C = 1; } E a = 1;", "Order.a: Order.E has other"),
         ("enum E { A = 0; } E a = 1;", "enum E { A = 0; C = 1; } E a = 1;", None),
+        (
+            "enum E { A = 0; B = 1; } E a = 1;",
+            "enum E { option allow_alias = true; A = 0; C = 1; B = 1; } E a = 1;",
+            "Order.a: Order.E has other",
+        ),
+        ("string a = 1; string b = 2;", "string a = 1; string b = 2;", None),
+        ("oneof x { string a = 1; string b = 2; }", "oneof y { string b = 2; string a = 1; int32 c = 3; }", None),
+        (
+            "optional string a = 1; optional string b = 2;",
+            "oneof x { string a = 1; string b = 2; }",
+            "Order.x: of two fields that are both set, one would be read",
+        ),
         ("Order a = 1; int32 b = 2;", "Order a = 1; int64 b = 2;", "Order.b: int32 would be read as int64"),
     ],
 )
