@@ -116,11 +116,22 @@ STALE_S = 60.0
 from one that has lost a commit. Shorter than the coordinator's patience before a decision."""
 
 
-def behind(since_s: float, shows: str, advice: str) -> LogMismatch | Retriable:
-    """Return the error for a target system that has lacked a batch since ``since_s``, by ``time.monotonic``."""
-    if time.monotonic() - since_s < STALE_S:
-        return Retriable(f"{shows}: it is behind, or has lost a commit")
-    return lost_batches(shows, advice)
+class Lag:
+    """How long a target system has shown less than was committed to it."""
+
+    _since_s: float | None = None  # by time.monotonic, of the first look that showed less
+
+    def end(self) -> None:
+        """Record that the target system shows every batch."""
+        self._since_s = None
+
+    def failure(self, shows: str, advice: str) -> LogMismatch | Retriable:
+        """Return the error for a batch that is not shown. Final once the system has lagged for ``STALE_S``."""
+        now_s = time.monotonic()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        if now_s - self._since_s < STALE_S:
+            return Retriable(f"{shows}: it is behind, or has lost a commit")
+        return lost_batches(shows, advice)
 
 
 def lost_batches(shows: str, advice: str) -> LogMismatch:

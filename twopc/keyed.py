@@ -121,9 +121,9 @@ class Part(Generic[FileT]):
 def in_shares(
     search: Callable[[Sequence[FileT], threading.Event], ResultT], files: Sequence[FileT], is_local: bool
 ) -> list[ResultT]:
-    """Search files in threads, and return the result for each thread's share of them. Those of a disk have a thread
-    per processor: more take memory and no less time. Those of an object store mostly wait for it. ``search`` hands its
-    event to ``find_rows``."""
+    """Search files on threads, and return the result for each thread's share. Files on a disk get one thread per
+    processor: more would take memory and save no time. Files in an object store get ``READERS``, which mostly wait.
+    ``search`` hands its event to ``find_rows``."""
     given_up = threading.Event()
     at_once = min(READERS, len(files), (os.cpu_count() or 1) if is_local else READERS)
     if at_once <= 1:

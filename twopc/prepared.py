@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -30,7 +29,7 @@ from twopc.errors import (
     SchemaMismatch,
     TransactionLost,
 )
-from twopc.failures import behind, mapped
+from twopc.failures import Lag, mapped
 from twopc.keyed import KeyedSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import Round, TransactionId
@@ -179,8 +178,6 @@ def _whole(transaction: PreparedTransaction[Any, Any]) -> Iterator[None]:
 class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     """A sink of a database: one transaction per task attempt, prepared by its task and ended by the coordinator."""
 
-    _behind_since_s: float | None = None
-
     takes_repeated_keys = True
 
     # Subclasses set these.
@@ -202,6 +199,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options: Any = self._options_type.parse(options)
         self._table: Any = self._table_type(self._options)
+        self._lag = Lag()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._options})"
@@ -392,13 +390,11 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             )
             found = self._table.newest(connection, scope)
         if last is None or found is None or found >= last:
-            self._behind_since_s = None
+            self._lag.end()
             return
-        self._behind_since_s = self._behind_since_s or time.monotonic()
         markers = self._table.markers
         change = f"INSERT INTO {markers} VALUES ('{scope}{last}', '{scope}', {last})"  # noqa: S608  # for an operator
-        raise behind(
-            self._behind_since_s,
+        raise self._lag.failure(
             f"{self._options} had batch {last} of this query, and {markers} shows batch {found}",
             f"Restore what is lost; or write the missing records by other means, run {change}, and start again.",
         )

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ import pytest
 import twopc
 from tests.support.advice import Query, told
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
+from tests.support.lag import require_each_time_behind_measured_by_itself
 from tests.support.phase_one import writes
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import CheckResult, Committable, Coordinator, Participant, Round
@@ -218,18 +218,10 @@ class PreparedContract:
     def test_each_time_that_a_server_is_behind_is_measured_by_itself(
         self, place: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        sink, shown, now_s = place.bound(), 0, 1000.0
-        sink.last_batch_id = 1
-        monkeypatch.setattr(MarkedTable, "newest", lambda *_: shown)
-        for module in ("twopc.prepared", "twopc.failures"):
-            monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now_s))
-        with pytest.raises(Retriable, match="it is behind"):
-            sink.open()
-        shown = 1
-        sink.open()
-        shown, now_s = 0, 5000.0
-        with pytest.raises(Retriable, match="it is behind"):
-            sink.open()
+        def shows(found: Callable[..., int]) -> None:
+            monkeypatch.setattr(MarkedTable, "newest", found)
+
+        require_each_time_behind_measured_by_itself(place.bound(), shows, monkeypatch)
 
     @pytest.mark.parametrize("statement", ["DROP TABLE {markers}", "TRUNCATE {markers}"])
     def test_a_committed_transaction_whose_marker_was_removed_is_not_called_lost(

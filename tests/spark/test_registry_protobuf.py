@@ -18,21 +18,18 @@ from confluent_kafka.schema_registry import (
     ServerConfig,
 )
 from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
-from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message_factory import GetMessageClass
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from tests.spark.test_registry import CONTEXT, SUBJECT, read, values
 from tests.support.apicurio_server import ApicurioServer
 from tests.support.maven import maven_jar
 from twopc.errors import ConfigurationError
 from twopc_kafka import registry
 from twopc_kafka.protobuf_schemas import Message, add_file
 from twopc_kafka_broker.errors import JarsNotAvailable
-
-CONTEXT = SerializationContext("orders", MessageField.VALUE)
-SUBJECT = "orders-value"
 
 
 @pytest.fixture(scope="module")
@@ -58,14 +55,12 @@ class Both:
         """Return what ``registry.to_protobuf`` writes for a frame or the columns of a SQL query."""
         frame = self.spark.sql(f"SELECT {frame}") if isinstance(frame, str) else frame
         given: dict[str, Any] = {"subject": SUBJECT, "registry": self.schemas} | options
-        framed = registry.to_protobuf(frame, column or F.struct("*"), **given)
-        return [row[0] and bytes(row[0]) for row in frame.select(framed).collect()]
+        return values(frame, registry.to_protobuf(frame, column or F.struct("*"), **given))
 
     def read(self, *records: bytes | None, **options: Any) -> list[Any]:
         frame = self.spark.createDataFrame([(each,) for each in records], "value BINARY")
         given: dict[str, Any] = {"subject": SUBJECT, "registry": self.schemas} | options
-        column = registry.from_protobuf("value", **given)
-        return [row[0] for row in frame.select(column).collect()]
+        return read(frame, registry.from_protobuf("value", **given))
 
     def serializer(self, kind: Any) -> Any:
         """Return Confluent's serializer, which registers a base64 descriptor."""

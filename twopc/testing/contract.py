@@ -131,15 +131,14 @@ class SinkContract(ABC):
         return None
 
     def types_taken(self) -> pa.Schema | None:
-        """Columns for which values are drawn. Defaults to those of ``sample``. The test that draws the values calls it
-        first, so it may make the target system's table anew. Leave out a column if the sink refuses most values of its
-        type by design. None: texts, as ``value``.
-        """
+        """Return the columns for which values are drawn; None for texts, as ``value``. Defaults to those of ``sample``.
+        Leave out a column if the sink refuses most values of its type by design. The test that draws values calls this
+        first, so it may make the target system's table anew."""
         self.sink()  # it may make the table
         return None if self.visible_records() is None else self.sample().schema
 
     def readers(self) -> Mapping[str, Callable[[], Sequence[Mapping[str, Any]]]]:
-        """What reads the records that are drawn, by name. Override it to have several readers compared."""
+        """Return the readers of the drawn records, by name. Override it to have several readers compared."""
         return {"a committed reader": lambda: self.visible_records() or []}
 
     def with_bad_records(self) -> pa.RecordBatch | None:

@@ -20,6 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.errors import Flaky
 from pyarrow import types
 
+from twopc.refusals import is_list
+
 Row: TypeAlias = "dict[str, Any]"
 
 TEXTS = (
@@ -91,7 +93,7 @@ def edges(type: pa.DataType) -> list[Any]:  # noqa: C901, PLR0911, PLR0912  # on
     if types.is_struct(type):
         empty = {field.name: None for field in type}
         return [empty, *({**empty, field.name: edge} for field in type for edge in edges(field.type))]
-    if _is_list(type):
+    if is_list(type):
         some = [
             [each] * (type.list_size if types.is_fixed_size_list(type) else 1)
             for each in (None, *edges(type.value_type))
@@ -130,7 +132,7 @@ def drawn(type: pa.DataType, random: Random) -> Any:  # noqa: C901, PLR0911, PLR
         return [(key, _or_null(type.item_type, random)) for key in keys.values()]
     if types.is_struct(type):
         return {field.name: _or_null(field.type, random) for field in type}
-    if _is_list(type):
+    if is_list(type):
         length = type.list_size if types.is_fixed_size_list(type) else random.randint(0, 2)
         return [_or_null(type.value_type, random) for _ in range(length)]
     if types.is_fixed_size_binary(type):
@@ -190,7 +192,7 @@ def label(type: pa.DataType, number: int, random: Random) -> Any:
 
 
 def leaves(value: Any, type: pa.DataType, name: str) -> Iterator[str]:
-    """Yield the name of each part of a value that is not null: of itself, if it is not nested."""
+    """Yield the name of each non-null part of a value. A value that is not nested has one part."""
     if value is None:
         return
     if types.is_struct(type):
@@ -200,7 +202,7 @@ def leaves(value: Any, type: pa.DataType, name: str) -> Iterator[str]:
         for key, item in value:
             yield from leaves(key, type.key_type, f"{name}.key")
             yield from leaves(item, type.item_type, f"{name}.value")
-    elif _is_list(type):
+    elif is_list(type):
         for each in value:
             yield from leaves(each, type.value_type, f"{name}[]")
     else:
@@ -282,7 +284,3 @@ def _cut(moment: Any, type: pa.DataType) -> Any:
 
 def _rounded(moment: datetime, type: pa.DataType) -> datetime:
     return _cut(moment, type).replace(tzinfo=timezone.utc) if type.tz else _cut(moment, type)  # type: ignore[no-any-return]
-
-
-def _is_list(type: pa.DataType) -> bool:
-    return bool(types.is_list(type) or types.is_large_list(type) or types.is_fixed_size_list(type))

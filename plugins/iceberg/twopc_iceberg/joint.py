@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import TOKEN
 from pyiceberg.exceptions import ForbiddenError
 
 from twopc.errors import TwoPhaseCommitError
+from twopc.threads import call_at_once
 from twopc_iceberg.batch_manifests import FileChanged
 from twopc_iceberg.catalogs import Lake, TransactionalCatalog
 from twopc_iceberg.outcomes import CATALOG_ERRORS, CatalogAnswer, answer, told
@@ -69,22 +69,21 @@ class Part:
 
 def commit_parts(begins: Sequence[Callable[[], Part]]) -> None:
     """Try to commit the parts together. Each of ``begins`` returns one, or raises if its own commit would."""
-    with ThreadPoolExecutor(len(begins), thread_name_prefix="twopc-iceberg-joint") as pool:
-        parts = [part for part in pool.map(_begun, begins) if part is not None]
-        for number in range(ATTEMPTS):
-            found = zip(parts, pool.map(Part.proposal, parts), strict=True)
-            # By the table's UUID: one request can't change a table twice, as two sinks or two branches would have it.
-            proposals = {part.batch.table: (part, proposal) for part, proposal in found if proposal is not None}
-            if len(proposals) < 2:
-                return
-            parts = [part for part, _ in proposals.values()]
-            failure = _asked([proposal for _, proposal in proposals.values()])
-            if failure is None or answer(failure) is not CatalogAnswer.CONFLICT:
-                for part in parts:
-                    part.lake.forget_table()  # each one's own commit loads it
-                return
-            list(pool.map(Part.look_again, parts))
-            pause(number)
+    parts = [part for part in call_at_once(_begun, begins, len(begins)) if part is not None]
+    for number in range(ATTEMPTS):
+        found = zip(parts, call_at_once(Part.proposal, parts, len(parts)), strict=True)
+        # By the table's UUID: one request can't change a table twice, as two sinks or two branches would have it.
+        proposals = {part.batch.table: (part, proposal) for part, proposal in found if proposal is not None}
+        if len(proposals) < 2:
+            return
+        parts = [part for part, _ in proposals.values()]
+        failure = _asked([proposal for _, proposal in proposals.values()])
+        if failure is None or answer(failure) is not CatalogAnswer.CONFLICT:
+            for part in parts:
+                part.lake.forget_table()  # each one's own commit loads it
+            return
+        call_at_once(Part.look_again, parts, len(parts))
+        pause(number)
 
 
 def _begun(begin: Callable[[], Part]) -> Part | None:

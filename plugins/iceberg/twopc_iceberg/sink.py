@@ -27,7 +27,7 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
-from twopc.failures import behind, mapped, older_log
+from twopc.failures import Lag, mapped, older_log
 from twopc.keyed import KeyedSink
 from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, JsonValue, Transaction
@@ -86,7 +86,7 @@ _OF_THIS_PROCESS = (
     "_look",
     "_protected",
     "_committed",
-    "_behind_since_s",
+    "_lag",
 )
 """Attributes that do not travel to the tasks."""
 
@@ -151,7 +151,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self._look = _NO_LOOK
         self._protected = _NOTHING  # the transactions whose notes this process has removed
         self._committed: int | None = None
-        self._behind_since_s: float | None = None
+        self._lag = Lag()
 
     def __repr__(self) -> str:
         return f"IcebergSink({self._options})"
@@ -306,7 +306,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             self._committed = max(last, self._committed or 0)
         if self._committed is not None and (found is None or found < self._committed):
             raise self._fell_back(self._committed, found)
-        self._behind_since_s = None
+        self._lag.end()
 
     def _undecided_mark(self, metadata: TableMetadata, committables: Sequence[Committable]) -> int | None:
         """Return the table's mark.
@@ -325,9 +325,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def _fell_back(self, committed: int, found: int | None) -> Retriable | LogMismatch:
         """Return the error for a table without a batch that was committed to it. The answer may be old, so it is final
         only when the catalog has repeated it for a while."""
-        self._behind_since_s = self._behind_since_s or time.monotonic()
-        return behind(
-            self._behind_since_s,
+        return self._lag.failure(
             f"{self._options} had batch {committed} of this query, and the catalog shows"
             f" {'none' if found is None else f'batch {found}'}",
             "Start again first: if the log does not have the last batch as complete, it is committed again. Else"

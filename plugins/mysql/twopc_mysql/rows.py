@@ -19,6 +19,7 @@ from twopc.bad_records import are_in_years, are_utf8
 from twopc.columns import require
 from twopc.errors import RecordRefused
 from twopc.prepared import BYTES, CHANGED_JSON, are_kept_json, joined
+from twopc.refusals import is_bytes, is_string
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,9 +92,9 @@ def _literals(values: pa.Array, column: Column) -> pa.Array:
     for are_fine, why in _required(values.type, column):
         require(values, are_fine, why, column.name)
     type = values.type
-    if pa.types.is_string(type) or pa.types.is_large_string(type):
+    if is_string(type):
         return _quoted("'", pc.replace_substring(values.cast(BYTES), "'", "''"))
-    if type in (pa.binary(), pa.large_binary()):
+    if is_bytes(type):
         return _quoted("_binary'", pc.replace_substring(values.cast(BYTES), "'", "''"))
     if pa.types.is_timestamp(type):
         values = values.cast(pa.int64()).cast(pa.timestamp(type.unit))  # UTC, as is the session's time zone
@@ -108,7 +109,7 @@ def _required(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.
     """Yield what values must be, as the server might change others without a warning, and the reason for an error."""
     if not column.is_nullable:  # a TIMESTAMP might become the current time, and an AUTO_INCREMENT the next number
         yield lambda part: not part.null_count, "the column is NOT NULL, and the record has no value for it"
-    if pa.types.is_string(type) or pa.types.is_large_string(type):
+    if is_string(type):
         yield are_utf8, "it is text that is not UTF-8"
         yield from _required_of_text(type, column)
     elif column.type == "binary":

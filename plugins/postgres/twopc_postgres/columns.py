@@ -15,7 +15,7 @@ import pyarrow as pa
 from twopc.columns import has_room
 from twopc.errors import SchemaMismatch
 from twopc.keyed import UniqueIndex, check_key
-from twopc_postgres.rows import is_text
+from twopc.refusals import is_string
 
 ORDINAL = "twopc_ordinal"
 """The column of an upsert table that holds the order in which records arrived."""
@@ -139,7 +139,7 @@ class Column:
         return not self.is_array and self._holds(type)
 
     def _holds(self, type: pa.DataType) -> bool:
-        if is_text(type) and (self.type in PROVEN or self.type in HOLDS[type]):
+        if is_string(type) and (self.type in PROVEN or self.type in HOLDS[type]):
             return True
         if pa.types.is_timestamp(type):
             digits = _DIGITS_OF_FRACTION.get(type.unit)
@@ -158,7 +158,7 @@ class Column:
             return "Make it a column of text, or use the backend 'sql', which tries each value."
         if pa.types.is_nested(type) and not self.is_array:
             return "Convert lists, structs and maps with to_json, for a column of json, jsonb or text."
-        if is_text(type):
+        if is_string(type):
             return "Cast the column to the table's type in the query, or make the table's column text."
         return "Cast the column in the query, or make the table's column wider. The backend 'sql' tries each value."
 

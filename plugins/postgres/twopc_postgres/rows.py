@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from twopc.bad_records import are_in_years, are_utf8
 from twopc.prepared import BYTES, CHANGED_JSON, are_kept_json, joined
+from twopc.refusals import is_bytes, is_string
 
 if TYPE_CHECKING:
     from twopc_postgres.columns import Column
@@ -43,7 +44,7 @@ def _count(values: pa.Array) -> int:
 
 def _escaped(values: pa.Array) -> pa.Array:
     texts = _texts(values)
-    if is_text(values.type) or pa.types.is_nested(values.type) or values.type in (pa.binary(), BYTES):
+    if is_string(values.type) or pa.types.is_nested(values.type) or is_bytes(values.type):
         for plain, escaped in (b"\\", rb"\\"), (b"\n", rb"\n"), (b"\r", rb"\r"), (b"\t", rb"\t"):
             texts = pc.replace_substring(texts, plain, escaped)
     return texts
@@ -52,9 +53,9 @@ def _escaped(values: pa.Array) -> pa.Array:
 def _texts(values: pa.Array) -> pa.Array:
     """Return values as texts that PostgreSQL reads as what they are, whatever it prefers."""
     type = values.type
-    if is_text(type):
+    if is_string(type):
         return values.cast(BYTES)
-    if type in (pa.binary(), BYTES):
+    if is_bytes(type):
         return pa.array([None if each is None else f"\\x{each.hex()}".encode() for each in values.to_pylist()], BYTES)
     if pa.types.is_nested(type):
         return _texts_of_lists(values)
@@ -76,16 +77,11 @@ def _texts_of_lists(lists: pa.Array) -> pa.Array:
     return pc.if_else(lists.is_valid(), joined("{", inner, "}"), None)
 
 
-def is_text(type: pa.DataType) -> bool:
-    """Return whether a type is one of Arrow's strings."""
-    return bool(pa.types.is_string(type) or pa.types.is_large_string(type))
-
-
 def refusals(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
     """Yield what PostgreSQL would not keep: whether values of an Arrow type have none of it, and the reason for an
     error."""
     of_one = type.value_type if pa.types.is_nested(type) else type
-    if is_text(of_one):
+    if is_string(of_one):
         yield are_utf8, "it is text that is not UTF-8"
     if pa.types.is_date(of_one) or pa.types.is_timestamp(of_one):
         yield lambda part: are_in_years(single(part)), "it is a time outside of the years 1 to 9999"

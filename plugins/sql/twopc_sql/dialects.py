@@ -267,7 +267,7 @@ DIALECTS: Mapping[str, Dialect] = {
         counts_rows=True,
         numbers_null=True,
     ),
-    # Of a column of zeros its storage keeps one value, whatever their signs.
+    # Its storage keeps one value for a column of zeros, whatever their signs.
     "duckdb": Dialect(
         "duckdb+duckdb_engine", postgresql.insert, _on_conflict, unique_keys=_KEYS_IN_DUCKDB, merges_zeros=True
     ),

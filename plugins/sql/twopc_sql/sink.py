@@ -12,7 +12,6 @@ It needs nothing of a database but transactions:
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ from twopc.errors import (
     TransactionLost,
     TwoPhaseCommitError,
 )
-from twopc.failures import behind, mapped, older_log
+from twopc.failures import Lag, mapped, older_log
 from twopc.keyed import KeyedSink, check_key
 from twopc.retry import until_answered
 from twopc.sink import WholeBatchSink
@@ -92,13 +91,12 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         ConfigurationError: an option is unknown, missing or wrong. The sink made no connection.
     """
 
-    _behind_since_s: float | None = None
-
     takes_repeated_keys = True
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = SqlOptions.parse(options)
         self._tables = Tables(self._options)
+        self._lag = Lag()
 
     def __repr__(self) -> str:
         return f"SqlSink({self._options})"
@@ -212,13 +210,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         if last is not None and mark is not None and mark < last:
             mark = self._mark(lock=True)  # a replica, which may be behind, refuses the lock
         if last is None or mark is None or mark >= last:
-            self._behind_since_s = None
+            self._lag.end()
             return
-        self._behind_since_s = self._behind_since_s or time.monotonic()
         marks, scope = self._tables.marks, self.transactional_ids.scope
         change = f"UPDATE {marks} SET batch_id = {last} WHERE scope = '{scope}'"  # noqa: S608  # for an operator
-        raise behind(
-            self._behind_since_s,
+        raise self._lag.failure(
             f"{self._options} had batch {last} of this query, and {marks} shows batch {mark}",
             f"Restore what is lost; or write the missing records by other means, run {change}, and start again.",
         )

@@ -19,6 +19,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from tests.campaigns.simulation.records import Records
 from tests.campaigns.simulation.table_model import Made
 from tests.campaigns.simulation.world import Actor, Fault, Op, World
+from twopc.failures import Lag
 from twopc.transaction import Committable
 from twopc_sql.options import SqlOptions
 from twopc_sql.sink import SqlSink, SqlTransaction
@@ -295,7 +296,7 @@ class SimulatedSqlSink(SqlSink):
     """The real sink, connected to the model."""
 
     def __init__(self, table: KeyedTable, on_complete: Callable[[str, int], None]) -> None:
-        self._options = _OPTIONS
+        self._options, self._lag = _OPTIONS, Lag()
         self._tables = ModelTables(table)  # type: ignore[assignment]
         self._to_model, self._on_complete = Engine(table.database), on_complete
 

@@ -29,7 +29,7 @@ from tests.campaigns.simulation.spark_model import FAILS, MINUTES_AT_MOST, Batch
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, participant, performer, protocol, transactional_ids
+from twopc import commits, failures, participant, performer, protocol, transactional_ids
 from twopc.errors import RepeatedFailure, Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -220,7 +220,7 @@ def simulated() -> Iterator[None]:
     replaced: tuple[tuple[ModuleType, str, object], ...] = (
         (performer, "time", _CLOCK),
         (kafka_sink, "time", _CLOCK),
-        (sql_sink, "time", _CLOCK),
+        (failures, "time", _CLOCK),
         (sql_sink, "until_answered", _until_answered),
         (ending, "time", _CLOCK),
         (hanging, "time", _CLOCK),

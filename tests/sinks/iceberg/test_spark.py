@@ -603,27 +603,26 @@ def delete_files(spark: IcebergSpark) -> int:
     return int(found["n"])
 
 
-FORMS = [
-    pytest.param(UNPARTITIONED_PARTITION_SPEC, "equality", "2", id="equality"),
-    pytest.param(BY_NAME, "equality", "3", id="equality in partitions, version 3"),
-    pytest.param(BY_NAME, "position", "2", id="position in partitions"),
-    pytest.param(UNPARTITIONED_PARTITION_SPEC, "position", "3", id="position, version 3"),
-]
+@pytest.fixture(
+    params=[
+        pytest.param((UNPARTITIONED_PARTITION_SPEC, "equality", "2"), id="equality"),
+        pytest.param((BY_NAME, "equality", "3"), id="equality in partitions, version 3"),
+        pytest.param((BY_NAME, "position", "2"), id="position in partitions"),
+        pytest.param((UNPARTITIONED_PARTITION_SPEC, "position", "3"), id="position, version 3"),
+    ]
+)
+def form(request: pytest.FixtureRequest, place: Place) -> tuple[Place, PartitionSpec]:
+    """A place with a way to delete and a version, and the partitions of its table."""
+    partitions, deletes, version = request.param
+    return replace(place, deletes=deletes, version=version), partitions
 
 
-@pytest.mark.parametrize(("partitions", "deletes", "version"), FORMS)
 @pytest.mark.parametrize("kind", KEYS)
 def test_spark_and_duckdb_apply_deletes_by_each_type_of_key(
-    kind: str,
-    partitions: PartitionSpec,
-    deletes: str,
-    version: str,
-    spark: IcebergSpark,
-    place: Place,
-    server: RestCatalogServer,
+    kind: str, form: tuple[Place, PartitionSpec], spark: IcebergSpark, server: RestCatalogServer
 ) -> None:
     of_column, arrow, ids = KEYS[kind]
-    place = replace(place, deletes=deletes, version=version)
+    place, partitions = form
     create(place, server, Schema(NestedField(1, "id", of_column), KEYED.fields[1]), partitions)
     change(place, 0, named(ids, "old", arrow))
     change(place, 1, named(ids[1:], "new", arrow))
@@ -633,21 +632,17 @@ def test_spark_and_duckdb_apply_deletes_by_each_type_of_key(
     assert [name for _, name in seen(spark, place)] == ["last"]
 
 
-@pytest.mark.parametrize(("partitions", "deletes", "version"), FORMS)
 @pytest.mark.parametrize(
     "action", ["rewrites data files", "rewrites manifests", "expires snapshots", "removes orphan files"]
 )
 def test_upserts_and_deletes_are_applied_once_whatever_spark_does_meanwhile(
     action: str,
-    partitions: PartitionSpec,
-    deletes: str,
-    version: str,
+    form: tuple[Place, PartitionSpec],
     spark: IcebergSpark,
-    place: Place,
     server: RestCatalogServer,
     proxy: ProxyIntoHost,
 ) -> None:
-    place = replace(place, deletes=deletes, version=version)
+    place, partitions = form
     create(place, server, KEYED, partitions)
     change(place, 0, named(range(20), "old"))
     expected = dict.fromkeys(range(20), "old")
@@ -691,17 +686,10 @@ def test_the_rewrite_that_doctor_names_removes_delete_files_and_brings_no_row_ba
 SKIPPING = {f"streaming-skip-{kind}-snapshots": "true" for kind in ("overwrite", "delete")}
 
 
-@pytest.mark.parametrize(("partitions", "deletes", "version"), FORMS)
 def test_a_stream_stops_at_the_first_batch_with_deletes_and_can_skip_it_as_a_whole(
-    partitions: PartitionSpec,
-    deletes: str,
-    version: str,
-    spark: IcebergSpark,
-    place: Place,
-    server: RestCatalogServer,
-    tmp_path: Path,
+    form: tuple[Place, PartitionSpec], spark: IcebergSpark, server: RestCatalogServer, tmp_path: Path
 ) -> None:
-    place = replace(place, deletes=deletes, version=version)
+    place, partitions = form
     create(place, server, KEYED, partitions)
     append(place, 0, named([0], "appended"))
 
@@ -712,7 +700,7 @@ def test_a_stream_stops_at_the_first_batch_with_deletes_and_can_skip_it_as_a_who
     assert streamed() == [(0, "appended")]
     change(place, 1, named([1], "new"))
     expected = [(0, "appended")]
-    if deletes == "position":
+    if place.deletes == "position":
         expected.append((1, "new"))
         assert streamed() == expected
     else:  # nothing tells whether the key is new

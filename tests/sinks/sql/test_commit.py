@@ -1,7 +1,6 @@
 """What a commit finds, and what it does about it: committed, rolled back, or nobody knows (invariants 2, 3 and 5)."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.sinks.sql.conftest import Place
+from tests.support.lag import require_each_time_behind_measured_by_itself
 from tests.support.sql_databases import Databases
 from twopc import Committable, Participant, Round
 from twopc.errors import (
@@ -423,15 +423,7 @@ def test_a_crash_while_a_staging_table_is_made_leaves_none_without_its_key(
 def test_each_time_that_a_database_is_behind_is_measured_by_itself(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sink, shown, now_s = place.sink(), 0, 1000.0
-    sink.last_batch_id = 1
-    monkeypatch.setattr(sink, "_mark", lambda **_: shown)
-    for module in ("twopc_sql.sink", "twopc.failures"):
-        monkeypatch.setattr(f"{module}.time", SimpleNamespace(monotonic=lambda: now_s))
-    with pytest.raises(Retriable, match="it is behind"):
-        sink.open()
-    shown = 1
-    sink.open()
-    shown, now_s = 0, 5000.0
-    with pytest.raises(Retriable, match="it is behind"):
-        sink.open()
+    sink = place.sink()
+    require_each_time_behind_measured_by_itself(
+        sink, lambda found: monkeypatch.setattr(sink, "_mark", found), monkeypatch
+    )
