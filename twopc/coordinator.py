@@ -12,27 +12,29 @@ import contextlib
 import logging
 import os
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twopc import protocol
+from twopc import protocol, repetition
 from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
-from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, RoundAborted, TwoPhaseCommitError
-from twopc.events import BatchFailed, BatchFinished, CallRetried, LeftOut
-from twopc.failures import NotComputedAgain, identity, is_outage, located
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, RoundAborted
+from twopc.events import BatchFinished, CallRetried, LeftOut
+from twopc.failures import NotComputedAgain, located
 from twopc.log.batch_identity import as_logged
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry
 from twopc.log.store import LogStore, store_of, warn_of_late_listings
-from twopc.performer import NO_OPENING, Metrics, Opening, Performer
+from twopc.metrics import NO_OPENING, Metrics, Opening
+from twopc.performer import Performer
 from twopc.phases import Phase
 from twopc.replay import ReplayCopies
-from twopc.resting import REST_INTERVAL_S, OwnedLock, Resting
+from twopc.resting import REST_INTERVAL_S, Resting
 from twopc.retry import Waits
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.stores.places import refuse_within_outputs
 from twopc.transaction import Committable, JsonValue, Vote
 from twopc.transactional_ids import Round, TransactionalIdPool
+from twopc.turns import Turns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -97,8 +99,7 @@ class Coordinator:
         # What a repeated failure counts by. Coordinators in several processes have one if they serve one start.
         self._start = uuid.uuid4().hex[:12]
         self._has_passed = False  # what comes before a batch and may fail at each start
-        self._one_at_a_time = OwnedLock()  # callers of public methods, of which a second is refused or waits
-        self._batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
+        self._turns = Turns()
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
 
     @property
@@ -202,11 +203,11 @@ class Coordinator:
                     raise NotComputedAgain(
                         f"batch {batch_id} is decided and committed, and was not evaluated again: {error.message}"
                     ) from error
-                return self._finished(batch_id, True, {}, LeftOut())
+                return self._performer.finish(batch_id, True, {}, LeftOut())
             self._performer.failed_rests = 0  # its sweep was answered
             if self._resting is not None:
                 self._resting.batch_ended()
-            return self._finished(batch_id, False, decision.committables, rest)
+            return self._performer.finish(batch_id, False, decision.committables, rest)
 
         return self._alone(f"batch {batch_id}", batch, waits=False, batch_id=batch_id)
 
@@ -276,11 +277,10 @@ class Coordinator:
             Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.
             Exception: the log may or may not have been changed. The next ``run`` recovers first.
         """
-        if self._batch_or_rest.is_mine:  # amid a batch
-            return
+        self._turns.rest(self._rest)
+
+    def _rest(self) -> None:
         try:
-            if not self._batch_or_rest.take(waits=False):
-                return
             if self.phase is Phase.IDLE and perform(protocol.rest(self._performer.life), self._performer.do):
                 self._performer.rest_is_answered()
         except Retriable as error:  # the next rest, or the next batch, asks again
@@ -290,13 +290,8 @@ class Coordinator:
         except BaseException as error:
             if isinstance(meant := self._meant(error, True), Fenced):
                 raise meant from error
-            self._fail(error)
+            self._performer.fail(error)
             raise
-        finally:
-            try:  # noqa: SIM105  # as in ``_alone``
-                self._batch_or_rest.release()
-            except RuntimeError:
-                pass
 
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log records that. Waits for a running batch. ``run`` may be called
@@ -324,11 +319,8 @@ class Coordinator:
         self, what: str, call: Callable[[], ResultT], *, waits: bool = True, batch_id: int | None = None
     ) -> ResultT:
         """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
-        within = self._is_within
-        try:
-            if within or not self._one_at_a_time.take(waits=waits):
-                raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
-            self._batch_or_rest.take()
+
+        def turn() -> ResultT:
             try:
                 if self.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
                     self._performer.phase = Phase.CLOSED
@@ -341,58 +333,23 @@ class Coordinator:
                     # While no rest can write to the log.
                     meant = self._meant(error, isinstance(error, Retriable | RoundAborted), batch_id)
                 finally:
-                    self._fail(meant, batch_id)
+                    self._performer.fail(meant, batch_id)
                 if meant is not error:
                     raise meant from error
                 raise
-        finally:
-            # No function in Python between, in which an interrupt could leave one taken.
-            if not within:
-                try:
-                    self._batch_or_rest.release()
-                except RuntimeError:  # it was not taken
-                    pass
-                finally:
-                    try:  # noqa: SIM105
-                        self._one_at_a_time.release()
-                    except RuntimeError:
-                        pass
 
-    @property
-    def _is_within(self) -> bool:
-        """Whether this thread is amid a call of this coordinator."""
-        return self._one_at_a_time.is_mine or self._batch_or_rest.is_mine
+        return self._turns.take(what, turn, waits=waits)
 
     def _meant(self, error: BaseException, is_asked_again: bool, batch_id: int | None = None) -> BaseException:
-        """Return what an error means when the log has been looked at (``protocol.explained``)."""
+        """Return what an error means when the log has been looked at (``repetition``)."""
         if not isinstance(error, Exception):
             return error
-        if self._performer.is_open and self.phase is not Phase.CLOSED:
-            steps = protocol.explained(self._performer.life, error, is_asked_again, batch_id, self._start)
-        elif (tail := self._tail_before_opening(error)) is not None and not self._is_of_another(tail):
-            steps = protocol.counted(tail, error, batch_id, self._start)
+        life, known = self._performer.life if self._performer.is_open else None, self._performer.tail_when_closed
+        if life is not None and self.phase is not Phase.CLOSED:
+            steps = repetition.explained(life, error, is_asked_again, batch_id, self._start)
         else:
-            return error
+            steps = repetition.explained_when_closed(life, known, error, batch_id, self._start)
         return perform(steps, self._performer.do)
-
-    def _is_of_another(self, tail: Entry) -> bool:
-        """Whether a newer coordinator than this one's last incarnation goes on from ``tail``: its failures are its
-        own."""
-        if not self._performer.is_open or tail.kind == "close":
-            return False
-        own = self._performer.life.tail
-        return (tail.log_id, tail.incarnation) != (own.log_id, own.incarnation)
-
-    def _tail_before_opening(self, error: Exception) -> Entry | None:
-        """Return the newest entry of the log after an error that came before an incarnation was opened; None if it is
-        not known. It is looked up anew where that matters: an ``open`` in doubt may be it by now."""
-        if identity(error) is None or is_outage(error):
-            return self._performer.tail_when_closed
-        try:
-            return _newest_entry(self._store)
-        except Exception as unread:  # noqa: BLE001  # the first error is raised
-            logger.warning("the log could not be read after an error: %s", unread)
-            return None
 
     @contextlib.contextmanager
     def failures_counted(self) -> Iterator[None]:
@@ -409,7 +366,7 @@ class Coordinator:
             yield
             self._has_passed = True
         except Exception as error:
-            if self._is_within:
+            if self._turns.is_mine:
                 raise
             failed: Exception = error
             if isinstance(error, RoundAborted):  # which would say that nothing of a batch is visible
@@ -490,30 +447,6 @@ class Coordinator:
         warn_of_late_listings(self._store)
         prefixes = {name: sink.prefix for name, sink in self._sinks.items()}
         return perform(protocol.begin(self._store.url, self._owner, prefixes), self._performer.do)
-
-    def _fail(self, error: BaseException, batch_id: int | None = None) -> None:
-        """Close after an error, so that the next call recovers first."""
-        if isinstance(error, TwoPhaseCommitError):
-            error.fill_in(batch_id=batch_id, phase=self.phase)
-        if self.phase is Phase.CLOSED:
-            self._performer.notices.withdraw()
-        else:
-            self._performer.enter(Phase.CLOSED, batch_id)
-        if batch_id is not None:
-            phases_ms = self._performer.metrics.phases_ms
-            self._performer.tell(BatchFailed(batch_id, error, phases_ms, self._owner))
-
-    def _finished(
-        self,
-        batch_id: int,
-        already_decided: bool,
-        committables: Mapping[str, Sequence[Committable]],
-        left_out: LeftOut,
-    ) -> BatchFinished:
-        batch = self._performer.metrics.finished(self._owner, batch_id, already_decided, committables, left_out)
-        logger.info("%s", batch)
-        self._performer.tell(batch)
-        return batch
 
 
 def _newest_entry(store: LogStore) -> Entry | None:

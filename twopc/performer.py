@@ -15,17 +15,24 @@ from twopc import effects
 from twopc.commits import Wave
 from twopc.datasets import Dataset
 from twopc.effects import Effect, Life, Member, perform
-from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    Refused,
+    Retriable,
+    RoundAborted,
+    TransactionLost,
+    TwoPhaseCommitError,
+)
 from twopc.events import (
     BatchCommitted,
+    BatchFailed,
     BatchFinished,
     BatchPart,
     CallRetried,
     Event,
     LeftOut,
     PhaseEntered,
-    TransactionAborted,
-    TransactionCommitted,
 )
 from twopc.failures import located
 from twopc.late import telling_of_lateness
@@ -33,6 +40,7 @@ from twopc.log.commit_log import perform_on
 from twopc.log.entries import Decision, Entry
 from twopc.log.notices import Notices
 from twopc.log.store import LogStore
+from twopc.metrics import Metrics
 from twopc.observing import notify
 from twopc.phases import Phase, advance
 from twopc.replay import DamagedCopy, ReplayCopies
@@ -272,6 +280,26 @@ class Performer:
             self.notices.withdraw()
             self.tell(PhaseEntered(self.phase, None, self.owner))
 
+    def fail(self, error: BaseException, batch_id: int | None = None) -> None:
+        """Close after an error, so that the next call recovers first."""
+        if isinstance(error, TwoPhaseCommitError):
+            error.fill_in(batch_id=batch_id, phase=self.phase)
+        if self.phase is Phase.CLOSED:
+            self.notices.withdraw()
+        else:
+            self.enter(Phase.CLOSED, batch_id)
+        if batch_id is not None:
+            self.tell(BatchFailed(batch_id, error, self.metrics.phases_ms, self.owner))
+
+    def finish(
+        self, batch_id: int, already_decided: bool, committables: effects.Work, left_out: LeftOut
+    ) -> BatchFinished:
+        """Report the end of a batch. ``committables``: see ``Metrics.finished``."""
+        batch = self.metrics.finished(self.owner, batch_id, already_decided, committables, left_out)
+        logger.info("%s", batch)
+        self.tell(batch)
+        return batch
+
     def _committed(self, decision: Decision, recovered: bool) -> BatchCommitted:
         tail = self.life.tail
         parts = [
@@ -356,73 +384,3 @@ def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exc
         case Refused():
             return OperatorRequired(f"{what}, which now refuses its records: {error} Correct that and start again.")
     return None
-
-
-# The metrics of one batch, added up while it runs. ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """What the opening of an incarnation took, as part of the batch for which it was opened."""
-
-    phases_ms: tuple[tuple[str, float], ...] = ()  # the time in its phases, by name, in order
-    retries: int = 0  # see ``BatchFinished``
-    recovered: int = 0  # the same
-
-
-NO_OPENING = Opening()
-
-
-class Metrics:
-    """Counts a coordinator's events and times its phases, from the call that brings a batch to its end. ``opening``
-    is what another process has done for the batch before; ``phases_ms`` is the time in each phase that the batch has
-    left."""
-
-    def __init__(self, opening: Opening = NO_OPENING) -> None:
-        self.phases_ms = dict(opening.phases_ms)
-        self._retries = opening.retries
-        self._recovered = opening.recovered
-        self._since_s = 0.0
-        self._lock = threading.Lock()  # phase two reports from several threads
-
-    def leave(self, phase: Phase, now_s: float) -> None:
-        """Count the time since the last phase was left. ``now_s`` is a reading of ``time.perf_counter``."""
-        if phase not in (Phase.CLOSED, Phase.IDLE):
-            self.phases_ms[phase.value] = (now_s - self._since_s) * 1000
-        self._since_s = now_s
-
-    @property
-    def opening(self) -> Opening:
-        """What was counted so far, for the process that runs the batch."""
-        return Opening(tuple(self.phases_ms.items()), self._retries, self._recovered)
-
-    def count(self, event: Event) -> None:
-        with self._lock:
-            match event:
-                case CallRetried():
-                    self._retries += 1
-                case TransactionCommitted(recovered=True) | TransactionAborted(recovered=True):
-                    self._recovered += 1
-
-    def finished(
-        self,
-        owner: str,
-        batch_id: int,
-        already_decided: bool,
-        committables: Mapping[str, Sequence[Committable]],
-        left_out: LeftOut,
-    ) -> BatchFinished:
-        """``committables``: those of the decision by sink; empty if the log had decided the batch before."""
-        return BatchFinished(
-            batch_id=batch_id,
-            already_decided=already_decided,
-            records={name: sum(c.records or 0 for c in of_sink) for name, of_sink in committables.items()},
-            bytes={name: sum(c.bytes or 0 for c in of_sink) for name, of_sink in committables.items()},
-            transactions={name: len(of_sink) for name, of_sink in committables.items()},
-            phases_ms=self.phases_ms,
-            retries=self._retries,
-            recovered=self._recovered,
-            owner=owner,
-            unrouted=left_out.unrouted,
-            bad_records=left_out.bad_records,
-        )

@@ -27,20 +27,10 @@ from typing import NoReturn
 
 from twopc import effects
 from twopc.effects import FailedCommit, Life, LogView, Offer, Steps
-from twopc.errors import (
-    ConfigurationError,
-    CorruptLog,
-    Fenced,
-    InDoubt,
-    LogMismatch,
-    Refused,
-    RepeatedFailure,
-    RoundAborted,
-    TwoPhaseCommitError,
-)
-from twopc.failures import cause_of, decided_batch, identity, is_outage, passes, sentence
+from twopc.errors import ConfigurationError, Fenced, LogMismatch, Refused, RoundAborted
+from twopc.failures import decided_batch
 from twopc.log import batch_identity, steps
-from twopc.log.entries import Decision, Entry, abandoned, amended, closed, completed, decided, repeated
+from twopc.log.entries import Decision, abandoned, amended, closed, completed, decided
 from twopc.loss import (
     RecomputableLoss,
     Replaced,
@@ -54,16 +44,6 @@ from twopc.phases import Phase
 from twopc.sweep import sweep
 from twopc.transaction import Committable, Vote
 from twopc.transactional_ids import Round
-
-STARTS_AT_MOST = 3
-"""How many starts may fail in the same way before a decision, if no table knows that way. What passes by itself has
-passed by then, as each start takes a while, and a supervisor waits between them."""
-
-FAILED_STARTS_AT_MOST = 8
-"""How many starts may fail before a decision in ways that no table knows, each in another one."""
-
-MINUTES_AT_MOST = 60
-"""In how many minutes a failure may come before a decision that is known to pass."""
 
 # A batch. -----------------------------------------------------------------------------------------------------------
 
@@ -175,11 +155,6 @@ def settle(life: Life, *, recovered: bool, offer: Offer | None = None) -> Steps[
         life.pending.settle(batch_id)
 
 
-def _look(life: Life, patience_s: float | None = None) -> effects.Repeat:
-    """Make sure that no newer coordinator goes on with what this one is about to do, or has failed at."""
-    return effects.Repeat("look at the log", lambda: steps.verify(life.log), patience_s)
-
-
 def commit(
     life: Life, batch_id: int, wave: Collection[str], recovered: bool, offer: Offer | None = None
 ) -> Steps[None]:
@@ -196,7 +171,7 @@ def commit(
         if not failed:
             return
         # A newer coordinator may have settled them, and their names may have been used again since.
-        yield _look(life)
+        yield steps.look(life.log)
         loss = yield from judged(life, failed, batch_id, recovered)
         if loss.computable is None:
             due = yield from amend(life, batch_id, (yield from write_again(life, batch_id, loss.copied)))
@@ -259,7 +234,7 @@ def begin(url: str, owner: str, prefixes: Mapping[str, str]) -> Steps[Life]:
             yield from recover(life)
         yield effects.Repeat("sweep at recovery", lambda: sweep(life, recovered=True))
         if life.pending:  # it is committed next, and the sweep may have waited for long
-            yield _look(life)
+            yield steps.look(life.log)
     yield effects.Enter(Phase.IDLE)
     return life
 
@@ -308,7 +283,7 @@ def recover(life: Life) -> Steps[None]:
     for name in away:
         yield effects.OpenSink(name, is_patient=True)
     if away and life.pending:  # they may have been away for long
-        yield _look(life)
+        yield steps.look(life.log)
     yield from settle(life, recovered=True)
 
 
@@ -350,74 +325,6 @@ def close(life: Life, start: str | None, patience_s: float | None = None) -> Ste
     yield effects.Enter(Phase.CLOSED)
 
 
-def explained(life: Life, error: Exception, is_asked_again: bool, batch_id: int | None, start: str) -> Steps[Exception]:
-    """Return what an error means when the log has been looked at. Upholds: a fenced coordinator calls no operator, and
-    asks for no repetition. A newer one may have settled what this one failed at.
-
-    Where the answer ends the query, the look is repeated until the log is read, or for ``start_timeout_s`` before the
-    log's first decision: then the error is returned as it is. Where the query, or the next rest, asks again, the look
-    is not repeated. The look comes first: a newer coordinator may have left a note of its own. Before an operator is
-    called there is another one: a newer coordinator may have opened while the failure was counted.
-
-    After an append in doubt, a look may also find this coordinator's own entry. In both cases the next start learns the
-    outcome, so the error stays what it is, and is not counted.
-    """
-    if isinstance(error, Fenced | CorruptLog):
-        return error
-    is_in_doubt = isinstance(error, InDoubt)
-    patience_s = 0.0 if is_asked_again or is_in_doubt else None
-    try:
-        yield _look(life, patience_s)
-        meant = yield from counted(life.tail, error, batch_id, start)
-        if meant is not error:
-            yield _look(life, 0.0 if is_in_doubt else None)
-    except Fenced as fenced:
-        return error if is_in_doubt else fenced
-    except Exception as unread:  # noqa: BLE001  # the first error is raised
-        yield effects.Log(logging.WARNING, f"the log could not be read after an error: {unread}")
-        return error
-    return meant
-
-
-def counted(tail: Entry, error: Exception, batch_id: int | None, start: str) -> Steps[Exception]:
-    """Return what an error means that comes again at each start. Upholds: nothing is repeated for ever without an
-    operator being told. ``tail`` is the newest entry of the log, and ``start`` identifies the coordinator.
-
-    An outage is reported and goes on: its end needs no operator. All else stops, also what is known to pass: a task
-    that a lack of memory ends comes to the same end each time.
-    """
-    if (failure := identity(error)) is None:
-        return error
-    is_passing = passes(error)
-    before = (yield effects.Noted(tail)) or tail.repetition
-    now = repeated(before, batch_id, failure, start, passes=is_passing)
-    yield effects.Note(tail, now)
-    limit = MINUTES_AT_MOST if is_passing else STARTS_AT_MOST
-    if now.count < limit and (is_passing or now.starts < FAILED_STARTS_AT_MOST):
-        return error
-    cause = cause_of(error)
-    what, state = "this query fails", ""
-    if batch_id is not None:
-        what = f"batch {batch_id} fails"
-        if tail.decided is not None and batch_id <= tail.decided:
-            state = " The batch is decided."
-        elif isinstance(cause, InDoubt):
-            state = " Whether the batch is decided is not known before the log takes entries again."
-        else:
-            state = " The batch is not decided, and nothing of it is visible."
-    in_all = f", and {now.starts} times in all" if now.starts > now.count else ""
-    since = "No decision is known since" if isinstance(cause, InDoubt) else "Nothing was decided in between"
-    words = sentence(cause) if isinstance(cause, TwoPhaseCommitError) else f"{str(cause).removesuffix('.')}."
-    says = (
-        f"{what} again and again: {now.count} times in this way since {now.since}{in_all}. {since}."
-        f" The newest failure ({type(cause).__name__}): {words}{state}"
-    )
-    if is_outage(error):
-        yield effects.Log(logging.ERROR, says)
-        return error
-    return RepeatedFailure(f"{says} Correct its cause and start again.", sink=getattr(error, "sink", None))
-
-
 # The operator. ------------------------------------------------------------------------------------------------------
 
 
@@ -431,9 +338,9 @@ def lost(life: Life, batch_id: int) -> Steps[list[FailedCommit]]:
         raise LogMismatch(f"batch {batch_id} is not in doubt; these batches are: {list(life.pending)}")
     parts = life.pending[batch_id]
     due = {name: part for name, part in parts.items() if not life.members[name].commits_last} or parts
-    yield _look(life)
+    yield steps.look(life.log)
     failed: list[FailedCommit] = yield effects.Commit(batch_id, due, True, life.tail.owner)
-    yield _look(life)  # a newer driver may have settled what is lost here
+    yield steps.look(life.log)  # a newer driver may have settled what is lost here
     return failed
 
 

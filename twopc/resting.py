@@ -1,5 +1,4 @@
-"""A coordinator's turns: its locks, and the thread that calls ``rest`` while it has no batch, and once more when its
-process ends.
+"""The thread that calls a coordinator's ``rest`` while it has no batch, and once more when its process ends.
 
 A query may rest for an hour between two batches, or run once a week for a single one. An attempt that begins after the
 last sweep would hold back readers all that time, and the next start would ask target systems about transactions that
@@ -22,37 +21,6 @@ logger = logging.getLogger(__name__)
 
 REST_INTERVAL_S = 10.0
 """Longer than a busy query waits for its next batch, shorter than an operator tolerates a reader that is held back."""
-
-
-LOOK_AGAIN_S = 0.5
-"""How long the main thread waits at a time. CPython does not look at a signal that arrives just before a wait begins,
-so without a timeout it would be seen when the wait ends, if ever."""
-
-
-class OwnedLock:
-    """A lock that knows whether this thread holds it. So whoever takes it within a ``try`` and releases it in the
-    ``finally`` leaks nothing, even if an interrupt comes between the two.
-
-    ``release`` raises RuntimeError if this thread does not hold it. It is a method in C: an interrupt can come as a
-    function in Python is entered, and the lock would stay taken.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # it notes its owner as it is taken, where no interrupt can come in between
-        self.release = self._lock.release
-
-    @property
-    def is_mine(self) -> bool:
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` asks it, too
-
-    def take(self, *, waits: bool = True) -> bool:
-        """Take the lock, and return whether it was free or became free. A thread takes it once at a time."""
-        if self.is_mine:
-            return False
-        while not self._lock.acquire(timeout=LOOK_AGAIN_S if waits else 0):
-            if not waits:
-                return False
-        return True
 
 
 class Resting:

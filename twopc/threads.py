@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from twopc.resting import LOOK_AGAIN_S
+from twopc.turns import LOOK_AGAIN_S
 
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")

@@ -225,7 +225,7 @@ def test_tasks_whose_process_is_lost_for_an_hour_are_told(
     rounds: Rounds, task: Any, tmp_path: Path, has_voted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = replace(rounds, events=str(tmp_path / "events.jsonl"))
-    monkeypatch.setattr("twopc.protocol.MINUTES_AT_MOST", 3)
+    monkeypatch.setattr("twopc.repetition.MINUTES_AT_MOST", 3)
     for minute in range(3):
         monkeypatch.setattr("twopc.log.entries.time.time", lambda now=60 * minute: now)
         phase_one = rounds.open(SCHEMA)

@@ -39,7 +39,8 @@ IO = ("asyncio", "fsspec", "http", "os", "pathlib", "selectors", "socket", "subp
 WITHOUT_IO = (
     *("twopc.checkpoint.offsets", "twopc.cli.verdicts", "twopc.deletion_vectors", "twopc.log.batch_identity"),
     *("twopc.log.entries", "twopc.log.factored", "twopc.log.steps", "twopc.loss", "twopc.observers._event_lines"),
-    *("twopc.observers._instruments", "twopc.pending", "twopc.phases", "twopc.protocol", "twopc.sweep"),
+    *("twopc.observers._instruments", "twopc.pending", "twopc.phases", "twopc.protocol", "twopc.repetition"),
+    *("twopc.sweep",),
     *("twopc_files.outcomes", "twopc_kafka.answers", "twopc_kafka.client.requests"),
     *("twopc_kafka.handles", "twopc_kafka.writers.encoding"),
 )

@@ -26,7 +26,7 @@ from tests.support.memory_log import MemoryLog
 from tests.support.observing import hearing
 from tests.support.phase_one import writes
 from tests.support.raising import raising
-from twopc import Committable, Coordinator, Participant, Round, Vote, commits, resting
+from twopc import Committable, Coordinator, Participant, Round, Vote, commits, turns
 from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
 from twopc.errors import (
@@ -1592,12 +1592,12 @@ def test_no_thread_to_commit_on_is_refused_before_a_log_is_opened(world: World) 
         Coordinator({"a": MemorySink(MemoryTarget())}, world.log, owner="q", commits_at_once=0)
 
 
-@pytest.mark.parametrize("lock", ["_one_at_a_time", "_batch_or_rest"])
+@pytest.mark.parametrize("lock", ["callers", "batch_or_rest"])
 def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
     world: World, lock: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator = world.coordinator()
-    taken = getattr(coordinator, lock)
+    taken = getattr(coordinator._turns, lock)
     take = taken.take
 
     def interrupted(**waits: bool) -> bool:
@@ -1605,7 +1605,7 @@ def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
         raise KeyboardInterrupt
 
     for call in (lambda: run(coordinator, 0), coordinator.rest, coordinator.close):
-        if call == coordinator.rest and lock == "_one_at_a_time":
+        if call == coordinator.rest and lock == "callers":
             continue  # it does not take it
         with monkeypatch.context() as amid, pytest.raises(KeyboardInterrupt):  # noqa: PT012  # undone before the next
             amid.setattr(taken, "take", interrupted)
@@ -1619,7 +1619,7 @@ def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
 def test_one_interrupt_leaves_no_lock_taken_whichever_call_it_comes_in(call: str) -> None:
     """CPython looks for signals as a function in Python is entered. The traceback, which holds the frames, is alive
     while the locks are tried."""
-    files = {coordinator_module.__file__, commits.__file__, resting.__file__}
+    files = {coordinator_module.__file__, commits.__file__, turns.__file__}
 
     def interrupted(at: int) -> bool:
         """Run a batch and ``call``, interrupted in its ``at``-th function. Return whether there were so many."""
@@ -1640,7 +1640,7 @@ def test_one_interrupt_leaves_no_lock_taken_whichever_call_it_comes_in(call: str
         except KeyboardInterrupt:
             sys.settrace(before)
             free: list[bool] = []
-            locks = coordinator._one_at_a_time, coordinator._batch_or_rest
+            locks = coordinator._turns.callers, coordinator._turns.batch_or_rest
             other = threading.Thread(target=lambda: free.extend(lock.take(waits=False) for lock in locks))
             other.start()
             other.join()

@@ -28,7 +28,7 @@ from twopc.events import CallRetried
 from twopc.failures import identity
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Entry, parse, serialise
-from twopc.protocol import FAILED_STARTS_AT_MOST, MINUTES_AT_MOST
+from twopc.repetition import FAILED_STARTS_AT_MOST, MINUTES_AT_MOST
 
 DEFECT = ValueError("row 7: no plan for 'x'")
 
@@ -321,7 +321,7 @@ def test_an_append_that_stays_in_doubt_for_an_hour_stops_for_an_operator(
 
 
 def test_a_decision_that_is_there_after_all_calls_no_operator(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("twopc.protocol.MINUTES_AT_MOST", 1)
+    monkeypatch.setattr("twopc.repetition.MINUTES_AT_MOST", 1)
     with monkeypatch.context() as patched:
         unanswered(query, "decide", patched, lands=True)
         with pytest.raises(InDoubt):

@@ -249,7 +249,7 @@ def test_a_coordinator_rests_by_itself(world: World) -> None:
     begin_late(coordinator, 0)
     sink(coordinator, "a").during["abort"] = rested.set
     assert rested.wait(10)
-    assert coordinator._batch_or_rest.take()  # the rest has ended
+    assert coordinator._turns.batch_or_rest.take()  # the rest has ended
     assert kinds(world) == ["complete"]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from twopc.effects import DeleteSlot, Log, LogView, Noted, Put, ReadSlot, RequireCurrent, Settle, Slots, Steps
+from twopc.effects import DeleteSlot, Log, LogView, Noted, Put, ReadSlot, Repeat, RequireCurrent, Settle, Slots, Steps
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.entries import Entry, entry_name, opened, renamed
 
@@ -128,6 +128,11 @@ def verify(log: LogView) -> Steps[None]:
         raise _cut_short(log.url, log.slot, log.tail)
     if newest[1].entry_id != log.tail.entry_id:
         raise _fenced(log.url, log.slot, log.tail)
+
+
+def look(log: LogView, patience_s: float | None = None) -> Repeat:
+    """Make sure that no newer coordinator goes on with what this one is about to do, or has failed at."""
+    return Repeat("look at the log", lambda: verify(log), patience_s)
 
 
 def _appended(url: str, slot: int, entry: Entry, after: Entry | None) -> Steps[Entry]:

@@ -58,11 +58,15 @@ class Check:
         }
         return ", ".join([sizes, *faults, *(name for name, is_so in others.items() if is_so)])
 
+    @property
+    def invariants(self) -> tuple[str, ...]:
+        """The invariants that the module has."""
+        return (*INVARIANTS, "AppliedInOrder") if self.module == "keyed" else INVARIANTS
+
     def configuration(self) -> str:
         """Return the text of TLC's configuration."""
         tasks, sinks = _values("t", self.tasks), _values("s", self.sinks)
-        of_keys = ["AppliedInOrder"] if self.module == "keyed" else []
-        checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *INVARIANTS, *of_keys]
+        checked = ["PROPERTIES", *PROPERTIES] if self.liveness else ["INVARIANTS", *self.invariants]
         return "\n".join(
             [
                 f"SPECIFICATION {self._specification}",

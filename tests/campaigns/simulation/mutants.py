@@ -65,6 +65,7 @@ class Mutant:
 
 COORDINATOR = "twopc.coordinator:Coordinator"
 PROTOCOL = "twopc.protocol"
+REPETITION = "twopc.repetition"
 LOG = "twopc.log.steps"
 LEASES = "twopc_kafka.leases"
 SWEEP = "twopc.sweep"
@@ -687,16 +688,18 @@ MUTANTS = (
         (STAGED,),
     ),
     Mutant("open fences nobody", (Seam(f"{LOG}:open_log", _opened_alone),)),
-    Mutant("a failure that comes again is tried for ever", (Seam(f"{PROTOCOL}:counted", _never_counted),), FAILING[:1]),
+    Mutant(
+        "a failure that comes again is tried for ever", (Seam(f"{REPETITION}:counted", _never_counted),), FAILING[:1]
+    ),
     Mutant(
         "an outage is counted as a failure",
-        (Seam(f"{PROTOCOL}:passes", returning(False)), Seam(f"{PROTOCOL}:is_outage", returning(False))),
+        (Seam(f"{REPETITION}:passes", returning(False)), Seam(f"{REPETITION}:is_outage", returning(False))),
         FAILING[1:2],
     ),
     Mutant(
-        "a failure is forgotten when another one comes", (Seam(f"{PROTOCOL}:repeated", _newest_alone),), FAILING[3:4]
+        "a failure is forgotten when another one comes", (Seam(f"{REPETITION}:repeated", _newest_alone),), FAILING[3:4]
     ),
-    Mutant("an append in doubt is tried for ever", (Seam(f"{PROTOCOL}:identity", returning(None)),), FAILING[4:]),
+    Mutant("an append in doubt is tried for ever", (Seam(f"{REPETITION}:identity", returning(None)),), FAILING[4:]),
     Mutant("an opening forgets the failures before", (Seam(f"{LOG}:opened", _without(repetition=None)),), FAILING[:1]),
     Mutant("open carries nothing forward", (Seam(f"{LOG}:opened", _without(unresolved=())),)),
     Mutant("a slot that is taken counts as written", (Seam(f"{LOG}:_put", _put_although(Fenced)),)),

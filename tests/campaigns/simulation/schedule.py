@@ -29,7 +29,7 @@ from tests.campaigns.simulation.spark_model import FAILS, MINUTES_AT_MOST, Batch
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, failures, participant, performer, protocol, transactional_ids
+from twopc import commits, failures, participant, performer, repetition, transactional_ids
 from twopc.errors import RepeatedFailure, Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -233,7 +233,7 @@ def simulated() -> Iterator[None]:
         (entries, "parse", lambda data, _where: parse_once(data)),
         (entries, "_new_id", _IDS.new),
         (entries, "time", minutes),
-        (protocol, "MINUTES_AT_MOST", MINUTES_AT_MOST),
+        (repetition, "MINUTES_AT_MOST", MINUTES_AT_MOST),
         (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
         (commit_log, "parse", lambda data, _where: parse_once(data)),
         (commit_log, "_settled", _settled),

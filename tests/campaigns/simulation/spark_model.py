@@ -36,7 +36,7 @@ from twopc.log.commit_log import read_tail
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.phases import Phase
-from twopc.protocol import STARTS_AT_MOST
+from twopc.repetition import STARTS_AT_MOST
 from twopc.sink import TwoPhaseCommitSink
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -56,7 +56,7 @@ WAYS = {"for ever": (ValueError,), "by a sink": (ValueError,), "in turn": (Value
 FAILS = (*WAYS, "for a while", "in doubt")
 
 MINUTES_AT_MOST = 8
-"""In place of ``protocol.MINUTES_AT_MOST``: more than the rounds that a schedule's faults abort."""
+"""in place of ``repetition.MINUTES_AT_MOST``: more than the rounds that a schedule's faults abort."""
 
 DECIDES = b'"kind":"decide"', b'"decided":0,'  # in the entry of the first batch's decision
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.campaigns.model import traces as traced
-from tests.campaigns.model.checks import HOLES, INVARIANTS, SHORT, Check
+from tests.campaigns.model.checks import HOLES, SHORT, Check
 from tests.campaigns.model.tlc import run
 from tests.campaigns.simulation.mutants import MUTANTS
 from tests.campaigns.simulation.schedule import simulated
@@ -30,7 +30,7 @@ def test_every_promise_holds(check: Check, tmp_path: Path) -> None:
 @pytest.mark.parametrize("check", first(HOLES), ids=lambda check: check.hole)
 def test_a_defect_leads_to_a_counterexample(check: Check, tmp_path: Path) -> None:
     outcome = run(check, tmp_path / "model", workers=1)
-    assert outcome.violated in (["liveness"] if check.liveness else INVARIANTS)
+    assert outcome.violated in (["liveness"] if check.liveness else check.invariants)
     assert outcome.steps > 5
 
 

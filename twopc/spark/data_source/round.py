@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import WriterCommitMessage
 
-from twopc import protocol
+from twopc import repetition
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.source_files import read_before
 from twopc.coordinator import START_TIMEOUT_S, Coordinator
@@ -31,10 +31,10 @@ from twopc.log.commit_log import on_store, read_tail
 from twopc.log.notices import noted
 from twopc.log.steps import resume_log
 from twopc.log.store import open_store
+from twopc.metrics import NO_OPENING, Opening
 from twopc.observers.json_lines import JsonLinesObserver
 from twopc.observing import notify, register_observer, unregister_observer
 from twopc.participant import Participant, Vote
-from twopc.performer import NO_OPENING, Opening
 from twopc.plugins import create_sink
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.data_source.flow import Flow
@@ -273,12 +273,12 @@ class Rounds:
 def _counted(
     log: str, error: Exception, batch_id: int, opened: Incarnation | None, entry_id: str | None = None
 ) -> Exception:
-    """Return what an error means that comes again at each start (``protocol.counted``). A fenced driver does not count.
+    """Return what an error means that comes again at each start (``repetition.counted``).
 
-    Each start opens an entry, whose id a task has. Without it, only a failure counts that no task of the start has
-    counted, such as the loss of a process. Spark ends the query with its own error then, so it is logged what that
-    means. If no task is left that knows what was ``opened``, it counts while the batch is undecided: a newer driver's
-    decision clears it.
+    A fenced driver does not count. Each start opens an entry, whose id a task has. Without it, only a failure counts
+    that no task of the start has counted, such as the loss of a process. Spark ends the query with its own error then,
+    so it is logged what that means. If no task is left that knows what was ``opened``, it counts while the batch is
+    undecided: a newer driver's decision clears it.
     """
     try:
         store = open_store(log)
@@ -295,7 +295,7 @@ def _counted(
         if is_of_another or (entry_id is None and noted(store, tail)):
             return error
         start = tail.entry_id if opened is None else opened.start
-        meant = on_store(store, protocol.counted(tail, error, batch_id, start))
+        meant = on_store(store, repetition.counted(tail, error, batch_id, start))
     except Exception as unread:  # noqa: BLE001  # the first error is raised
         logger.warning("a failure could not be counted: %s", unread)
         return error
