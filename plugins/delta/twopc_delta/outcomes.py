@@ -46,10 +46,12 @@ _UNREADABLE = re.compile(
 
 _NO_ANSWER = re.compile(
     r"timed? ?out|timeout|connect|connection|broken pipe|dns error|incomplete|disconnected|end of file before"
-    r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50[02-9])\b",
+    r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50[02-9])\b"
+    r"|nosuchupload|invalidpart",
     re.IGNORECASE,
 )
-"""Reports of delta-rs and S3's client about a store that does not answer, or is busy."""
+"""Reports of delta-rs and S3's client about a store that does not answer, or is busy, or has lost the parts of an
+upload: the next attempt begins another one."""
 
 _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
 """The same in an error of delta-rs that it does not report as one of the store: it may also be about the content."""

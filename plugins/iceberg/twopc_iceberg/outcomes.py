@@ -108,10 +108,12 @@ that the specification does not have, such as the page of a proxy."""
 
 _BUSY_STORE = re.compile(
     r"AWS Error (NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING|REQUEST_TIMEOUT"
-    r"|UNKNOWN \(HTTP status (408|429|5(?!01)\d\d)\)) "
+    r"|NO_SUCH_UPLOAD|UNKNOWN \(HTTP status (408|429|5(?!01)\d\d)\)) "
     r"|: Unable to parse ExceptionName: (InternalError|ServiceUnavailable|SlowDown|RequestTimeout|OperationAborted"
-    r"|TooManyRequests) "
+    r"|TooManyRequests|InvalidPart) "
 )
+"""pyarrow reports these by text alone. NO_SUCH_UPLOAD, InvalidPart: a server that was killed has lost an upload or its
+parts, or has completed it without an answer. The next attempt begins an upload of its own."""
 
 _BUSY_DATABASE = re.compile(
     # Of SQLite.

@@ -86,6 +86,8 @@ def test_an_answer_that_is_in_no_table_stops_the_query_with_the_stores_words(err
         "Server returned non-2xx status code 503 Service Unavailable",
         "Server returned non-2xx status code 429 Too Many Requests",
         "Server returned non-2xx status code 500 Internal Server Error",
+        "Server returned non-2xx status code 404 Not Found: <Error><Code>NoSuchUpload</Code></Error>",
+        OSError(errno.EIO, "An error occurred (InvalidPart) when calling the CompleteMultipartUpload operation"),
         OSError(errno.ENOSPC, "No space left on device"),
         OSError(errno.ETIMEDOUT, "Could not reach it"),
     ],

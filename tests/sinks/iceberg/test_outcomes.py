@@ -55,6 +55,7 @@ TEMPORARY = [
     *(OSError(errno.ENOSPC, "x"), OSError(errno.EIO, "x"), FileNotFoundError("x"), TimeoutError("x")),
     *(of_s3("NETWORK_CONNECTION"), of_s3("SLOW_DOWN"), of_s3("UNKNOWN (HTTP status 503)")),
     of_s3("UNKNOWN", ": Unable to parse ExceptionName: InternalError Message: x"),
+    *(of_s3("NO_SUCH_UPLOAD"), of_s3("UNKNOWN (HTTP status 400)", ": Unable to parse ExceptionName: InvalidPart x")),
 ]
 
 REFUSED = [

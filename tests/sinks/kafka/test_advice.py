@@ -210,7 +210,7 @@ def test_a_time_is_taken_when_the_limit_that_the_message_names_was_raised(
         return found
 
     [too_late] = refused(1)
-    limit = told(too_late, r"the topic's ([\w.]+) = .* raise that limit")[1]
+    limit = told(too_late, r"the topic's ([\w.]+) = .* Raise that limit")[1]
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic.name)
     never = ConfigEntry(limit, str(2**63 - 1), incremental_operation=AlterConfigOpType.SET)
     resource.add_incremental_config(never)
