@@ -229,7 +229,7 @@ def test_a_task_outlives_its_token_and_a_renewed_token_of_another_principal_fail
     monkeypatch.setattr(issuer, "subjects", itertools.cycle(["session-1", "session-2"]))
     login = by_provider(second_broker, tmp_path) | own_tokens(by_provider, prefix)
     sink = make_sink(topic, writer=writer, **login)
-    sink.open()
+    wait.repeated(sink.open)
     wait.until("the grant has arrived", lambda: _is_valid(sink))
     with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
         for value in ("a", "b", "c"):
