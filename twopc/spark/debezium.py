@@ -29,7 +29,8 @@ from pyspark.sql.types import (
 
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.spark.changes import tasks_of
-from twopc.spark.debezium_records import DELETE, TRUNCATE, UNAVAILABLE, Column, Decoder, Place, Row
+from twopc.spark.debezium_records import DELETE, TRUNCATE, UNAVAILABLE, Decoder, Place, Row
+from twopc.spark.debezium_values import Column
 from twopc.spark.records import arrow_schema, quoted
 from twopc.spark.task import portable, refusals_to_driver
 
