@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import notices
-from twopc.log.entries import Decision, Entry, Repetition, entry_name, parse
+from twopc.log.entries import Decision, Entry, Repetition, parse
 from twopc.log.notices import Notice
+from twopc.log.steps import where
 from twopc.log.store import LogStore, store_of
 
 ATTEMPTS = 5
@@ -109,9 +110,9 @@ class FollowedLog:
             wrong = _misfit(before, kept[before].entry, slot, kept[slot].entry)
             if wrong:
                 raise CorruptLog(
-                    f"{self._where(slot)} does not follow the entry before: {wrong}. Nothing was changed. Another"
-                    " program than a coordinator wrote to this place, or removed a part of it: restore it from a"
-                    " backup. The query needs only the newest entry, so it can be started."
+                    f"{where(self.store.url, slot)} does not follow the entry before: {wrong}. Nothing was changed."
+                    " Another program than a coordinator wrote to this place, or removed a part of it: restore it from"
+                    " a backup. The query needs only the newest entry, so it can be started."
                 )
         newest = max(kept)
         self._known = {slot: each if slot == newest else each.slim() for slot, each in kept.items()}
@@ -149,12 +150,9 @@ class FollowedLog:
 
     def _at(self, slot: int) -> _Kept:
         data = self.store.read(slot)
-        entry = parse(data, self._where(slot))
+        entry = parse(data, where(self.store.url, slot))
         transactions = [c for d in entry.unresolved for of_sink in d.committables.values() for c in of_sink]
         return _Kept(entry, len(data), (len(transactions), sum(each.records or 0 for each in transactions)))
-
-    def _where(self, slot: int) -> str:
-        return f"{self.store.url.rstrip('/')}/{entry_name(slot)}"
 
 
 @dataclass(frozen=True, slots=True)

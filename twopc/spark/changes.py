@@ -7,7 +7,6 @@ other outputs are.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -248,5 +247,4 @@ def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
 
 def missing(key: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Return the columns of a key that an output does not have, or has twice."""
-    counts = {name: len([*group]) for name, group in itertools.groupby(sorted(columns))}
-    return [name for name in key if counts.get(name) != 1]
+    return [name for name in key if columns.count(name) != 1]
