@@ -14,16 +14,11 @@ from tests.support.topic_reader import records_of
 from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_kafka_broker import KafkaBroker
 
-pytestmark = [
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
-]
-
 VALUE = "CAST(id AS STRING) AS value"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["foreach_batch", pytest.param("data source", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["foreach_batch", "data source"])
 def test_each_batch_of_a_query_has_its_marker(
     way: str, spark: SparkSession, pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker
 ) -> None:

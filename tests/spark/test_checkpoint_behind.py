@@ -137,10 +137,10 @@ def joined(events: DataFrame) -> DataFrame:
     ("kind", "plan", "lost"),
     [
         (Query, plain, 2),
-        pytest.param(Query, plain, 4, marks=pytest.mark.long),
-        pytest.param(Query, counted, 3, marks=pytest.mark.long),
-        pytest.param(ByFormat, deduplicated, 1, marks=pytest.mark.long),
-        pytest.param(ByFormat, joined, 2, marks=pytest.mark.long),
+        (Query, plain, 4),
+        (Query, counted, 3),
+        (ByFormat, deduplicated, 1),
+        (ByFormat, joined, 2),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -223,10 +223,7 @@ def with_headers(frame: DataFrame) -> DataFrame:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "plan",
-    [exploded, *(pytest.param(each, marks=pytest.mark.long) for each in (of_a_union, by_a_function, with_headers))],
-)
+@pytest.mark.parametrize("plan", [exploded, of_a_union, by_a_function, with_headers])
 def test_a_batch_whose_size_the_plan_does_not_tell_is_left_to_tasks(
     plan: Callable[[DataFrame], DataFrame], copying: Copying
 ) -> None:

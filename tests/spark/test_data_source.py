@@ -18,11 +18,7 @@ from tests.spark.conftest import Pipeline, Topic, rows
 from tests.support.waiting import until
 from twopc.spark import Output
 
-pytestmark = [
-    pytest.mark.usefixtures("data_source"),
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
-]
+pytestmark = pytest.mark.usefixtures("data_source")
 
 VALUE = ["CAST(id AS STRING) AS value"]
 

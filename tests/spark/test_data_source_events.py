@@ -18,11 +18,7 @@ from twopc.observers.openlineage import OpenLineageObserver
 from twopc.observers.prometheus import PrometheusObserver
 from twopc.spark import forward_events
 
-pytestmark = [
-    pytest.mark.usefixtures("data_source"),
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
-]
+pytestmark = pytest.mark.usefixtures("data_source")
 
 
 def run(pipeline: Pipeline, events: Path, divisor: int = 1) -> None:

@@ -40,19 +40,6 @@ def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
-    pipeline.add_batch(rows(1))
-    pipeline.run(pipeline.writer())
-    other = pipeline.beside("other")
-    other.add_batch(rows(2))
-
-    said = refusal(other, pipeline.writer(other.files()))
-    assert f"the commit log belongs to query {pipeline.entries('open')[0]['owner']}" in said
-    assert other.archived() == []
-    assert len(pipeline.entries("open")) == 1  # the query that owns the log was not fenced
-
-
-@pytest.mark.long
 def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     pipeline.add_batch(rows(2))
@@ -72,9 +59,7 @@ def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipel
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "copied", [pickle, pytest.param(cloudpickle, marks=pytest.mark.long)], ids=["pickle", "cloudpickle"]
-)
+@pytest.mark.parametrize("copied", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
 def test_a_pickled_copy_goes_on_with_the_same_log_and_brings_no_coordinator(
     pipeline: Pipeline, topic: Topic, copied: Any
 ) -> None:
@@ -179,7 +164,7 @@ def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_writ
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["", pytest.param("offsets", marks=pytest.mark.long)])
+@pytest.mark.parametrize("place", ["", "offsets"])
 def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is_written(
     place: str, pipeline: Pipeline
 ) -> None:

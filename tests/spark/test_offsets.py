@@ -19,7 +19,6 @@ from pyspark.sql import DataFrame, SparkSession
 import twopc
 from tests.spark.conftest import Pipeline, Topic, mortal
 from tests.support.observing import Killed
-from twopc.errors import ConfigurationError
 from twopc.events import Event, PhaseEntered, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import ForeachBatch, Output, foreach_batch
@@ -207,8 +206,3 @@ def test_a_query_that_does_not_read_from_kafka_is_refused(query: FromKafka, pipe
     with pytest.raises(StreamingQueryException, match=r"'offsets' is for queries that read from Kafka.*FileStream"):
         pipeline.run(query.writer(), lambda source: source.selectExpr("name AS value"))
     assert (query.target.values(), query.target.ongoing(), query.place()) == ([], [], {})
-
-
-def test_no_other_sink_has_the_name_of_the_offsets(query: FromKafka) -> None:
-    with pytest.raises(ConfigurationError, match="'offsets' is the name"):
-        foreach_batch({"offsets": query.target.sink()}, log=f"{query.folder}/log", offsets=query.offsets)
