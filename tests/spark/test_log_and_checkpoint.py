@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 import twopc
 from tests.spark.conftest import Pipeline, Topic, rows
 from tests.support.raising import raising
+from tests.support.spark_session import write_all
 from twopc import Committable, ReplayCopies
 from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
@@ -156,9 +157,8 @@ def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_writ
     pipeline.spark.dataSource.register(TwoPhaseCommitDataSource)
     options = {"sink": "files", "path": str(pipeline.folder), "log": str(log)}
     writing = pipeline.source().writeStream.format("twopc").options(**options)
-    query = writing.option("checkpointLocation", str(pipeline.folder / "another")).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=r"the checkpoint is at .*, where sink 'sink' writes"):
-        query.awaitTermination()
+        write_all(writing, pipeline.folder / "another")
     assert not log.exists()
     assert list(pipeline.folder.glob("part-*")) == []
 
@@ -175,9 +175,8 @@ def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is
     pipeline.spark.dataSource.register(TwoPhaseCommitDataSource)
     options = {"sink": "files", "path": str(pipeline.folder / "archive"), "log": str(log)}
     writing = pipeline.source().writeStream.format("twopc").options(**options)
-    query = writing.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=r"the commit log is at .*, where Spark keeps the checkpoint"):
-        query.awaitTermination()
+        write_all(writing, pipeline.checkpoint)
     assert list(log.glob("*.json")) == []
     assert pipeline.archived() == []
 
