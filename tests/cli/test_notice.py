@@ -1,15 +1,19 @@
 """What `twopc status` and an alert show of a query that waits, or was killed."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from tests.support.commit_log import CommitLog
 from tests.support.exporter import Exporter, age
 from tests.support.pages import DOCS
 from tests.support.prometheus import Prometheus, program
+from twopc.cli.exporter import ReadingsCollector
+from twopc.cli.readings import WatchedLog
 from twopc.events import CallRetried
 from twopc.log import notices
 from twopc.log.entries import Repetition
@@ -30,6 +34,35 @@ def test_status_tells_an_operator_what_has_waited_for_a_minute_until_the_log_goe
 
     log.complete()
     assert "Needs an operator" not in look("status", tmp_path).out
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"waited_s": "long"}, {"waited_s": None}, {"what": 7}, {"reason": []}, {"at": {}}, {"entry_id": "older"}]
+)
+def test_a_notice_that_is_damaged_or_of_another_entry_is_none_and_disturbs_neither_status_nor_a_scrape(
+    tmp_path: Path, look: Any, wrong: dict[str, object]
+) -> None:
+    store = open_store(str(tmp_path))
+    log = CommitLog.open(store, "orders")
+    whole = asdict(notices.Notice(log.tail.entry_id, "commit of x", "no leader", 75.4, "noon"))
+    for posted, shown in (whole, 75.4), (whole | wrong, 0.0):
+        store.post(json.dumps(posted).encode())
+        assert ("Needs an operator" in look("status", tmp_path).out) is bool(shown)
+        watched = WatchedLog(str(tmp_path))
+        watched.read()
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(ReadingsCollector([watched]))
+        labels = {"log": str(tmp_path), "owner": "orders"}
+        assert registry.get_sample_value("twopc_log_unanswered_seconds", labels) == shown
+        assert generate_latest(registry)
+
+
+@pytest.mark.parametrize("owner", ["half \ud800", "red \x1b[31m"])
+def test_status_shows_what_no_terminal_takes_as_its_code(tmp_path: Path, run: Any, owner: str) -> None:
+    CommitLog.open(open_store(str(tmp_path)), owner)
+    done = run("status", tmp_path)
+    assert done.code == 0
+    assert owner.encode(errors="backslashreplace").decode().replace("\x1b", "\\x1b") in done.out
 
 
 def test_status_names_what_usually_passes(tmp_path: Path, look: Any) -> None:
