@@ -240,7 +240,7 @@ def test_abandon_gives_up_what_is_lost_alone_and_the_log_keeps_who_and_what(shop
     assert at[:10] == status.json["written_at"][:10]
     assert "Given up" in look("status", shop.log).out
     assert "abandon" in [json.loads(path.read_text())["kind"] for path in shop.log.glob("*.json")]
-    shop.drive()  # batch 1 is repeated, and recognised as decided
+    shop.drive()  # batch 1 is repeated, and recognized as decided
     assert shop.files() == BATCH_0 + BATCH_1[3:]
     assert look("status", shop.log, "--json").json["abandoned"][0]["by"] == "ann"
 

@@ -32,7 +32,7 @@ VALUE = ["CAST(id AS STRING) AS value"]
 
 
 class Loses:
-    """Has Kafka roll back what is open as a batch begins to be committed, as it does after a time-out."""
+    """Has Kafka roll back what is open as a batch begins to be committed, as it does after a timeout."""
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
