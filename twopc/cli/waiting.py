@@ -74,7 +74,7 @@ class Waiting:
         finally:
             logging.getLogger().removeHandler(self._warning)
             self._left_s -= time.monotonic() - started
-        return answer.result()
+        return answer.result(0)
 
     def _wait(self, answer: Future[Any]) -> None:
         started, next_word_s = time.monotonic(), FIRST_WORD_S
