@@ -83,12 +83,12 @@ class Keyed:
 
 
 def is_change(changes: pa.Array, change: Change) -> pa.BooleanArray:
-    """Return of which rows of a record batch this becomes, by the column ``CHANGE`` of an output."""
+    """Return which rows of a record batch have a change. ``changes`` is the column ``CHANGE`` of an output."""
     return pc.equal(changes, pa.scalar(change, changes.type)).fill_null(False)
 
 
 def unordered_in(sink: str, changes: pa.Array) -> dict[tuple[str, Change], int]:
-    """Return how many records of a record batch can't be put in order."""
+    """Return how many records of a record batch can't be put in order, by the sink's name and the reason."""
     return {(sink, change): is_change(changes, change).true_count for change in (Change.TIED, Change.UNORDERED)}
 
 
