@@ -22,6 +22,7 @@ from tests.support.exporter import Exporter, Sample, samples
 from tests.support.memory_log import MemoryLog
 from twopc.cli.exporter import METRICS, ReadingsCollector
 from twopc.cli.readings import WatchedLog, WatchedSink, usual_in_doubt_s
+from twopc.errors import ConfigurationError
 from twopc.log import entries, history
 from twopc.log.entries import Decision, parse, serialise
 from twopc.log.history import FollowedLog, NoLog
@@ -351,6 +352,23 @@ def test_entries_that_are_pruned_between_the_listing_and_the_reading_are_left_ou
     found = FollowedLog("memory").read()
     assert len(found.entries) < 21
     assert found.tail.decided == 19
+
+
+@pytest.mark.parametrize("times", [history.ATTEMPTS - 1, history.ATTEMPTS])
+def test_a_log_that_changes_at_each_look_is_looked_at_a_few_times(store: CountingLog, clock: Clock, times: int) -> None:
+    begun(store)
+    looks = iter(range(times))
+
+    def change() -> None:
+        for _ in looks:
+            raise FileNotFoundError
+
+    store.before_read = change
+    if times < history.ATTEMPTS:
+        assert FollowedLog("memory").read().tail.owner == "query"
+    else:
+        with pytest.raises(ConfigurationError, match=r"changes while it is read\. Try again\."):
+            FollowedLog("memory").read()
 
 
 def test_a_query_that_decides_faster_than_its_log_is_read_is_read_all_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from dataclasses import dataclass, replace
@@ -84,25 +85,23 @@ class FollowedLog:
             ConfigurationError: the log can't be read.
             CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
         """
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return self._read()
-            except (FileNotFoundError, CorruptLog) as error:
+        try:
+            for _ in range(ATTEMPTS - 1):
+                with contextlib.suppress(FileNotFoundError, CorruptLog):
+                    return self._read()
                 self._known = {}
-                if attempt == ATTEMPTS:
-                    if isinstance(error, CorruptLog):
-                        raise
-                    raise ConfigurationError(
-                        f"the commit log at {self.store.url} changes while it is read. Try again."
-                    ) from error
-            except OSError as error:
-                reason = f"{type(error).__name__}: {error.strerror or error}"
-                raise ConfigurationError(
-                    f"the commit log at {self.store.url} can't be read ({reason})."
-                    " Name the place that the query was given as 'log', and run this as a user who may read it."
-                    " Nothing was changed."
-                ) from error
-        raise AssertionError("unreachable")
+            return self._read()
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"the commit log at {self.store.url} changes while it is read. Try again."
+            ) from error
+        except OSError as error:
+            reason = f"{type(error).__name__}: {error.strerror or error}"
+            raise ConfigurationError(
+                f"the commit log at {self.store.url} can't be read ({reason})."
+                " Name the place that the query was given as 'log', and run this as a user who may read it."
+                " Nothing was changed."
+            ) from error
 
     def _read(self) -> History:
         kept = self._kept()
