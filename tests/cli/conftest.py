@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,20 @@ def twopc_here(*arguments: object, answers: str = "", **environment: str) -> Don
     )
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return Done(done.exit_code, done.stdout, done.stderr)
+
+
+class Clock:
+    """A clock that a test sets, in seconds since the epoch."""
+
+    def __init__(self) -> None:
+        self.s = 1_800_000_000.0
+
+    def __call__(self) -> float:
+        return self.s
+
+    @property
+    def text(self) -> str:
+        return datetime.fromtimestamp(self.s, timezone.utc).isoformat(timespec="milliseconds")
 
 
 def wait_until(what: str, holds: Callable[[], bool]) -> None:

@@ -168,14 +168,6 @@ def test_a_plugins_check_that_raises_anything_has_failed(
     assert "KeyError" in done.out
 
 
-def test_a_wrong_option_is_refused(shop: Any, look: Any, tmp_path: Path) -> None:
-    shop.sinks.write_text('[archive]\nbackend = "files"\nfolder = "x"')
-    done = look("doctor", "--sinks", shop.sinks)
-    assert done.code == 3
-    assert "no option 'folder'" in done.err
-    assert list(tmp_path.iterdir()) == [shop.sinks]
-
-
 @pytest.mark.parametrize(
     ("options", "result"), [("rw,vers=4.2", "warning"), ("rw,acdirmin=0,acdirmax=0", "passed"), (None, None)]
 )

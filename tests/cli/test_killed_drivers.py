@@ -107,8 +107,8 @@ def test_status_of_a_query_that_stopped_cleanly_says_so(shop: Any, look: Any) ->
         ("commit 1", ["decided", "ended"]),
     ],
 )
-def test_a_dry_run_shows_the_logs_verdict_on_each_transaction(
-    kill_at: str, verdicts: list[str], shop: Any, look: Any
+def test_a_dry_run_shows_the_logs_verdict_on_each_transaction_and_resolve_does_what_it_showed(
+    kill_at: str, verdicts: list[str], shop: Any, run: Any, look: Any
 ) -> None:
     shop.drive(kill_at)
     before = shop.snapshot()
@@ -127,6 +127,24 @@ def test_a_dry_run_shows_the_logs_verdict_on_each_transaction(
     assert table.code == 1
     assert all(row["transaction_id"] in table.out for row in rows)
     assert shop.snapshot() == before
+
+    done = run("resolve", shop.log, "--sinks", shop.sinks, "--yes", "--json")
+    assert done.code == 0
+    ids = {
+        verdict: sorted(row["transaction_id"] for row in rows if row["verdict"] in verdict.split())
+        for verdict in ("decided ended", "current")
+    }
+    assert sorted(row["transaction_id"] for row in done.json["committed"]) == ids["decided ended"]
+    assert sorted(row["transaction_id"] for row in done.json["aborted"]) == ids["current"]
+    assert shop.files() == (BATCH_0 if kill_at == "deciding" else BATCH_0 + BATCH_1)
+    assert list((shop.target / "_twopc").iterdir()) == []
+    after = shop.snapshot()
+    again = run("resolve", shop.log, "--sinks", shop.sinks, "--yes", "--json")
+    assert (again.code, again.json["opened"], again.json["plan"]) == (0, None, [])
+    assert shop.snapshot() == after  # nothing to do, and nobody fenced for it
+    assert look("status", shop.log).code == 0
+    shop.drive()
+    assert shop.files() == BATCH_0 + BATCH_1
 
 
 @pytest.mark.long
@@ -163,37 +181,6 @@ def test_orphans_are_rolled_back_beside_a_driver_that_goes_on(shop: Any, run: An
     assert shop.snapshot() == {path: data for path, data in before.items() if path != str(orphan)}
     table = run("resolve", shop.log, "--sinks", shop.sinks, "--orphans")
     assert "0 orphans were rolled back. No driver was fenced." in table.out
-
-
-@pytest.mark.parametrize(
-    "kill_at", ["deciding", *(pytest.param(at, marks=pytest.mark.long) for at in ("committing", "commit 1"))]
-)
-def test_a_dry_run_changes_nothing_and_resolve_does_what_it_showed(
-    kill_at: str, shop: Any, run: Any, look: Any
-) -> None:
-    shop.drive(kill_at)
-    before = shop.snapshot()
-    dry = look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run", "--json")
-    assert dry.code == 1
-    assert look("resolve", shop.log, "--sinks", shop.sinks, "--dry-run").code == 1
-    assert shop.snapshot() == before
-    done = run("resolve", shop.log, "--sinks", shop.sinks, "--yes", "--json")
-    assert done.code == 0
-    ids = {
-        verdict: sorted(row["transaction_id"] for row in dry.json["plan"] if row["verdict"] in verdict.split())
-        for verdict in ("decided ended", "current")
-    }
-    assert sorted(row["transaction_id"] for row in done.json["committed"]) == ids["decided ended"]
-    assert sorted(row["transaction_id"] for row in done.json["aborted"]) == ids["current"]
-    assert shop.files() == (BATCH_0 if kill_at == "deciding" else BATCH_0 + BATCH_1)
-    assert list((shop.target / "_twopc").iterdir()) == []
-    after = shop.snapshot()
-    again = run("resolve", shop.log, "--sinks", shop.sinks, "--yes", "--json")
-    assert (again.code, again.json["opened"], again.json["plan"]) == (0, None, [])
-    assert shop.snapshot() == after  # nothing to do, and nobody fenced for it
-    assert look("status", shop.log).code == 0
-    shop.drive()
-    assert shop.files() == BATCH_0 + BATCH_1
 
 
 @pytest.mark.long
@@ -253,7 +240,7 @@ def test_abandon_gives_up_what_is_lost_alone_and_the_log_keeps_who_and_what(shop
     assert at[:10] == status.json["written_at"][:10]
     assert "Given up" in look("status", shop.log).out
     assert "abandon" in [json.loads(path.read_text())["kind"] for path in shop.log.glob("*.json")]
-    shop.drive()  # batch 1 is repeated, and recognised as decided
+    shop.drive()  # batch 1 is repeated, and recognized as decided
     assert shop.files() == BATCH_0 + BATCH_1[3:]
     assert look("status", shop.log, "--json").json["abandoned"][0]["by"] == "ann"
 
@@ -378,7 +365,7 @@ def test_abandon_without_accept_loss_is_wrong_usage(shop: Any, run: Any) -> None
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kill_at", [pytest.param("deciding", marks=pytest.mark.long), "commit 1"])
+@pytest.mark.parametrize("kill_at", ["deciding", "commit 1"])
 def test_a_topic_and_a_folder_are_resolved_together(
     kill_at: str, make_kafka_shop: Callable[..., Any], kafka_broker: Any, run: Any, look: Any, wait: Any
 ) -> None:

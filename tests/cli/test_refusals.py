@@ -54,56 +54,29 @@ def test_a_folder_without_entries_a_file_and_a_foreign_protocol_are_refused(
     assert list(tmp_path.iterdir()) == [tmp_path / "empty", shop.sinks] or len(list(tmp_path.iterdir())) == 2
 
 
-def damage_truncated(entries: list[Path]) -> None:
-    entries[-1].write_bytes(entries[-1].read_bytes()[:-40])
+def change(entry: Path, **values: object) -> int:
+    return entry.write_text(json.dumps(json.loads(entry.read_text()) | values))
 
 
-def damage_emptied(entries: list[Path]) -> None:
-    entries[-1].write_bytes(b"")
-
-
-def damage_an_older_one(entries: list[Path]) -> None:
-    entries[0].write_bytes(b"{}")
-
-
-def damage_by_another_log(entries: list[Path]) -> None:
-    entries[-1].write_text(json.dumps(json.loads(entries[-1].read_text()) | {"log_id": "theirs"}))
-
-
-def damage_by_another_query(entries: list[Path]) -> None:
-    entries[-1].write_text(json.dumps(json.loads(entries[-1].read_text()) | {"owner": "theirs"}))
-
-
-def damage_by_delta(entries: list[Path]) -> None:
-    entries[-1].write_text('{"commitInfo": {"operation": "WRITE"}}\n{"add": {"path": "part-0.parquet"}}\n')
-
-
-def damage_by_removal(entries: list[Path]) -> None:
-    entries[1].unlink()
-
-
-def damage_by_an_older_incarnation(entries: list[Path]) -> None:
-    for path in entries[:-1]:
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"incarnation": 2}))
-
-
-def damage_by_an_older_batch(entries: list[Path]) -> None:
-    value = json.loads(entries[0].read_text())
-    entries[0].write_text(json.dumps(value | {"decided": 7}))
+DAMAGES: dict[str, Callable[[list[Path]], object]] = {
+    "truncated": lambda entries: entries[-1].write_bytes(entries[-1].read_bytes()[:-40]),
+    "emptied": lambda entries: entries[-1].write_bytes(b""),
+    "an older one": lambda entries: entries[0].write_bytes(b"{}"),
+    "of another log": lambda entries: change(entries[-1], log_id="theirs"),
+    "of another query": lambda entries: change(entries[-1], owner="theirs"),
+    "of Delta": lambda entries: entries[-1].write_text('{"commitInfo": {}}\n{"add": {"path": "part-0.parquet"}}\n'),
+    "removed": lambda entries: entries[1].unlink(),
+    "of an older incarnation": lambda entries: [change(each, incarnation=2) for each in entries[:-1]],
+    "of an older batch": lambda entries: change(entries[0], decided=7),
+}
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(damage_truncated, damage_emptied, damage_an_older_one, damage_by_another_log, damage_by_another_query),
-        *(damage_by_delta, damage_by_removal, damage_by_an_older_incarnation, damage_by_an_older_batch),
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_or_foreign_entry_is_refused_by_every_command_naming_the_file(
-    damage: Callable[[list[Path]], None], left: Any, every_command: Any
+    damage: str, left: Any, every_command: Any
 ) -> None:
-    damage(sorted(left.log.glob("*.json")))
+    DAMAGES[damage](sorted(left.log.glob("*.json")))
     done = every_command(left.log)
     assert {one.code for one in done} == {3}
     assert errors(done) == {"CorruptLog"}
@@ -122,9 +95,8 @@ def test_a_sink_whose_prefix_is_another_than_the_logs_is_refused_by_every_comman
     left: Any, every_command: Any
 ) -> None:
     tail = max(left.log.glob("*.json"))
-    entry = json.loads(tail.read_text())
-    assert entry["prefixes"] == {"archive": "twopc"}
-    tail.write_text(json.dumps(entry | {"prefixes": {"archive": "former"}}))
+    assert json.loads(tail.read_text())["prefixes"] == {"archive": "twopc"}
+    change(tail, prefixes={"archive": "former"})
     looking, asking = every_command(left.log)[:2], every_command(left.log)[2:]
     assert {one.code for one in looking} == {1}
     assert {one.code for one in asking} == {3}
@@ -213,9 +185,7 @@ def test_a_target_that_does_not_answer_is_named_while_it_is_waited_for_and_the_w
 def test_a_target_where_nobody_listens_is_told_by_its_address(
     left: Any, look: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "twopc_kafka.client.control.CONNECT_TIMEOUT_MS", 100
-    )  # the rest of the wait is not for every run
+    monkeypatch.setattr("twopc_kafka.client.control.CONNECT_TIMEOUT_MS", 100)  # what follows is not for every run
     left.sinks.write_text(kafka_sinks("127.0.0.1:1"))
     before = left.snapshot()
     done = look("resolve", left.log, "--yes", "--sinks", left.sinks, "--json", PASSWORD=SECRET)

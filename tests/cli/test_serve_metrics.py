@@ -7,8 +7,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from datetime import datetime, timezone
+from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import twopc
+from tests.cli.conftest import Clock
 from tests.support.commit_log import CommitLog
 from tests.support.exporter import Exporter, Sample, samples
 from tests.support.memory_log import MemoryLog
@@ -28,20 +29,6 @@ from twopc.log.history import FollowedLog, NoLog
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
-
-
-class Clock:
-    """A clock that a test sets, in seconds since the epoch."""
-
-    def __init__(self) -> None:
-        self.s = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.s
-
-    @property
-    def text(self) -> str:
-        return datetime.fromtimestamp(self.s, timezone.utc).isoformat(timespec="milliseconds")
 
 
 @pytest.fixture
@@ -84,6 +71,17 @@ class MonitoredSink(MemorySink):
 
     def open_transactions(self) -> twopc.OpenTransactions:
         return twopc.OpenTransactions(1, oldest_s=2.0, timeout_s=3.0, held_back={})
+
+
+def begun(store: MemoryLog) -> CommitLog:
+    return CommitLog.open(store, "query", {"orders": "twopc"})
+
+
+def read_log(clock: Clock) -> WatchedLog:
+    """Return the log as a first reading has found it."""
+    log = WatchedLog("memory", clock)
+    log.read()
+    return log
 
 
 def decide(log: CommitLog, batch_id: int, transactions: int = 2) -> None:
@@ -144,9 +142,8 @@ def test_a_killed_query_is_in_doubt_for_longer_and_longer_until_it_is_started_ag
 
 
 def test_each_metric_has_the_labels_that_are_declared(store: CountingLog, clock: Clock) -> None:
-    decide(CommitLog.open(store, "query", {"orders": "twopc"}), 0)
-    log = WatchedLog("memory", clock)
-    log.read()
+    decide(begun(store), 0)
+    log = read_log(clock)
     sink = WatchedSink("orders", MonitoredSink(MemoryTarget()), log, clock)
     sink.read()
     registry = CollectorRegistry(auto_describe=False)
@@ -158,8 +155,7 @@ def test_each_metric_has_the_labels_that_are_declared(store: CountingLog, clock:
 def test_a_sink_with_nothing_in_doubt_has_a_zero_and_not_a_gap(store: CountingLog, clock: Clock) -> None:
     writer = CommitLog.open(store, "query", {"orders": "twopc", "archive": "twopc"})
     decide(writer, 0)
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     assert scraped(log)[of("twopc_in_doubt_transactions", sink="orders")] == 2
     assert scraped(log)[of("twopc_in_doubt_transactions", sink="archive")] == 0
     writer.complete()
@@ -168,11 +164,10 @@ def test_a_sink_with_nothing_in_doubt_has_a_zero_and_not_a_gap(store: CountingLo
 
 
 def test_what_was_given_up_is_counted(store: CountingLog, clock: Clock) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     decide(writer, 0)
     writer.abandon(0, {"orders": [Committable("t0.1", {}, records=1)]}, "ann")
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     assert scraped(log)[of("twopc_abandoned_transactions", sink="orders")] == 1
     assert scraped(log)[of("twopc_in_doubt_transactions", sink="orders")] == 1
 
@@ -181,12 +176,11 @@ def test_what_was_given_up_is_counted(store: CountingLog, clock: Clock) -> None:
 
 
 def test_the_age_in_doubt_is_that_of_the_decision(store: CountingLog, clock: Clock) -> None:
-    decide(CommitLog.open(store, "query", {"orders": "twopc"}), 0)
+    decide(begun(store), 0)
     clock.s += 75
-    CommitLog.open(store, "query", {"orders": "twopc"})  # which carries the decision on
+    begun(store)  # which carries the decision on
     clock.s += 25
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     assert scraped(log)[of("twopc_oldest_in_doubt_seconds")] == 100
 
 
@@ -196,7 +190,7 @@ def test_a_writer_with_another_clock_neither_hides_a_doubt_nor_makes_one_up(
 ) -> None:
     ours = Clock()
     clock.s += ahead_s
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     log = WatchedLog("memory", ours)
     log.read()
     ours.s += 15
@@ -213,31 +207,21 @@ def test_a_writer_with_another_clock_neither_hides_a_doubt_nor_makes_one_up(
     assert scraped(log)[of("twopc_oldest_in_doubt_seconds")] == 0
 
 
-def test_a_decision_of_the_future_has_no_negative_age(store: CountingLog, clock: Clock) -> None:
-    ours = Clock()
-    clock.s += 3600
-    decide(CommitLog.open(store, "query", {"orders": "twopc"}), 0)
-    log = WatchedLog("memory", ours)
-    log.read()
-    assert scraped(log)[of("twopc_oldest_in_doubt_seconds")] == 0
-
-
 def test_the_usual_time_in_doubt_is_that_between_decisions_of_one_incarnation(store: CountingLog, clock: Clock) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     for batch_id, took_s in enumerate((300, 300, 310, 900, 300)):
         decide(writer, batch_id)
         clock.s += took_s
     decide(writer, 5)
     clock.s += 40_000  # an outage, which says nothing about batches
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     decide(writer, 6)
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     assert scraped(log)[of("twopc_usual_in_doubt_seconds")] == 300
 
 
 def test_a_log_without_a_committed_batch_has_no_usual_time(store: CountingLog, clock: Clock) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     assert usual_in_doubt_s([writer.tail]) == 0
 
 
@@ -279,14 +263,14 @@ def test_a_log_that_another_replaces_has_only_the_new_ones_series(tmp_path: Path
 def test_an_older_copy_with_other_entries_of_the_same_numbers_is_read_as_it_is(
     store: CountingLog, clock: Clock
 ) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     for batch_id in range(3):
         decide(writer, batch_id)
     log = FollowedLog("memory")
     assert log.read().tail.decided == 2
     copy = {slot: store.entries[slot] for slot in (0, 1)}
     store.entries = copy
-    again = CommitLog.open(store, "query", {"orders": "twopc"})  # in slot 2, where batch 1 was decided
+    again = begun(store)  # in slot 2, where batch 1 was decided
     decide(again, 1)
     decide(again, 2)
     found = log.read()
@@ -295,10 +279,9 @@ def test_an_older_copy_with_other_entries_of_the_same_numbers_is_read_as_it_is(
 
 
 def test_what_was_read_last_stays_while_a_log_cant_be_read(store: CountingLog, clock: Clock) -> None:
-    decide(CommitLog.open(store, "query", {"orders": "twopc"}), 0)
+    decide(begun(store), 0)
     clock.s += 100
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     read_at_s = clock.s
     store.away = OSError(5, "the disk")
     clock.s += 500
@@ -315,20 +298,18 @@ def test_what_was_read_last_stays_while_a_log_cant_be_read(store: CountingLog, c
 
 @pytest.mark.parametrize("damage", [b"{", b"[]"], ids=["cut off", "foreign"])
 def test_a_damaged_log_is_a_metric_and_no_crash(store: CountingLog, clock: Clock, damage: bytes) -> None:
-    CommitLog.open(store, "query", {"orders": "twopc"})
+    begun(store)
     store.entries[1] = damage
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     assert scraped(log) == {'twopc_log_up{log="memory"}': 0}
     assert log.problem
     assert "CorruptLog" in log.problem
 
 
 def test_an_entry_whose_time_is_none_is_damage(store: CountingLog, clock: Clock) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     store.entries[0] = serialise(parse(store.entries[0], "here")).replace(writer.tail.written_at.encode(), b"noon")
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     assert log.problem
     assert "'noon' as its time" in log.problem
 
@@ -337,7 +318,7 @@ def test_an_entry_whose_time_is_none_is_damage(store: CountingLog, clock: Clock)
 
 
 def test_a_reading_reads_only_what_is_new(store: CountingLog, clock: Clock) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     for batch_id in range(10):
         decide(writer, batch_id)
     log = FollowedLog("memory")
@@ -356,7 +337,7 @@ def test_a_reading_reads_only_what_is_new(store: CountingLog, clock: Clock) -> N
 def test_entries_that_are_pruned_between_the_listing_and_the_reading_are_left_out(
     store: CountingLog, clock: Clock
 ) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     for batch_id in range(20):
         decide(writer, batch_id)
 
@@ -373,10 +354,27 @@ def test_entries_that_are_pruned_between_the_listing_and_the_reading_are_left_ou
     assert found.tail.decided == 19
 
 
+@pytest.mark.parametrize("times", [history.ATTEMPTS - 1, history.ATTEMPTS])
+def test_a_log_that_changes_at_each_look_is_looked_at_a_few_times(store: CountingLog, clock: Clock, times: int) -> None:
+    begun(store)
+    looks = iter(range(times))
+
+    def change() -> None:
+        for _ in looks:
+            raise FileNotFoundError
+
+    store.before_read = change
+    if times < history.ATTEMPTS:
+        assert FollowedLog("memory").read().tail.owner == "query"
+    else:
+        with pytest.raises(ConfigurationError, match=r"changes while it is read\. Try again\."):
+            FollowedLog("memory").read()
+
+
 def test_a_query_that_decides_faster_than_its_log_is_read_is_read_all_the_same(
     store: CountingLog, clock: Clock
 ) -> None:
-    writer = CommitLog.open(store, "query", {"orders": "twopc"})
+    writer = begun(store)
     decide(writer, 0)
     log = FollowedLog("memory")
     log.read()
@@ -387,7 +385,7 @@ def test_a_query_that_decides_faster_than_its_log_is_read_is_read_all_the_same(
 
 
 def test_a_log_that_is_gone_is_forgotten(store: CountingLog, clock: Clock) -> None:
-    decide(CommitLog.open(store, "query", {"orders": "twopc"}), 0)
+    decide(begun(store), 0)
     log = FollowedLog("memory")
     log.read()
     store.entries = {}
@@ -400,7 +398,7 @@ def test_a_log_that_is_gone_is_forgotten(store: CountingLog, clock: Clock) -> No
 def test_a_store_that_does_not_answer_holds_up_neither_a_scrape_nor_another_log(
     store: CountingLog, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait: Any
 ) -> None:
-    CommitLog.open(store, "query", {"orders": "twopc"})
+    begun(store)
     other = MemoryLog()
     other.url = "other"
     CommitLog.open(other, "query", {"orders": "twopc"})
@@ -464,7 +462,7 @@ def test_it_ends_when_a_supervisor_stops_it(tmp_path: Path) -> None:
 
 
 def test_a_log_that_becomes_unreadable_is_reported_once(store: CountingLog, clock: Clock, wait: Any) -> None:
-    CommitLog.open(store, "query", {"orders": "twopc"})
+    begun(store)
     said: list[str] = []
     end = WatchedLog("memory", clock).follow(0.01, said.append)
     wait("it is read", lambda: said == ["memory: the log of query query"])
@@ -488,7 +486,7 @@ def test_a_log_is_read_on_although_what_is_reported_cant_be_written(
     watched = WatchedLog("memory", clock)
     end = watched.follow(0.01, say)
     wait("it is reported", lambda: tried)
-    CommitLog.open(store, "query", {"orders": "twopc"})
+    begun(store)
     wait("it is read again", lambda: watched.reading and watched.reading.history)
     end()
 
@@ -496,19 +494,14 @@ def test_a_log_is_read_on_although_what_is_reported_cant_be_written(
 @pytest.mark.parametrize("owner", ["half \ud800", "bytes \udce9"])
 def test_a_name_that_is_no_text_does_not_take_the_others_away(store: CountingLog, clock: Clock, owner: str) -> None:
     CommitLog.open(store, owner, {"orders": "twopc"})
-    log = WatchedLog("memory", clock)
-    log.read()
+    log = read_log(clock)
     assert scraped(log)[of("twopc_log_incarnation", owner=owner.encode(errors="replace").decode())] == 1
 
 
-@pytest.fixture
-def taken() -> Iterator[int]:
+def test_a_port_in_use_is_refused(tmp_path: Path, run: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server.getsockname()[1]
-
-
-def test_a_port_in_use_is_refused(tmp_path: Path, taken: int, run: Any) -> None:
-    done = run("serve-metrics", tmp_path / "log", "--port", taken)
+        taken = server.getsockname()[1]
+        done = run("serve-metrics", tmp_path / "log", "--port", taken)
     assert done.code == 3
     assert f"metrics can't be served at 127.0.0.1:{taken}: Address already in use. Name another --port" in done.err
 
@@ -548,8 +541,3 @@ def test_without_the_extra_it_names_it(tmp_path: Path, run: Any) -> None:
     done = run("serve-metrics", tmp_path / "log", PYTHONPATH=path)
     assert done.code == 3
     assert "serve-metrics needs prometheus_client: pip install 'twopc-core[cli,prometheus]'" in done.err
-
-
-def test_an_error_is_a_configuration_error_that_programs_can_catch() -> None:
-    with pytest.raises(ConfigurationError):
-        WatchedLog("ftp://host/log")

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+import twopc
+from tests.cli.conftest import Clock
 from tests.support.commit_log import CommitLog
 from tests.support.exporter import Exporter
 from tests.support.memory_log import MemoryLog
@@ -15,14 +17,6 @@ from twopc.cli.readings import WatchedLog, WatchedSink
 from twopc.log import history
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.s = 1_800_000_000.0
-
-    def __call__(self) -> float:
-        return self.s
 
 
 class HeldSink(MemorySink):
@@ -41,10 +35,17 @@ def store(monkeypatch: pytest.MonkeyPatch) -> MemoryLog:
     return found
 
 
-def test_readers_are_held_back_for_as_long_as_a_position_stays(store: MemoryLog) -> None:
+@pytest.fixture
+def log(store: MemoryLog) -> WatchedLog:
+    """A log that was read, of a query with one sink."""
     CommitLog.open(store, "query", {"a": "twopc"})
-    log, clock = WatchedLog("memory"), Clock()
-    log.read()
+    found = WatchedLog("memory")
+    found.read()
+    return found
+
+
+def test_readers_are_held_back_for_as_long_as_a_position_stays(log: WatchedLog) -> None:
+    clock = Clock()
     sink = WatchedSink("a", HeldSink(MemoryTarget()), log, clock)
 
     def held_back_s(after_s: float, **positions: int) -> float | None:
@@ -63,11 +64,9 @@ def test_readers_are_held_back_for_as_long_as_a_position_stays(store: MemoryLog)
 
 
 def test_a_reading_that_fails_leaves_the_time_of_the_one_before(
-    store: MemoryLog, monkeypatch: pytest.MonkeyPatch
+    log: WatchedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    CommitLog.open(store, "query", {"a": "twopc"})
-    log, clock = WatchedLog("memory"), Clock()
-    log.read()
+    clock = Clock()
     sink = WatchedSink("a", MemorySink(MemoryTarget()), log, clock)
     sink.read()
     read_at_s, clock.s = clock.s, clock.s + 400
@@ -78,10 +77,7 @@ def test_a_reading_that_fails_leaves_the_time_of_the_one_before(
     assert sink.reading.at_s == read_at_s
 
 
-def test_a_sink_that_knows_of_no_readers_has_no_such_value(store: MemoryLog) -> None:
-    CommitLog.open(store, "query", {"a": "twopc"})
-    log = WatchedLog("memory")
-    log.read()
+def test_a_sink_that_knows_of_no_readers_has_no_such_value(log: WatchedLog) -> None:
     sink = WatchedSink("a", MemorySink(MemoryTarget()), log)
     sink.read()
     assert sink.reading
@@ -90,10 +86,7 @@ def test_a_sink_that_knows_of_no_readers_has_no_such_value(store: MemoryLog) -> 
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("b", "twopc"), ("a", "other")])
-def test_a_sink_that_is_not_the_logs_is_an_error_and_no_zero(store: MemoryLog, name: str, prefix: str) -> None:
-    CommitLog.open(store, "query", {"a": "twopc"})
-    log = WatchedLog("memory")
-    log.read()
+def test_a_sink_that_is_not_the_logs_is_an_error_and_no_zero(log: WatchedLog, name: str, prefix: str) -> None:
     given = MemorySink(MemoryTarget())
     given.prefix = prefix
     sink = WatchedSink(name, given, log)
@@ -158,8 +151,6 @@ def test_kafkas_open_transactions_have_an_age_and_a_timeout_and_hold_readers_bac
 
 
 def test_a_target_system_that_does_not_answer_is_a_metric(tmp_path: Path, silent: str) -> None:
-    import twopc
-
     sink = MemorySink(MemoryTarget())
     with twopc.Coordinator({"orders": sink}, str(tmp_path / "log"), owner="query") as coordinator:
         coordinator.run(0, lambda _: [])
@@ -188,8 +179,6 @@ def test_secrets_of_the_sinks_file_are_neither_served_nor_printed(tmp_path: Path
         f'[orders]\nbackend = "postgres"\ntable = "t"\n'
         f'conninfo = "host=127.0.0.1 port={silent.split(":")[1]} connect_timeout=2 password=${{file:{secret}}}"\n'
     )
-    import twopc
-
     with twopc.Coordinator({"orders": MemorySink(MemoryTarget())}, str(tmp_path / "log"), owner="q") as coordinator:
         coordinator.run(0, lambda _: [])
     with Exporter(tmp_path / "log", "--sinks", sinks) as exporter:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import twopc
 from tests.support.pages import DOCS
+from tests.support.phase_one import writes
 from twopc.errors import LogMismatch, OperatorRequired
 from twopc_files.sink import FileSink
 
@@ -29,16 +29,9 @@ class Query:
     def run(self, sinks: Mapping[str, str], **options: Any) -> None:
         """Write one batch to sinks that are given by name and folder."""
         made = {name: twopc.create_sink("files", {"path": f"{self.folder}/{path}"}) for name, path in sinks.items()}
-
-        def phase_one(round_: Any) -> list[Any]:
-            with twopc.Participant(made, round_, partition=0) as participant:
-                for name in made:
-                    participant.write(name, pa.record_batch({"id": [self.done]}))
-                return [participant.pre_commit()]
-
         with twopc.Coordinator(made, self.log, owner="query", **options) as coordinator:
             coordinator.recover()
-            coordinator.run(self.done, phase_one)
+            coordinator.run(self.done, writes(made, {"id": [self.done]}))
         self.done += 1
 
     def written(self, path: str) -> list[int]:

@@ -1,7 +1,6 @@
 """The Python code on all pages compiles, imports names that exist, and passes options that its sinks accept."""
 
 import ast
-import re
 import subprocess
 import sys
 import textwrap
@@ -33,11 +32,6 @@ def test_an_example_fits_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             ):
                 if f"twopc_{backend}" != OF_THE_GUIDE:
                     twopc.create_sink(backend, _options(given))
-
-
-def test_an_example_names_a_checkpoint_by_a_url_that_spark_reads() -> None:
-    of_s3 = re.compile(r"""checkpoint(?:Location)?"?(?:, | = )f?"s3://""")
-    assert [page for page, text in EXAMPLES if of_s3.search(text)] == []
 
 
 KILLED_AT_A_COMMIT = """

@@ -1,4 +1,4 @@
-"""The incidents of ``docs/operating.md``, each rehearsed with the commands that its section names."""
+"""The incidents of ``docs/operating.md``, rehearsed with the commands that their sections name."""
 
 import re
 import shlex
@@ -8,16 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 import twopc
 from tests.docs.test_change_a_query import Query
 from tests.support.pages import DOCS
+from tests.support.phase_one import writes
 from tests.support.raising import raising
 from twopc.cli.commands import cli
-from twopc.errors import Fenced, LogMismatch, OperatorRequired, Retriable, TransactionLost, TwoPhaseCommitError
+from twopc.errors import Fenced, OperatorRequired, TransactionLost
 from twopc_files.sink import FileSink
 from twopc_sql.sink import SqlSink
 
@@ -105,25 +105,6 @@ def test_the_query_goes_on_without_a_lost_transaction_that_was_given_up(in_doubt
     assert (in_doubt.written("orders"), in_doubt.written("archive")) == ([0, 1, 2], [0, 2])
 
 
-def test_a_lost_executor_needs_nothing(query: Query, tmp_path: Path) -> None:
-    """Its attempt wrote and voted, and its vote never arrived."""
-    made = {"orders": twopc.create_sink("files", {"path": f"{tmp_path}/orders"})}
-
-    def phase_one(round_: Any) -> list[Any]:
-        votes = []
-        for serial in 0, 1:
-            with twopc.Participant(made, round_, partition=0, serial=serial) as participant:
-                participant.write("orders", pa.record_batch({"id": [query.done]}))
-                votes.append(participant.pre_commit())
-        return votes[1:]
-
-    with twopc.Coordinator(made, query.log, owner="query") as coordinator:
-        coordinator.recover()
-        coordinator.run(query.done, phase_one)
-    assert query.written("orders") == [0, 1]
-    assert [*(tmp_path / "orders" / "_twopc").iterdir()] == []
-
-
 def test_of_two_drivers_the_older_one_stops_and_the_log_shows_the_newer(query: Query) -> None:
     made = {"orders": twopc.create_sink("files", {"path": f"{query.folder}/orders"})}
     with twopc.Coordinator(made, query.log, owner="query") as older:
@@ -136,50 +117,6 @@ def test_of_two_drivers_the_older_one_stops_and_the_log_shows_the_newer(query: Q
     assert query.written("orders") == [0, 1, 2]
 
 
-def test_a_query_that_runs_begins_a_lost_log_again_complete(query: Query) -> None:
-    made = {"orders": twopc.create_sink("files", {"path": f"{query.folder}/orders"})}
-    with twopc.Coordinator(made, query.log, owner="query") as running:
-        running.recover()
-        shutil.rmtree(query.log)
-        running.run(query.done, lambda _: [])
-    query.done += 1
-    query.run({"orders": "orders"})
-    assert query.written("orders") == [0, 2]
-
-
-def test_the_query_waits_while_a_target_system_is_away_and_then_goes_on(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = iter([Retriable("no answer")] * 3)
-    commit = FileSink.commit
-
-    def late(sink: FileSink, committable: Any) -> None:
-        for error in answers:
-            raise error
-        commit(sink, committable)
-
-    monkeypatch.setattr(FileSink, "commit", late)
-    query.run(SINKS)
-    assert query.written("orders") == query.written("archive") == [0, 1]
-
-
-def test_a_failure_of_three_starts_stops_the_query_until_its_cause_is_corrected(query: Query) -> None:
-    made = {"orders": twopc.create_sink("files", {"path": f"{query.folder}/orders"})}
-
-    def fails() -> str:
-        try:
-            with twopc.Coordinator(made, query.log, owner="query") as coordinator:
-                coordinator.recover()
-                coordinator.run(query.done, raising(ValueError("the function has a defect")))
-        except TwoPhaseCommitError as error:
-            return error.kind
-        return ""
-
-    assert [fails() for _ in range(4)] == ["RoundAborted", "RoundAborted", "RepeatedFailure", "RepeatedFailure"]
-    query.run({"orders": "orders"})
-    assert query.written("orders") == [0, 1]
-
-
 def test_a_changed_schema_stops_the_query_until_the_change_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,14 +126,9 @@ def test_a_changed_schema_stops_the_query_until_the_change_is_undone(
     sinks = {"orders": twopc.create_sink("sql", {"url": f"sqlite:///{path}", "table": "orders"})}
 
     def run(batch_id: int) -> None:
-        def phase_one(round_: Any) -> list[Any]:
-            with twopc.Participant(sinks, round_, partition=0) as participant:
-                participant.write("orders", pa.record_batch({"id": [batch_id]}))
-                return [participant.pre_commit()]
-
         with twopc.Coordinator(sinks, str(tmp_path / "log"), owner="query") as coordinator:
             coordinator.recover()
-            coordinator.run(batch_id, phase_one)
+            coordinator.run(batch_id, writes(sinks, {"id": [batch_id]}))
 
     with monkeypatch.context() as patched:
         patched.setattr(SqlSink, "commit_batch", raising(OperatorRequired("the driver is lost here")))
@@ -213,24 +145,9 @@ def test_a_changed_schema_stops_the_query_until_the_change_is_undone(
         assert database.execute("SELECT id FROM orders ORDER BY id").fetchall() == [(0,), (1,)]
 
 
-def test_a_log_without_its_newest_entries_is_refused_or_restored(query: Query, tmp_path: Path) -> None:
-    shutil.copytree(query.log, tmp_path / "backup")
-    query.run(SINKS)
-    query.run(SINKS)
-    newest = shutil.copytree(query.log, tmp_path / "newest")
-    shutil.rmtree(query.log)
-    shutil.move(tmp_path / "backup", query.log)
-    with pytest.raises(LogMismatch, match="not of the same age"):
-        query.run(SINKS)
-    query.done = 3
-    shutil.rmtree(query.log)  # with what the start has added
-    shutil.move(newest, query.log)
-    query.run(SINKS)
-    assert query.written("orders") == query.written("archive") == [0, 1, 2, 3]
-
-
 def test_every_incident_of_the_page_has_a_rehearsal() -> None:
-    """``twopc checkpoint`` and its examples are rehearsed by ``tests/cli/test_checkpoint.py``."""
+    """``tests/cli/test_checkpoint.py`` rehearses ``twopc checkpoint``. What needs no command of its section is in
+    ``tests/unit``: ``test_half_of_the_state.py``, ``test_repetition.py`` and ``test_coordinator.py``."""
     assert set(re.findall(r"^#{2,3} (.+)$", RUNBOOK, re.MULTILINE)) == {
         "From the error to the command",
         "No error: the query was killed",

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,56 +24,35 @@ def report(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("lake_report")
 
 
-def compared(report: Any, **changed: list[dict[str, Any]]) -> Any:
-    """Compare three flights in two batches with three results, some of them changed."""
+RESULTS = ("kafka", "iceberg", "delta")
+
+Rows = list[dict[str, Any]]
+
+CHANGES: dict[str, tuple[Callable[[Rows], dict[str, Rows]], tuple[int, int, int]]] = {
+    "none": (lambda _: {}, (0, 0, 0)),
+    "a lost record, which tears its batch": (lambda rows: {"delta": rows[1:]}, (1, 0, 1)),
+    "a doubled record": (lambda rows: {"kafka": [*rows, rows[0]]}, (0, 1, 1)),
+    "a batch that is doubled everywhere": (lambda rows: dict.fromkeys(RESULTS, rows * 2), (0, 9, 0)),
+    "wrong contents": (lambda rows: {"iceberg": [{**rows[0], "airline": "another"}, *rows[1:]]}, (1, 1, 1)),
+    "another batch, which tears both": (lambda rows: {"iceberg": [{**rows[0], "batch": 1}, *rows[1:]]}, (0, 0, 2)),
+}
+"""What is changed in the results, and how many records are then lost and doubled, and how many batches torn."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_lost_and_doubled_records_and_torn_batches_of_three_results_are_counted(report: Any, change: str) -> None:
+    """Of three flights in two batches."""
+    changed, expected = CHANGES[change]
     sent = report.sent(3)
     rows = [{**row, "batch": number // 2} for number, row in enumerate(sent.to_pylist())]
+    found = dict.fromkeys(RESULTS, rows) | changed(rows)
     connection = duckdb.connect()
-    for name in ("kafka", "iceberg", "delta"):
-        connection.register(f"{name}_rows", pa.Table.from_pylist(changed.get(name, rows), report.RESULT))
-    comparison = report.compare(connection, sent, {name: f"{name}_rows" for name in ("kafka", "iceberg", "delta")})
-    return report.LakeReport(3, comparison, frozenset(), 0, [], 0, 0, 0.0)
-
-
-def rows_of(report: Any) -> list[dict[str, Any]]:
-    return [{**row, "batch": number // 2} for number, row in enumerate(report.sent(3).to_pylist())]
-
-
-def counts(found: Any) -> tuple[int, int, int]:
-    value = found.to_json()
-    return value["lost"], value["duplicates"], value["torn"]
-
-
-def test_equal_results_are_exact(report: Any) -> None:
-    found = compared(report)
-    assert counts(found) == (0, 0, 0)
-    assert found.is_exact
-
-
-def test_a_lost_record_is_lost_and_tears_its_batch(report: Any) -> None:
-    found = compared(report, delta=rows_of(report)[1:])
-    assert counts(found) == (1, 0, 1)
-    assert not found.is_exact
-
-
-def test_a_doubled_record_is_a_duplicate(report: Any) -> None:
-    rows = rows_of(report)
-    assert counts(compared(report, kafka=[*rows, rows[0]])) == (0, 1, 1)
-
-
-def test_a_batch_that_is_doubled_everywhere_is_no_torn_one(report: Any) -> None:
-    rows = rows_of(report) * 2
-    assert counts(compared(report, kafka=rows, iceberg=rows, delta=rows)) == (0, 9, 0)
-
-
-def test_a_record_of_wrong_contents_is_lost_and_a_duplicate(report: Any) -> None:
-    first, *others = rows_of(report)
-    assert counts(compared(report, iceberg=[{**first, "airline": "another"}, *others])) == (1, 1, 1)
-
-
-def test_a_record_in_another_batch_tears_both(report: Any) -> None:
-    first, *others = rows_of(report)
-    assert counts(compared(report, iceberg=[{**first, "batch": 1}, *others])) == (0, 0, 2)
+    for name in RESULTS:
+        connection.register(f"{name}_rows", pa.Table.from_pylist(found[name], report.RESULT))
+    comparison = report.compare(connection, sent, {name: f"{name}_rows" for name in RESULTS})
+    told = report.LakeReport(3, comparison, frozenset(), 0, [], 0, 0, 0.0)
+    assert told.to_json() | dict(zip(("lost", "duplicates", "torn"), expected, strict=True)) == told.to_json()
+    assert told.is_exact == (expected == (0, 0, 0))
 
 
 @pytest.mark.crash

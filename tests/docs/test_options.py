@@ -3,6 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,30 +12,14 @@ from tests.support.pages import DOCS, ROOT, site_script
 from twopc.options import Option
 from twopc.spark import Output, foreach_batch
 from twopc.spark.data_source import options as source_options
-from twopc_delta import options as delta_options
-from twopc_files import options as files_options
-from twopc_iceberg import options as iceberg_options
 from twopc_kafka import options as kafka_options
-from twopc_mysql import options as mysql_options
-from twopc_postgres import options as postgres_options
-from twopc_pravega import options as pravega_options
-from twopc_sql import options as sql_options
+
+BACKENDS = ("kafka", "files", "postgres", "iceberg", "delta", "mysql", "pravega", "sql")
+
+PAGES = [(ROOT / f"plugins/{name}/README.md", import_module(f"twopc_{name}.options").OPTIONS) for name in BACKENDS]
 
 
-@pytest.mark.parametrize(
-    ("page", "options"),
-    [
-        (ROOT / "plugins/kafka/README.md", kafka_options.OPTIONS),
-        (ROOT / "plugins/files/README.md", files_options.OPTIONS),
-        (ROOT / "plugins/postgres/README.md", postgres_options.OPTIONS),
-        (ROOT / "plugins/iceberg/README.md", iceberg_options.OPTIONS),
-        (ROOT / "plugins/delta/README.md", delta_options.OPTIONS),
-        (ROOT / "plugins/mysql/README.md", mysql_options.OPTIONS),
-        (ROOT / "plugins/pravega/README.md", pravega_options.OPTIONS),
-        (ROOT / "plugins/sql/README.md", sql_options.OPTIONS),
-        (DOCS / "other-ways.md", source_options.OPTIONS),
-    ],
-)
+@pytest.mark.parametrize(("page", "options"), [*PAGES, (DOCS / "other-ways.md", source_options.OPTIONS)])
 def test_a_page_has_the_options_that_the_code_has(page: Path, options: tuple[Option, ...]) -> None:
     table = site_script("tables").options_table
     assert table(options) in page.read_text(encoding="utf-8"), f"{page} must have this table:\n{table(options)}"

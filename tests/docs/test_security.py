@@ -15,6 +15,7 @@ import pytest
 
 import twopc
 from tests.support.pages import ROOT
+from tests.support.phase_one import writes
 from tests.support.sources import GROUP, SOURCES, nodes
 from twopc.cli.commands import cli
 from twopc.errors import CorruptLog, Fenced, LogMismatch
@@ -59,12 +60,7 @@ class Log:
         return twopc.Coordinator(self.sinks, str(self.folder), owner=owner)
 
     def run(self, coordinator: twopc.Coordinator, batch_id: int) -> None:
-        def phase_one(round_: Any) -> list[Any]:
-            with twopc.Participant(self.sinks, round_, partition=0) as participant:
-                participant.write("sink", pa.record_batch({"id": [batch_id]}))
-                return [participant.pre_commit()]
-
-        coordinator.run(batch_id, phase_one)
+        coordinator.run(batch_id, writes(self.sinks, {"id": [batch_id]}))
 
     @property
     def newest(self) -> Path:

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import twopc
+from tests.support.phase_one import writes
 from twopc.errors import Retriable
 from twopc.testing import MemorySink, MemoryTarget
 
@@ -33,13 +33,10 @@ def run(tmp_path: Path) -> Run:
     def start(*batch_ids: int, owner: str = "orders", leaves_open: bool = False) -> None:
         sinks = {"archive": Sink(target)}
 
-        def phase_one(round: twopc.Round) -> list[twopc.Vote]:
-            with twopc.Participant(sinks, round, partition=0) as participant:
-                participant.write("archive", pa.record_batch({"value": [1, 2, 3]}))
-                vote = participant.pre_commit()
+        def phase_one(round: twopc.Round) -> Iterator[twopc.Vote]:
+            yield from writes(sinks, {"value": [1, 2, 3]})(round)
             if leaves_open:
                 sinks["archive"].begin(sinks["archive"].transactional_ids.allocate(round, 9))
-            return [vote]
 
         coordinator = twopc.Coordinator(sinks, str(tmp_path / owner), owner=owner, rest_interval_s=None)
         for batch_id in batch_ids:

@@ -151,6 +151,20 @@ def test_a_failed_run_has_an_error_of_the_same_class_name_and_text(path: Path, e
     assert (failed.batch_id, failed.phases_ms, failed.owner) == (7, {"recovering": 1.0}, "orders")
 
 
+def test_a_failed_run_is_a_line_of_its_own(run: Any, observe: Any, path: Path) -> None:
+    observer = JsonLinesObserver(path)
+    observe(observer)
+    run(0)
+    with pytest.raises(LogMismatch) as refused:
+        run(7)
+    observer.close()
+    [failed] = [line for line in map(json.loads, path.read_text().splitlines()) if "failed_at" in line]
+    assert failed.pop("failed_at") > "2026"
+    assert list(failed.pop("phases_ms")) == ["recovering"]
+    error = {"kind": "LogMismatch", "message": str(refused.value)}
+    assert failed == {"batch_id": 7, "error": error, "owner": "orders"}
+
+
 def test_a_batch_of_two_thousand_transactions_takes_one_line_however_it_ends(path: Path) -> None:
     committed = [TransactionCommitted("a", 7, COMMITTABLE, False, "orders")] * 2000
     write(path, *committed, FINISHED)
@@ -498,6 +512,8 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
     _, committed = path.read_bytes().splitlines()
     write(path, BatchFailed(7, LogMismatch("other offsets"), {}, "orders"))
     failed = path.read_bytes().splitlines(keepends=True)[-1]
+    whole = json.loads(failed)
+    wrong = [{"failed_at": "20"}, {"phases_ms": []}, {"error": whole["error"] | {"message": None}}]
     foreign: list[dict[str, Any]] = [
         {"batch_id": True},
         {"parts": 3},
@@ -511,7 +527,9 @@ def test_lines_of_others_are_skipped(path: Path, monkeypatch: pytest.MonkeyPatch
         file.write(b"\0\0\0\n\xff\xfe\n[]\n{}\n7\nnull\n" + b"[" * 50_000 + b"\n")
         file.write(committed + b" " * 250_000 + b"\n")  # too long
         file.writelines(json.dumps(json.loads(committed) | one).encode() + b"\n" for one in foreign)
+        file.writelines(json.dumps(whole | one).encode() + b"\n" for one in wrong)
         file.write(failed.replace(b"LogMismatch", b"no name"))
+        file.write(failed.replace(b"failed_at", b"forgotten_at"))
     write(path, batch(1))
     found = read(path)
     assert isinstance(found.pop(2), BatchFailed)

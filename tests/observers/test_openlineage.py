@@ -70,12 +70,22 @@ class Query:
     def run(self, coordinator: Coordinator, batch_id: int, **given: Any) -> None:
         coordinator.run(batch_id, writes(self.sinks, {"id": [1, 2, 3], "day": ["a", "b", "c"]}), **given)
 
+    def report(self, lineage: OpenLineageObserver, **given: Any) -> None:
+        """Run a batch, and close the observer."""
+        self.run(self.start(), 0, **given)
+        lineage.close()
+
 
 @pytest.fixture
 def query(tmp_path: Path) -> Query:
     """A query over one sink in memory, which does not name what it writes to."""
     target = MemoryTarget()
     return Query(tmp_path, lambda: {"archive": MemorySink(target)})
+
+
+def facets(receiver: LineageReceiver) -> list[dict[str, Any]]:
+    """What the runs that have ended say of their batches."""
+    return [event["run"]["facets"]["twopc_batch"] for event in receiver.of_type("COMPLETE")]
 
 
 # What is in an event. ---------------------------------------------------------------------------------------------
@@ -122,8 +132,8 @@ def test_an_event_has_all_that_is_known_of_a_batch_of_two_sinks(
         assert output["outputFacets"]["outputStatistics"]["rowCount"] == 3
         fields = output["facets"]["schema"]["fields"]
         assert [(field["name"], field["type"]) for field in fields] == [("id", "int64"), ("day", "string")]
-    facets = [facet, *lake["facets"].values(), *lake["outputFacets"].values()]
-    assert {each["_producer"] for each in facets} == {PRODUCER}
+    of_twopc = [facet, *lake["facets"].values(), *lake["outputFacets"].values()]
+    assert {each["_producer"] for each in of_twopc} == {PRODUCER}
     assert event["run"]["facets"]["processing_engine"]["name"] == "twopc"
     assert event["job"]["facets"]["jobType"]["processingType"] == "BATCH"
     assert start["run"]["runId"] == event["run"]["runId"]
@@ -146,7 +156,7 @@ def test_the_facet_of_a_batch_keeps_to_its_published_schema(
     query.run(coordinator, 0, reads=[1, {"a": "b"}])
     query.run(coordinator, 1)
     lineage.close()
-    with_reads, without = (event["run"]["facets"]["twopc_batch"] for event in receiver.of_type("COMPLETE"))
+    with_reads, without = facets(receiver)
     assert with_reads["reads"] == [1, {"a": "b"}]
     assert "reads" not in without
     for facet in with_reads, without:
@@ -159,8 +169,7 @@ def test_a_sink_that_names_no_dataset_is_one_of_its_query(
     query: Query, observer: Observer, receiver: LineageReceiver
 ) -> None:
     lineage = observer(job_name="archiving")
-    query.run(query.start(), 0)
-    lineage.close()
+    query.report(lineage)
     [output] = receiver.events[0]["outputs"]
     assert (output["namespace"], output["name"]) == ("twopc", "orders.archive")
     assert receiver.events[0]["job"]["name"] == "archiving"
@@ -170,8 +179,7 @@ def test_kafka_sources_are_inputs_only_if_their_brokers_are_known(
     query: Query, observer: Observer, receiver: LineageReceiver
 ) -> None:
     lineage = observer()
-    query.run(query.start(), 0, reads=OF_SPARK)
-    lineage.close()
+    query.report(lineage, reads=OF_SPARK)
     assert receiver.events[0]["inputs"] == []
 
 
@@ -179,8 +187,7 @@ def test_offsets_of_a_loop_without_spark_name_their_topics_too(
     query: Query, observer: Observer, receiver: LineageReceiver
 ) -> None:
     lineage = observer(source_brokers="b1.example")
-    query.run(query.start(), 0, reads={"orders": {"0": 7}, "returns": {"0": 0}})
-    lineage.close()
+    query.report(lineage, reads={"orders": {"0": 7}, "returns": {"0": 0}})
     found = [(each["namespace"], each["name"]) for each in receiver.events[0]["inputs"]]
     assert found == [("kafka://b1.example:9092", "orders"), ("kafka://b1.example:9092", "returns")]
 
@@ -237,8 +244,7 @@ def test_a_batch_has_the_same_run_id_whoever_reports_it(
     query.run(last := query.start(), 0)  # as Spark repeats it
     query.run(last, 1)
     lineage.close()
-    facets = [event["run"]["facets"]["twopc_batch"] for event in receiver.of_type("COMPLETE")]
-    assert [(facet["batchId"], facet["recovered"]) for facet in facets] == [(0, True), (0, True), (1, False)]
+    assert [(facet["batchId"], facet["recovered"]) for facet in facets(receiver)] == [(0, True), (0, True), (1, False)]
     again, once_more, other = (event["run"]["runId"] for event in receiver.of_type("COMPLETE"))
     assert again == once_more != other
 
@@ -249,8 +255,7 @@ def test_another_log_of_a_query_of_the_same_name_has_other_run_ids(
     lineage = observer()
     query.run(query.start(), 0)
     (tmp_path / "log").rename(tmp_path / "old")
-    query.run(query.start(), 0)
-    lineage.close()
+    query.report(lineage)
     assert len({event["run"]["runId"] for event in receiver.of_type("COMPLETE")}) == 2
 
 
@@ -261,8 +266,7 @@ def test_a_run_has_the_parent_that_the_environment_names(
     parent = str(uuid4())
     monkeypatch.setenv("OPENLINEAGE_PARENT_ID", f"{namespace}/orders.start/{parent}")
     lineage = observer()
-    query.run(query.start(), 0)
-    lineage.close()
+    query.report(lineage)
     for event in receiver.events:
         facet = event["run"]["facets"]["parent"]
         assert facet["run"]["runId"] == parent
@@ -281,8 +285,7 @@ def test_a_parent_that_can_not_be_read_is_logged_and_left_out(
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE_PARENT_ID", given)
     lineage = observer()
-    query.run(query.start(), 0)
-    lineage.close()
+    query.report(lineage)
     assert not [event for event in receiver.events if "parent" in event["run"]["facets"]]
     assert f"OPENLINEAGE_PARENT_ID is '{given}', not namespace/job/run" in caplog.text
 
@@ -356,7 +359,7 @@ def test_events_wait_for_a_receiver_that_the_client_asks_again_and_come_in_order
     until(lambda: receiver.asked > 2)
     receiver.status = 200
     lineage.close()
-    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.of_type("COMPLETE")] == [0, 1, 2]
+    assert [facet["batchId"] for facet in facets(receiver)] == [0, 1, 2]
     assert lineage.dropped == 0
 
 
@@ -380,8 +383,7 @@ def test_requests_that_the_client_repeats_by_itself_are_not_logged_each(
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 3, "backoff_factor": 0}')
     lineage = observer(f"http://127.0.0.1:{free_port()}")
-    query.run(query.start(), 0)
-    lineage.close()
+    query.report(lineage)
     assert [record.name for record in caplog.records if record.levelname == "WARNING"] == [_outbox.__name__]
 
 
@@ -396,7 +398,7 @@ def test_an_event_that_is_refused_is_dropped_and_the_next_one_is_sent(
     receiver.status = 200
     query.run(coordinator, 1)
     lineage.close()
-    assert [event["run"]["facets"]["twopc_batch"]["batchId"] for event in receiver.of_type("COMPLETE")] == [1]
+    assert [facet["batchId"] for facet in facets(receiver)] == [1]
 
 
 def test_what_waits_is_bounded_in_bytes_whatever_a_batch_reads(
@@ -419,8 +421,7 @@ def test_the_key_of_the_client_s_configuration_reaches_the_receiver(
 ) -> None:
     monkeypatch.setenv("OPENLINEAGE__TRANSPORT__AUTH", '{"type": "api_key", "apiKey": "hunter3"}')
     lineage = observer()
-    query.run(query.start(), 0)
-    lineage.close()
+    query.report(lineage)
     assert receiver.tokens == ["Bearer hunter3"] * 2
     assert "hunter3" not in json.dumps(receiver.events)
 

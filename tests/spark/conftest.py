@@ -10,11 +10,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -37,6 +38,17 @@ AVAILABLE_NOW: Mapping[str, Any] = {"availableNow": True}
 
 def rows(*ids: int, name: str = "a") -> Rows:
     return [{"id": number, "name": name} for number in ids]
+
+
+def entries(log: Path, kind: str) -> Rows:
+    """Return the entries of one kind of a commit log, oldest first."""
+    found = [json.loads(file.read_text()) for file in sorted(log.glob("[0-9]*.json"))]
+    return [entry for entry in found if entry["kind"] == kind]
+
+
+def decided_batches(log: Path) -> list[int]:
+    """Return the numbers of the decided batches of a commit log, oldest first."""
+    return [entry["decided"] for entry in entries(log, "decide")]
 
 
 def finished_jobs(spark: SparkSession) -> list[Any]:
@@ -156,12 +168,11 @@ class Pipeline:
 
     def entries(self, kind: str) -> Rows:
         """Return the commit log's entries of one kind, oldest first."""
-        entries = [json.loads(file.read_text()) for file in sorted(self.log.glob("[0-9]*.json"))]
-        return [entry for entry in entries if entry["kind"] == kind]
+        return entries(self.log, kind)
 
     def decided_batches(self) -> list[int]:
         """The numbers of the decided batches, oldest first."""
-        return [entry["decided"] for entry in self.entries("decide")]
+        return decided_batches(self.log)
 
     def decided(self, batch_id: int) -> dict[str, list[dict[str, Any]]]:
         """Return the committables of a decided batch, by sink."""
@@ -203,6 +214,12 @@ def client(spark: SparkSession) -> Iterator[Any]:
     service.stop(getattr(service, "stop$default$1")(), getattr(service, "stop$default$2")())
 
 
+@pytest.fixture
+def connected(client: Any, pipeline: Pipeline) -> Pipeline:
+    """A pipeline of the client's."""
+    return Pipeline(client, pipeline.folder)
+
+
 @dataclass(frozen=True)
 class Topic:
     """A topic on the session's broker, of one test."""
@@ -228,6 +245,19 @@ class Topic:
             .option("maxOffsetsPerTrigger", records_a_batch)
             .load()
         )
+
+    def beside(self, broker: KafkaBroker, partitions: int = 2) -> Topic:
+        """Return another topic, for a source."""
+        made = replace(self, name=f"source-{uuid.uuid4().hex[:8]}")
+        broker.create_topic(made.name, partitions)
+        return made
+
+    def fill(self, values: Iterable[object], partitions: int = 2) -> None:
+        """Add values, one to each partition in turn."""
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.servers})
+        for number, value in enumerate(values):
+            producer.produce(self.name, str(value), partition=number % partitions)
+        assert producer.flush(30) == 0
 
     def values(self) -> list[str]:
         """Return every value that a committed reader sees now, read by another client than the one that wrote."""

@@ -56,8 +56,6 @@ class Shop:
 
 @pytest.fixture
 def shop(pipeline: Pipeline) -> Shop:
-    import pyarrow as pa
-
     return Shop(pipeline, pa.schema({"id": pa.int64(), "name": pa.string()}))
 
 
@@ -104,8 +102,6 @@ def test_a_single_output_with_columns_of_its_own_tells_the_row_too(shop: Shop) -
 
 @pytest.mark.long
 def test_a_bad_record_that_is_the_last_of_its_key_hides_an_earlier_one_and_others_apply(pipeline: Pipeline) -> None:
-    import pyarrow as pa
-
     schema = pa.schema({"id": pa.int64(), "name": pa.string()})
     shop = Shop(pipeline, schema, **{"delta.enableDeletionVectors": "true"})
     pipeline.add_batch([{"id": id, "name": "a"} for id in (1, 2, 3)])

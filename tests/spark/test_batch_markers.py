@@ -10,20 +10,16 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
 from tests.spark.conftest import Pipeline, Topic, rows
+from tests.support.spark_session import write_all
 from tests.support.topic_reader import records_of
 from twopc.spark import Output, TwoPhaseCommitDataSource, foreach_batch
 from twopc_kafka_broker import KafkaBroker
-
-pytestmark = [
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
-]
 
 VALUE = "CAST(id AS STRING) AS value"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("way", ["foreach_batch", pytest.param("data source", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", ["foreach_batch", "data source"])
 def test_each_batch_of_a_query_has_its_marker(
     way: str, spark: SparkSession, pipeline: Pipeline, topic: Topic, kafka_broker: KafkaBroker
 ) -> None:
@@ -40,7 +36,7 @@ def test_each_batch_of_a_query_has_its_marker(
     else:
         sink = Output(twopc.create_sink("kafka", options), [VALUE])
         writer = pipeline.source().writeStream.foreachBatch(foreach_batch(sink, str(pipeline.log)))
-    writer.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    write_all(writer, pipeline.checkpoint)
 
     stated = [json.loads(record.value) for record in records_of(kafka_broker.bootstrap_servers, markers)]
     assert [int(each["batch"].split("/")[1]) for each in stated] == [0, 1]

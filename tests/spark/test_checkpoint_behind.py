@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import pytest
 from click.testing import CliRunner
-from confluent_kafka import Producer
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # its customary name
 
 from tests.spark.conftest import Pipeline, Topic
+from tests.support.spark_session import write_all
 from twopc.cli.commands import cli
 from twopc.spark import TwoPhaseCommitDataSource
 
@@ -60,9 +60,7 @@ class Query:
         self.start(self.plan(self.events(files_a_batch)))
 
     def start(self, frame: DataFrame) -> None:
-        write = self.pipeline.writer()
-        query = frame.writeStream.foreachBatch(write).option("checkpointLocation", str(self.pipeline.checkpoint))
-        query.trigger(availableNow=True).start().awaitTermination()
+        write_all(frame.writeStream.foreachBatch(self.pipeline.writer()), self.pipeline.checkpoint)
 
     def lose(self, batches: int) -> int:
         """Remove the files of the newest batches, as a power cut does to files that Spark does not sync. Return the
@@ -88,9 +86,8 @@ class ByFormat(Query):
 
     def start(self, frame: DataFrame) -> None:
         options = {"sink": "files", "path": str(self.pipeline.folder / "archive"), "format": "json"}
-        query = frame.writeStream.format("twopc").options(**options, log=str(self.pipeline.log))
-        query = query.option("checkpointLocation", str(self.pipeline.checkpoint))
-        query.trigger(availableNow=True).start().awaitTermination()
+        writer = frame.writeStream.format("twopc").options(**options, log=str(self.pipeline.log))
+        write_all(writer, self.pipeline.checkpoint)
 
 
 def refusal(pipeline: Pipeline, start: Callable[[], None]) -> str:
@@ -137,10 +134,10 @@ def joined(events: DataFrame) -> DataFrame:
     ("kind", "plan", "lost"),
     [
         (Query, plain, 2),
-        pytest.param(Query, plain, 4, marks=pytest.mark.long),
-        pytest.param(Query, counted, 3, marks=pytest.mark.long),
-        pytest.param(ByFormat, deduplicated, 1, marks=pytest.mark.long),
-        pytest.param(ByFormat, joined, 2, marks=pytest.mark.long),
+        (Query, plain, 4),
+        (Query, counted, 3),
+        (ByFormat, deduplicated, 1),
+        (ByFormat, joined, 2),
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
@@ -214,12 +211,6 @@ class FromKafka:
     topic: Topic
     starting: str = "earliest"
 
-    def send(self, first: int, end: int) -> None:
-        producer = Producer({"bootstrap.servers": self.topic.servers})
-        for n in range(first, end):
-            producer.produce(self.topic.name, str(n), partition=n % 2)
-        producer.flush()
-
     def run(self) -> None:
         options = {"kafka.bootstrap.servers": self.topic.servers, "subscribe": self.topic.name}
         source = self.pipeline.spark.readStream.format("kafka").options(**options, startingOffsets=self.starting)
@@ -231,10 +222,10 @@ class FromKafka:
 def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, topic: Topic) -> None:
     query = FromKafka(pipeline, topic)
     for first in (0, 100, 200):
-        query.send(first, first + 100)
+        topic.fill(range(first, first + 100))
         query.run()
     assert Query(pipeline, plain).lose(1) == 2
-    query.send(300, 340)
+    topic.fill(range(300, 340))
 
     said = refusal(pipeline, query.run)
     name = re.escape(topic.name)
@@ -249,11 +240,11 @@ def test_a_query_of_a_topic_goes_on_exactly_where_it_was(pipeline: Pipeline, top
 @pytest.mark.long
 def test_the_first_batch_begins_where_it_began(pipeline: Pipeline, topic: Topic) -> None:
     query = FromKafka(pipeline, topic)
-    query.send(0, 100)
+    topic.fill(range(100))
     query.run()
     assert Query(pipeline, plain).lose(1) == 0
     query.starting = json.dumps({topic.name: {"0": 10, "1": 10}})
-    query.send(100, 150)
+    topic.fill(range(100, 150))
 
     refusal(pipeline, query.run)
     assert {"path": "sources/0/0", "action": "write"} in repaired(pipeline)["changes"]

@@ -6,12 +6,12 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import twopc
 from tests.spark.conftest import Pipeline, rows
+from tests.support.spark_session import write_all
 from twopc.errors import LogMismatch
 from twopc.spark import ForeachBatch, Output, foreach_batch
 from twopc.spark.engine import ConnectEngine
@@ -20,11 +20,6 @@ from twopc_kafka_broker import KafkaBroker
 pytestmark = pytest.mark.long
 
 A_SLOW_START_S = 180
-
-
-@pytest.fixture
-def connected(client: Any, pipeline: Pipeline) -> Pipeline:
-    return type(pipeline)(client, pipeline.folder)
 
 
 def options(pipeline: Pipeline, **more: str) -> dict[str, str]:
@@ -36,14 +31,7 @@ def test_a_query_by_format_twopc_writes_each_record_once_and_goes_on_after_a_res
     for batches in ([(1, 2), (3,)], [(4,)]):
         for ids in batches:
             connected.add_batch(rows(*ids))
-        query = (
-            connected.source()
-            .writeStream.format("twopc")
-            .options(**options(connected, checkpointLocation=str(connected.checkpoint)))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
+        write_all(connected.source().writeStream.format("twopc").options(**options(connected)), connected.checkpoint)
     assert sorted(connected.archived(), key=lambda row: int(row["id"])) == rows(1, 2, 3, 4)
     assert connected.decided_batches() == [0, 1, 2]
     assert connected.pending_files() == []

@@ -18,11 +18,7 @@ from tests.spark.conftest import Pipeline, Topic, rows
 from tests.support.waiting import until
 from twopc.spark import Output
 
-pytestmark = [
-    pytest.mark.usefixtures("data_source"),
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
-]
+pytestmark = pytest.mark.usefixtures("data_source")
 
 VALUE = ["CAST(id AS STRING) AS value"]
 
@@ -273,29 +269,6 @@ def test_by_default_the_log_is_in_the_checkpoint_folder_and_a_deleted_checkpoint
     shutil.rmtree(checkpoint)
     run(files, log=None)
     assert files.shows(1, 1)  # a new query reads all of its source again
-
-
-@pytest.mark.long
-def test_a_deleted_checkpoint_is_refused_by_a_log_elsewhere(files: Target) -> None:
-    files.pipeline.add_batch(rows(1))
-    run(files)
-    shutil.rmtree(files.pipeline.checkpoint)
-    with pytest.raises(StreamingQueryException, match="Give the query its old checkpoint back, or a log of its own"):
-        run(files)
-    assert files.shows(1)
-    assert files.open() == []
-
-
-@pytest.mark.long
-def test_the_log_of_another_query_is_refused_and_its_query_not_fenced(files: Target) -> None:
-    files.pipeline.add_batch(rows(1))
-    run(files)
-    other = Target(files.pipeline.beside("other"), None)
-    other.pipeline.add_batch(rows(2))
-    with pytest.raises(StreamingQueryException, match="the commit log belongs to query"):
-        run(other, log=str(files.pipeline.log))
-    assert other.pipeline.archived() == []
-    assert len(files.pipeline.entries("open")) == 1
 
 
 @pytest.mark.long

@@ -12,17 +12,14 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from tests.spark.conftest import Pipeline, rows
 from tests.support.lineage_receiver import LineageReceiver
 from tests.support.observing import observing
+from tests.support.spark_session import write_all
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished, Event
 from twopc.observers.json_lines import EventReader
 from twopc.observers.openlineage import OpenLineageObserver
 from twopc.observers.prometheus import PrometheusObserver
 from twopc.spark import forward_events
 
-pytestmark = [
-    pytest.mark.usefixtures("data_source"),
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type"),
-]
+pytestmark = pytest.mark.usefixtures("data_source")
 
 
 def run(pipeline: Pipeline, events: Path, divisor: int = 1) -> None:
@@ -33,7 +30,6 @@ def run(pipeline: Pipeline, events: Path, divisor: int = 1) -> None:
         return number // divisor
 
     options = {
-        "checkpointLocation": str(pipeline.checkpoint),
         "log": str(pipeline.log),
         "sink": "faulty-files",
         "faults": str(pipeline.folder / "faults"),
@@ -42,7 +38,7 @@ def run(pipeline: Pipeline, events: Path, divisor: int = 1) -> None:
         "events": str(events),
     }
     stream = pipeline.source().select(divided("id").alias("id"), "name").writeStream.format("twopc").options(**options)
-    stream.trigger(availableNow=True).start().awaitTermination()
+    write_all(stream, pipeline.checkpoint)
 
 
 def of_type(events: list[Event], kind: type[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.conftest import Topic
+from tests.spark.conftest import Topic, decided_batches
 from tests.spark.driver import driver, write_distinct
 
 pytestmark = pytest.mark.crash
@@ -29,8 +29,7 @@ def add_batches(folder: Path) -> None:
 
 
 def decided(folder: Path) -> list[int]:
-    entries = [json.loads(file.read_text()) for file in sorted((folder / "checkpoint" / "twopc-log").glob("*.json"))]
-    return [entry["decided"] for entry in entries if entry["kind"] == "decide"]
+    return decided_batches(folder / "checkpoint" / "twopc-log")
 
 
 @pytest.mark.long

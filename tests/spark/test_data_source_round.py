@@ -20,6 +20,7 @@ from twopc import Committable
 from twopc.errors import ConfigurationError, Fenced, LogMismatch, RepeatedFailure, SchemaMismatch
 from twopc.events import BatchCommitted, BatchFailed, BatchFinished
 from twopc.log.commit_log import read_tail
+from twopc.log.entries import Entry
 from twopc.log.store import open_store
 from twopc.observers.json_lines import EventReader, JsonLinesObserver
 from twopc.spark.data_source import round as data_source_round
@@ -77,14 +78,19 @@ def staged(rounds: Rounds) -> int:
     return len(list(Path(rounds.options["path"]).glob("_twopc/*")))
 
 
+def tail_of(rounds: Rounds) -> Entry:
+    newest = read_tail(open_store(rounds.log))
+    assert newest is not None
+    return newest[1]
+
+
 @pytest.mark.long
 def test_a_round_is_decided_by_the_incarnation_that_was_opened_before_its_tasks(rounds: Rounds, task: Any) -> None:
     for batch_id in range(3):
         rounds.finish(batch_id, written(rounds.open(SCHEMA), batch_id))
     assert archived(rounds) == 3
-    newest = read_tail(open_store(rounds.log))
-    assert newest is not None
-    assert (newest[1].kind, newest[1].incarnation, newest[1].decided) == ("close", 3, 2)
+    tail = tail_of(rounds)
+    assert (tail.kind, tail.incarnation, tail.decided) == ("close", 3, 2)
 
 
 def test_a_commit_that_is_called_again_changes_nothing(rounds: Rounds, task: Any) -> None:
@@ -255,9 +261,7 @@ def test_records_that_end_early_are_no_failure_of_the_sink(rounds: Rounds, task:
     for _ in range(4):
         with pytest.raises(EOFError):
             rounds.open(SCHEMA).write(0, interrupted())
-    newest = read_tail(open_store(rounds.log))
-    assert newest is not None
-    assert newest[1].repetition is None
+    assert tail_of(rounds).repetition is None
     assert archived(rounds) == 0
 
 
@@ -337,9 +341,7 @@ def planned(rounds: Rounds, tmp_path: Path) -> Rounds:
 
 def test_a_decision_has_what_the_batch_reads(planned: Rounds, task: Any) -> None:
     planned.finish(0, written(planned.open(SCHEMA)))
-    newest = read_tail(open_store(planned.log))
-    assert newest is not None
-    assert newest[1].reads == reads(100)
+    assert tail_of(planned).reads == reads(100)
 
 
 def test_only_the_first_partition_returns_what_the_batch_reads(planned: Rounds, task: Any) -> None:

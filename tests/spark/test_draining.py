@@ -55,9 +55,7 @@ def fed(topic: Topic, first: int) -> Iterator[None]:
             producer.poll(0)
             number += 1
 
-    for number in range(first):
-        producer.produce(topic.name, str(number), partition=number % 2)
-    producer.flush(30)
+    topic.fill(range(first))
     feeder = threading.Thread(target=feed)
     feeder.start()
     try:

@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import twopc
-from tests.observers.test_events_file import AT, COMMITTED, DiskGone, batch
+from tests.observers.test_events_file import AT, COMMITTED, batch
 from tests.support.observing import observing
 from tests.support.raising import raising
 from tests.support.waiting import until
 from twopc.errors import ConfigurationError
-from twopc.events import BatchFailed, BatchFinished, Event
+from twopc.events import BatchFinished, Event
 from twopc.observers._event_lines import encode
 from twopc.observers._rotating_file import OpenFile, append
 from twopc.observers.json_lines import MAX_BYTES, JsonLinesObserver
@@ -120,13 +120,6 @@ def test_no_counter_counts_a_batch_twice_across_rotations_and_queries(path: Path
         assert registry.get_sample_value("twopc_records_total", {"owner": owner, "sink": "a"}) == 150
         finished_s = registry.get_sample_value("twopc_batch_finished_timestamp_seconds", {"owner": owner})
         assert finished_s == AT.timestamp()
-
-
-def test_a_failed_run_is_counted_by_the_class_of_its_error(path: Path) -> None:
-    registry = CollectorRegistry()
-    with observing(PrometheusObserver(registry)), forward_events(path):
-        write(path, BatchFailed(7, DiskGone("sda"), {}, "orders"))
-    assert registry.get_sample_value("twopc_failed_batches_total", {"owner": "orders", "error": "DiskGone"}) == 1
 
 
 def test_a_process_without_threads_can_forward_the_events_later(

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 import twopc
+from tests.support.spark_session import write_all
 from twopc.checks import CheckStatus
 from twopc.spark import ForeachBatch, Output, debezium, doctor, foreach_batch
 
@@ -55,8 +56,7 @@ class Copy:
         def apply(batch: DataFrame, batch_id: int) -> None:
             write(debezium(batch, key=["id"], schema="id INT, name STRING"), batch_id)
 
-        query = self.topic.stream(self.spark, 1000).writeStream.foreachBatch(apply).trigger(availableNow=True)
-        query.option("checkpointLocation", f"{self.folder}/checkpoint").start().awaitTermination()
+        write_all(self.topic.stream(self.spark, 1000).writeStream.foreachBatch(apply), self.folder / "checkpoint")
 
     def rows(self) -> list[tuple[int, str]]:
         with sqlite3.connect(self.folder / "copy.db") as database:

@@ -3,19 +3,18 @@ which a reader of its path opens."""
 
 import sys
 import threading
-import uuid
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import confluent_kafka
 import pytest
 from py4j.clientserver import JavaClient
 from pyspark.sql import SparkSession
 
 import twopc.spark
 from tests.spark.conftest import Topic
+from tests.support.spark_session import write_all
 from twopc.spark import ForeachBatch, foreach_batch
 from twopc_kafka.sink import KafkaSink
 from twopc_kafka_broker import KafkaBroker
@@ -88,15 +87,10 @@ def test_a_batch_makes_few_calls_to_the_jvm_and_crosses_few_files(
     kafka_broker: KafkaBroker,
     tmp_path: Path,
 ) -> None:
-    source = f"source-{uuid.uuid4().hex[:8]}"
-    kafka_broker.create_topic(source, 4)
-    producer = confluent_kafka.Producer({"bootstrap.servers": topic.servers})
-    for number in range(BATCHES * RECORDS):
-        producer.produce(source, str(number).encode(), partition=number % 4)
-    assert producer.flush(30) == 0
-    stream = replace(topic, name=source).stream(spark, RECORDS)
+    source = topic.beside(kafka_broker, partitions=4)
+    source.fill(range(BATCHES * RECORDS), partitions=4)
     write = foreach_batch(topic.sink(), log=str(tmp_path / "log"), small_batches=small_batches)
-    query = stream.select("value").writeStream.foreachBatch(write).trigger(availableNow=True)
-    query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    stream = source.stream(spark, RECORDS).select("value").writeStream
+    write_all(stream.foreachBatch(write), tmp_path / "checkpoint")
     assert batches[-1].calls == batches[-2].calls <= most_calls
     assert len(batches[-1].of_bridge) <= most_files, batches[-1].of_bridge

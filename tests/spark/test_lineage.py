@@ -6,6 +6,7 @@ import twopc
 from tests.spark.conftest import Pipeline, Topic, rows
 from tests.support.lineage_receiver import LineageReceiver
 from tests.support.observing import observing
+from tests.support.spark_session import write_all
 from twopc.observers.openlineage import OpenLineageObserver
 from twopc.spark import Output, foreach_batch
 from twopc_kafka_broker import KafkaBroker
@@ -35,10 +36,7 @@ def test_a_query_reports_the_topics_that_it_reads_and_those_that_its_records_nam
         monkeypatch.setenv("OPENLINEAGE_URL", receiver.url)
         lineage = OpenLineageObserver("shop", source_brokers=topic.servers)
         with observing(lineage):
-            query = topic.stream(pipeline.spark, 100).writeStream.foreachBatch(writer)
-            query.option("checkpointLocation", str(copy.checkpoint)).trigger(
-                availableNow=True
-            ).start().awaitTermination()
+            write_all(topic.stream(pipeline.spark, 100).writeStream.foreachBatch(writer), copy.checkpoint)
         lineage.close()
     start, event = receiver.events
     assert (start["eventType"], event["eventType"]) == ("START", "COMPLETE")

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame
 import twopc
 from tests.spark.conftest import Pipeline, Topic, rows
 from tests.support.raising import raising
+from tests.support.spark_session import write_all
 from twopc import Committable, ReplayCopies
 from twopc.errors import RoundAborted
 from twopc.spark import ForeachBatch, Output, TwoPhaseCommitDataSource, foreach_batch
@@ -40,19 +41,6 @@ def test_a_deleted_checkpoint_is_refused_by_the_log(pipeline: Pipeline) -> None:
 
 
 @pytest.mark.long
-def test_the_log_of_another_query_is_refused(pipeline: Pipeline) -> None:
-    pipeline.add_batch(rows(1))
-    pipeline.run(pipeline.writer())
-    other = pipeline.beside("other")
-    other.add_batch(rows(2))
-
-    said = refusal(other, pipeline.writer(other.files()))
-    assert f"the commit log belongs to query {pipeline.entries('open')[0]['owner']}" in said
-    assert other.archived() == []
-    assert len(pipeline.entries("open")) == 1  # the query that owns the log was not fenced
-
-
-@pytest.mark.long
 def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipeline) -> None:
     pipeline.add_batch(rows(1))
     pipeline.add_batch(rows(2))
@@ -72,9 +60,7 @@ def test_a_deleted_log_is_refused_until_its_first_batch_is_named(pipeline: Pipel
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "copied", [pickle, pytest.param(cloudpickle, marks=pytest.mark.long)], ids=["pickle", "cloudpickle"]
-)
+@pytest.mark.parametrize("copied", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])
 def test_a_pickled_copy_goes_on_with_the_same_log_and_brings_no_coordinator(
     pipeline: Pipeline, topic: Topic, copied: Any
 ) -> None:
@@ -171,15 +157,14 @@ def test_a_checkpoint_in_the_output_of_a_sink_is_refused_before_anything_is_writ
     pipeline.spark.dataSource.register(TwoPhaseCommitDataSource)
     options = {"sink": "files", "path": str(pipeline.folder), "log": str(log)}
     writing = pipeline.source().writeStream.format("twopc").options(**options)
-    query = writing.option("checkpointLocation", str(pipeline.folder / "another")).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=r"the checkpoint is at .*, where sink 'sink' writes"):
-        query.awaitTermination()
+        write_all(writing, pipeline.folder / "another")
     assert not log.exists()
     assert list(pipeline.folder.glob("part-*")) == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["", pytest.param("offsets", marks=pytest.mark.long)])
+@pytest.mark.parametrize("place", ["", "offsets"])
 def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is_written(
     place: str, pipeline: Pipeline
 ) -> None:
@@ -190,9 +175,8 @@ def test_a_log_in_what_spark_has_in_its_checkpoint_is_refused_before_anything_is
     pipeline.spark.dataSource.register(TwoPhaseCommitDataSource)
     options = {"sink": "files", "path": str(pipeline.folder / "archive"), "log": str(log)}
     writing = pipeline.source().writeStream.format("twopc").options(**options)
-    query = writing.option("checkpointLocation", str(pipeline.checkpoint)).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match=r"the commit log is at .*, where Spark keeps the checkpoint"):
-        query.awaitTermination()
+        write_all(writing, pipeline.checkpoint)
     assert list(log.glob("*.json")) == []
     assert pipeline.archived() == []
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import pytest
 from kafka import KafkaAdminClient
 from kafka.errors import RetriableError
@@ -19,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 import twopc
 from tests.spark.conftest import Pipeline, Topic, mortal
 from tests.support.observing import Killed
-from twopc.errors import ConfigurationError
+from tests.support.spark_session import write_all
 from twopc.events import Event, PhaseEntered, TransactionCommitted
 from twopc.phases import Phase
 from twopc.spark import ForeachBatch, Output, foreach_batch
@@ -76,8 +75,7 @@ class FromKafka:
 
     def run(self, plan: DataFrame, write: Callable[[DataFrame, int], None] | None = None) -> None:
         """Run the query to the end of its topics. Raises StreamingQueryException."""
-        query = plan.writeStream.foreachBatch(write or self.writer()).trigger(availableNow=True)
-        query.option("checkpointLocation", f"{self.folder}/checkpoint").start().awaitTermination()
+        write_all(plan.writeStream.foreachBatch(write or self.writer()), f"{self.folder}/checkpoint")
 
     def dies(self, plan: DataFrame, batch_id: int, moment: str) -> None:
         """Run the query until the driver is killed."""
@@ -118,16 +116,12 @@ def query(spark: SparkSession, tmp_path: Path, topic: Topic) -> FromKafka:
 
 
 @pytest.fixture
-def make_source(kafka_broker: KafkaBroker) -> Callable[[int], str]:
+def make_source(topic: Topic, kafka_broker: KafkaBroker) -> Callable[[int], str]:
     def make(records: int) -> str:
         """Create a topic with so many records in each partition."""
-        name = f"source-{uuid.uuid4().hex[:8]}"
-        kafka_broker.create_topic(name, PARTITIONS)
-        producer = confluent_kafka.Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
-        for number in range(PARTITIONS * records):
-            producer.produce(name, str(number), partition=number % PARTITIONS)
-        assert producer.flush(30) == 0
-        return name
+        source = topic.beside(kafka_broker, PARTITIONS)
+        source.fill(range(PARTITIONS * records), PARTITIONS)
+        return source.name
 
     return make
 
@@ -207,8 +201,3 @@ def test_a_query_that_does_not_read_from_kafka_is_refused(query: FromKafka, pipe
     with pytest.raises(StreamingQueryException, match=r"'offsets' is for queries that read from Kafka.*FileStream"):
         pipeline.run(query.writer(), lambda source: source.selectExpr("name AS value"))
     assert (query.target.values(), query.target.ongoing(), query.place()) == ([], [], {})
-
-
-def test_no_other_sink_has_the_name_of_the_offsets(query: FromKafka) -> None:
-    with pytest.raises(ConfigurationError, match="'offsets' is the name"):
-        foreach_batch({"offsets": query.target.sink()}, log=f"{query.folder}/log", offsets=query.offsets)

@@ -14,7 +14,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from tests.spark.conftest import Pipeline, Topic, rows
+from tests.spark.conftest import Pipeline, Topic, decided_batches, rows
 from tests.spark.driver import BACKENDS
 from tests.support.kills import kill_all_of
 from tests.support.pages import ROOT
@@ -83,11 +83,6 @@ class Project:
 
 
 @pytest.fixture
-def connected(client: Any, pipeline: Pipeline) -> Pipeline:
-    return type(pipeline)(client, pipeline.folder)
-
-
-@pytest.fixture
 def project(connected: Pipeline) -> Project:
     """A pipeline with one flow that has run once."""
     made = Project(connected, "events")
@@ -106,7 +101,7 @@ def test_a_flow_writes_each_record_once_and_goes_on_at_the_next_run(connected: P
     assert COMPLETED in project.run()
     assert connected.archived_ids() == [1, 2, 3, 4]
     assert connected.pending_files() == []
-    assert decided(project.flow("events") / "twopc-log") == [0, 1, 2]
+    assert decided_batches(project.flow("events") / "twopc-log") == [0, 1, 2]
 
 
 @pytest.mark.long
@@ -116,7 +111,7 @@ def test_two_flows_into_one_sink_have_a_log_each(connected: Pipeline) -> None:
         connected.add_batch(rows(*ids))
     assert COMPLETED in project.run()
     assert connected.archived_ids() == [1, 2, 3, 101, 102, 103]
-    assert [decided(project.flow(name) / "twopc-log") for name in ("first", "second")] == [[0, 1], [0, 1]]
+    assert [decided_batches(project.flow(name) / "twopc-log") for name in ("first", "second")] == [[0, 1], [0, 1]]
 
 
 @pytest.mark.long
@@ -239,11 +234,11 @@ def test_a_pipeline_killed_after_its_decision_is_completed_by_the_next_run(tmp_p
 
     assert run_to_its_end(tmp_path, kill_at=faults / "commit") == -signal.SIGKILL
     log = tmp_path / "storage" / "_checkpoints" / "orders" / "values" / "twopc-log"
-    assert decided(log) == [0]
+    assert decided_batches(log) == [0]
     assert topic.values() == []
 
     assert run_to_its_end(tmp_path) == 0
-    assert decided(log) == [0, 1]
+    assert decided_batches(log) == [0, 1]
     assert topic.shows(["first", "second"])
     assert topic.ongoing() == []
 
@@ -267,9 +262,3 @@ def run_to_its_end(folder: Path, kill_at: Path | None = None) -> int:
     finally:
         kill_all_of(process)
     return 0 if has_completed(code, (folder / "run.log").read_text()) else code
-
-
-def decided(log: Path) -> list[int]:
-    """Return the decided batches of a log, oldest first."""
-    entries = [json.loads(file.read_text()) for file in sorted(log.glob("*.json"))]
-    return [entry["decided"] for entry in entries if entry["kind"] == "decide"]

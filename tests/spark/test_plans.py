@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import confluent_kafka
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 from tests.spark.conftest import Pipeline, Topic
+from tests.support.spark_session import write_all
 from twopc.errors import ConfigurationError
 from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
 from twopc.spark import Output, tuning
@@ -77,10 +77,7 @@ def test_a_spark_that_shows_no_plan_writes_all_the_same(pipeline: Pipeline, monk
 
 @pytest.mark.long
 def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:
-    producer = confluent_kafka.Producer({"bootstrap.servers": topic.servers})
-    for number in range(20):
-        producer.produce(topic.name, str(number), partition=number % 2)
-    producer.flush()
+    topic.fill(range(20))
     found: list[tuple[int | None, bool, bool, int]] = []
     plans: list[Plans] = []
 
@@ -96,6 +93,5 @@ def test_a_query_of_a_topic_is_known(pipeline: Pipeline, topic: Topic) -> None:
 
     source = topic.stream(pipeline.spark, 10)
     query = source.selectExpr("CAST(value AS STRING) AS value").where("value IS NOT NULL").writeStream
-    query = query.foreachBatch(look).option("checkpointLocation", str(pipeline.checkpoint))
-    query.trigger(availableNow=True).start().awaitTermination()
+    write_all(query.foreachBatch(look), pipeline.checkpoint)
     assert found == [(2, True, True, 0), (2, True, True, 10)]

@@ -206,9 +206,7 @@ def through_an_rdd(source: DataFrame) -> DataFrame:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "plan", [*(python, aggregation, in_arrow, grouped, beside, of_a_table_function, through_an_rdd)]
-)
+@pytest.mark.parametrize("plan", [python, aggregation, in_arrow, grouped, beside, of_a_table_function, through_an_rdd])
 def test_the_limit_of_bytes_stays_wherever_there_is_state_or_other_python(
     pipeline: Pipeline, watched: Watched, plan: Callable[[DataFrame], DataFrame]
 ) -> None:

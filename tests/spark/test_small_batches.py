@@ -190,15 +190,10 @@ def joined(source: DataFrame) -> DataFrame:
 @pytest.mark.parametrize(
     "plan",
     [
-        python,
-        *(pytest.param(each, marks=pytest.mark.long) for each in (pandas, in_arrow, scala, joined, counted)),
-        pytest.param(lambda source: source.repartition(PARTITIONS), id="repartition", marks=pytest.mark.long),
-        pytest.param(lambda source: source.dropDuplicates(["id"]), id="deduplication", marks=pytest.mark.long),
-        pytest.param(
-            lambda source: source.select("id", F.explode(F.array("name")).alias("name")),
-            id="explode",
-            marks=pytest.mark.long,
-        ),
+        *(python, pandas, in_arrow, scala, joined, counted),
+        pytest.param(lambda source: source.repartition(PARTITIONS), id="repartition"),
+        pytest.param(lambda source: source.dropDuplicates(["id"]), id="deduplication"),
+        pytest.param(lambda source: source.select("id", F.explode(F.array("name")).alias("name")), id="explode"),
     ],
 )
 def test_whatever_may_be_expensive_keeps_its_tasks(source: Pipeline, plan: Callable[[DataFrame], DataFrame]) -> None:

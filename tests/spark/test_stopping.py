@@ -2,11 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
@@ -156,29 +155,17 @@ class Silent(FileSink):
             (self.folder / "asked").touch()
             raise Retriable("no server answers at silent:1")
 
-    def validate(self, schema: pa.Schema) -> None:
-        self._ask("validate")
-        super().validate(schema)
 
-    def open(self) -> None:
-        self._ask("open")
-        super().open()
+def asked_first(question: str) -> Callable[..., Any]:
+    def ask(sink: Silent, *arguments: Any) -> Any:
+        sink._ask(question)
+        return getattr(FileSink, question)(sink, *arguments)
 
-    def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:
-        self._ask("seal")
-        return super().seal(committables, age_s)
+    return ask
 
-    def commit(self, committable: Committable) -> None:
-        self._ask("commit")
-        super().commit(committable)
 
-    def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        self._ask("complete")
-        super().complete(batch_id, committables)
-
-    def recover(self) -> Iterable[Committable]:
-        self._ask("recover")
-        return super().recover()
+for each in QUESTIONS:
+    setattr(Silent, each, asked_first(each))
 
 
 @pytest.mark.long

@@ -17,11 +17,6 @@ from twopc.spark.task import ENOUGH_RECORDS
 from twopc_files.sink import FileSink
 from twopc_kafka import KafkaSink
 
-pytestmark = [
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
-]
-
 VALUE = ["CAST(id AS STRING) AS value"]
 
 

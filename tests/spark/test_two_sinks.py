@@ -14,11 +14,6 @@ from pyspark.sql import functions as F  # noqa: N812  # its customary name
 from tests.spark.conftest import Pipeline, Topic, descriptions, finished_jobs, rows
 from twopc.spark import ForeachBatch, Output, foreach_batch
 
-pytestmark = [
-    # PySpark can't read annotations that are text and then creates a plain UDF, as intended.
-    pytest.mark.filterwarnings("ignore:Cannot infer the eval type")
-]
-
 AS_JSON = ["CAST(id AS STRING) AS key", "to_json(struct(*)) AS value"]
 
 

@@ -32,7 +32,7 @@ def fresh_workers(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("fresh_workers")
-@pytest.mark.parametrize("write", [by_foreach_batch, pytest.param(by_format, marks=pytest.mark.long)])
+@pytest.mark.parametrize("write", [by_foreach_batch, by_format])
 def test_what_a_task_has_loaded_is_exempt_from_garbage_collection(
     pipeline: Pipeline, write: Callable[[Pipeline], None]
 ) -> None:

@@ -1,10 +1,7 @@
 """The commit log on its stores: fencing, lost replies, zombies and pruning."""
 
-import os
-import threading
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -205,28 +202,6 @@ def test_a_log_that_was_deleted_fences_who_used_it(store: LogStore) -> None:
     store.delete(0)
     with pytest.raises(Fenced):
         log.verify()
-
-
-def test_of_many_that_open_at_once_each_has_its_own_incarnation_and_only_the_newest_decides(tmp_path: Path) -> None:
-    store = open_store(f"{tmp_path}/log")
-    many = 12
-    barrier = threading.Barrier(many)
-
-    def open_log() -> CommitLog:
-        barrier.wait()
-        return CommitLog.open(store, "query")
-
-    with ThreadPoolExecutor(many) as pool:
-        logs = [opening.result() for opening in [pool.submit(open_log) for _ in range(many)]]
-    assert len({log.incarnation for log in logs}) == many
-    assert len({log.tail.log_id for log in logs}) == 1
-    newest = max(logs, key=lambda log: log.incarnation)
-    for log in logs:
-        if log is not newest:
-            with pytest.raises(Fenced):
-                log.decide(decision(0))
-    newest.decide(decision(0))
-    assert read_tail(store) == (newest.view.slot, newest.tail)
 
 
 def test_who_loses_the_race_for_a_slot_opens_behind_the_winner(memory: LogStore) -> None:
@@ -501,25 +476,6 @@ def test_a_query_that_is_refused_and_started_again_keeps_what_its_repair_needs(m
     for _ in range(STARTS_KEPT * ENTRIES_KEPT):
         CommitLog.open(memory, "query")
     assert len(memory.slots()) == STARTS_KEPT * ENTRIES_KEPT + 1
-
-
-def test_an_entry_is_durable_before_the_append_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log = CommitLog.open(open_store(f"{tmp_path}/log"), "query")
-    steps: list[str] = []
-    fsync, link = os.fsync, os.link
-
-    def recorded_fsync(descriptor: int) -> None:
-        fsync(descriptor)
-        steps.append("fsync")
-
-    def recorded_link(source: Path, target: Path) -> None:
-        link(source, target)
-        steps.append("link")
-
-    monkeypatch.setattr(os, "fsync", recorded_fsync)
-    monkeypatch.setattr(os, "link", recorded_link)
-    log.decide(decision(0))
-    assert steps[-3:] == ["fsync", "link", "fsync"]
 
 
 def test_an_incarnation_goes_on_in_another_process_until_a_newer_one_opens(store: LogStore) -> None:

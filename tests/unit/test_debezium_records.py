@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from twopc.errors import RecordRefused
-from twopc.spark.debezium_records import UNAVAILABLE, Column, Decoder, Place, Row
+from twopc.spark.debezium_records import UNAVAILABLE, Decoder, Place, Row
+from twopc.spark.debezium_values import Column
 
 PLACE = Place("shop.public.orders", 2, 17)
 ID, NAME = Column("id", "integer", 32), Column("name", "text")

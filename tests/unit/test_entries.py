@@ -331,11 +331,6 @@ def test_a_committable_of_wrong_types_is_refused(field: str, values: tuple[objec
         refused(json.dumps(VALUE | of_decision(sinks={"a": [A.to_json() | {field: wrong}]})).encode())
 
 
-def test_an_entry_of_an_older_version_is_read_as_one_that_gave_nothing_up() -> None:
-    assert "abandoned" not in VALUE
-    assert parse(serialise(ENTRY), "here").abandoned == ()
-
-
 ABANDONED: dict[str, Any] = json.loads(serialise(abandoned(ENTRY, 0, {"a": [A]}, "ann@ops")))
 
 

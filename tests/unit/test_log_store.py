@@ -411,10 +411,6 @@ def test_a_folder_made_by_another_at_the_same_moment_is_fine(tmp_path: Path, mon
     make_folder(tmp_path / "log")
 
 
-def test_names_sort_as_numbers_do() -> None:
-    assert entry_name(42) == "00000000000000000042.json"
-
-
 @pytest.mark.parametrize("protocol", ["hdfs", "http", "sftp", "simplecache::s3"])
 def test_a_store_that_is_not_known_to_create_exclusively_is_refused_and_others_named(protocol: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"at {protocol}://.* file, .*gs.*s3"):

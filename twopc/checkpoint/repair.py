@@ -125,7 +125,7 @@ def _to_restore(compared: Comparison, decided: int, noted: int) -> list[int]:
     if noted >= 0 and not compared.has_whole(noted):
         batches = [noted, *batches]  # its end is where the next batch begins
     unknown = [n for n in batches if n not in compared.reads]
-    if unknown and not compared.has_state and not _has_file_source(compared):
+    if unknown and not compared.has_state and not any(map(stands_for_files, compared.reads.values())):
         # The offsets of the two newest batches cover everything that was read, except the files that a source has seen.
         known = [n for n in batches if n > unknown[-1]]
         if len(known) > 1:
@@ -143,10 +143,6 @@ def _require_known(compared: Comparison, batch_id: int) -> None:
             f" {kept}: older entries are pruned, or were written by a version that did not keep it. {UNCHANGED}"
             f" {_OTHERWISE}"
         )
-
-
-def _has_file_source(compared: Comparison) -> bool:
-    return any(stands_for_files(reads) for reads in compared.reads.values())
 
 
 class _Changes:

@@ -53,10 +53,8 @@ def with_files(entry: Reads, files: dict[str, JsonValue]) -> Reads:
     """Return the entry, with what its offsets stand for under ``files``."""
     if not files:
         return entry
-    sources = (
-        {"sources": entry["sources"]} if "sources" in entry else {}
-    )  # first, because a message shows the first difference
-    return {**sources, "files": files, **entry}
+    first = {"sources": entry["sources"]} if "sources" in entry else {}  # as a message shows the first difference
+    return {**first, "files": files, **entry}
 
 
 def read_before(folder: Reader, batch_id: int) -> Reads | None:

@@ -71,10 +71,10 @@ def say(text: str) -> None:
 
 
 def readable(value: Any) -> Any:
-    """Return a document whose texts show control characters as their codes. Whoever can write to a log's place can put
-    them into its texts, and a terminal would obey them."""
+    """Return a document whose texts show control characters, and halves of surrogate pairs, as their codes. Whoever can
+    write to a log's place can put them into its texts: a terminal would obey the first, and take none of the others."""
     if isinstance(value, str):
-        return value.translate(_CONTROL)
+        return value.translate(_CONTROL).encode(errors="backslashreplace").decode()
     if isinstance(value, Mapping):
         return {readable(key): readable(each) for key, each in value.items()}
     return [readable(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -79,9 +79,8 @@ class Watched(ABC):
 class LogReading:
     """A log as it was read."""
 
-    at_s: float  # when the reading began, in seconds since the epoch
     history: History | None  # what the log has; None if no query has begun one yet
-    samples: Sequence[Sample]  # its metrics, without the log's name in their labels
+    samples: Sequence[Sample]  # its metrics
 
 
 class WatchedLog(Watched):
@@ -97,14 +96,11 @@ class WatchedLog(Watched):
 
     def _read(self) -> None:
         at_s = self._clock()
-        try:
+        history = None
+        with contextlib.suppress(NoLog):
             history = self._followed.read()
-        except NoLog:
-            self._doubt.note(None, at_s)
-            self.reading = LogReading(at_s, None, [])
-        else:
-            in_doubt_s = self._doubt.note(history, at_s)
-            self.reading = LogReading(at_s, history, [*_samples_of_log(history, in_doubt_s)])
+        in_doubt_s = self._doubt.note(history, at_s)
+        self.reading = LogReading(history, [*_samples_of_log(self.name, at_s, history, in_doubt_s)])
 
     def _found(self) -> str:
         history = self.reading.history if self.reading else None
@@ -112,18 +108,20 @@ class WatchedLog(Watched):
 
     def samples(self) -> Iterator[Sample]:
         yield "twopc_log_up", [self.name], self.is_up
-        if (reading := self.reading) is not None:
-            yield "twopc_log_read_timestamp_seconds", [self.name], reading.at_s
-            yield "twopc_log_entries", [self.name], len(reading.history.entries) if reading.history else 0
-            yield from ((name, [self.name, *labels], value) for name, labels, value in reading.samples)
+        if self.reading is not None:
+            yield from self.reading.samples
 
 
-def _samples_of_log(history: History, oldest_in_doubt_s: float) -> Iterator[Sample]:
+def _samples_of_log(name: str, at_s: float, history: History | None, oldest_in_doubt_s: float) -> Iterator[Sample]:
     """Yield what a log has at one moment. Raises CorruptLog if the time of an entry is none."""
+    yield "twopc_log_read_timestamp_seconds", [name], at_s
+    yield "twopc_log_entries", [name], len(history.entries) if history else 0
+    if history is None:
+        return
     tail = history.tail
     decided = [decision.committables for decision in tail.unresolved]
     given_up = [abandonment.given_up.committables for abandonment in tail.abandoned]
-    of_query = [tail.owner]
+    of_query = [name, tail.owner]
     yield "twopc_log_bytes", of_query, history.bytes
     if tail.decided is not None:
         yield "twopc_log_batch_id", of_query, tail.decided

@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 import twopc
 from twopc.errors import Retriable
@@ -56,35 +57,32 @@ class Waiting:
         """Return ``function(*arguments)``. ``what`` names the call in lines and errors. Raises NoAnswer: the call takes
         too long."""
         self._for = self._call = what
-        results: list[ResultT] = []
-        errors: list[BaseException] = []
-        done = threading.Event()
+        answer = Future[ResultT]()
 
         def run() -> None:
             try:
-                results.append(function(*arguments))
+                answer.set_result(function(*arguments))
             except BaseException as error:  # noqa: BLE001  # raised again by the caller's thread
-                errors.append(error)
-            finally:
-                done.set()
+                answer.set_exception(error)
 
         started = time.monotonic()
         self._warning.text = ""
         logging.getLogger().addHandler(self._warning)
         threading.Thread(target=run, name="twopc-cli", daemon=True).start()
         try:
-            self._wait(done)
+            self._wait(answer)
         finally:
             logging.getLogger().removeHandler(self._warning)
             self._left_s -= time.monotonic() - started
-        if errors:
-            raise errors[0]
-        return results[0]
+        return answer.result(0)
 
-    def _wait(self, done: threading.Event) -> None:
+    def _wait(self, answer: Future[Any]) -> None:
         started, next_word_s = time.monotonic(), FIRST_WORD_S
         # In short steps: a Ctrl-C that comes just before a wait begins is not seen before it ends.
-        while not done.wait(min(STEP_S, max(0.0, min(next_word_s, self._left_s) - (time.monotonic() - started)))):
+        while True:
+            step_s = min(STEP_S, max(0.0, min(next_word_s, self._left_s) - (time.monotonic() - started)))
+            if wait([answer], step_s).done:
+                return
             waited_s = time.monotonic() - started
             if waited_s >= self._left_s:
                 warning = f" The last warning of its client: {self._warning.text}." if self._warning.text else ""

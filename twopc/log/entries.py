@@ -330,16 +330,14 @@ def serialise(entry: Entry) -> bytes:
         "unresolved": unresolved,
         "written_at": entry.written_at,
     }
-    if given_up:  # the first logs have no such field
-        value["abandoned"] = given_up
-    if entry.prefixes:  # nor this one
-        value["prefixes"] = dict(entry.prefixes)
-    if entry.reads is not None:  # nor this one
-        value["reads"] = entry.reads
-    if entry.newest:  # nor this one
-        value["newest"] = dict(entry.newest)
-    if entry.repetition is not None:  # nor this one
-        value["repetition"] = asdict(entry.repetition)
+    added: dict[str, JsonValue] = {  # to the fields of the first logs
+        "abandoned": given_up or None,
+        "prefixes": dict(entry.prefixes) or None,
+        "reads": entry.reads,
+        "newest": dict(entry.newest) or None,
+        "repetition": None if entry.repetition is None else asdict(entry.repetition),
+    }
+    value |= {name: each for name, each in added.items() if each is not None}
     data = _laid_out(value).encode()
     length = len(data) + sum(map(_saved, entry.unresolved, unresolved)) if entry.kind == "decide" else 0
     if length > LONGEST_DECISION:

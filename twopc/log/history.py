@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 from dataclasses import dataclass, replace
 
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import notices
-from twopc.log.entries import Decision, Entry, Repetition, entry_name, parse
+from twopc.log.entries import Decision, Entry, Repetition, parse
 from twopc.log.notices import Notice
+from twopc.log.steps import where
 from twopc.log.store import LogStore, store_of
 
 ATTEMPTS = 5
@@ -83,25 +85,23 @@ class FollowedLog:
             ConfigurationError: the log can't be read.
             CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
         """
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                return self._read()
-            except (FileNotFoundError, CorruptLog) as error:
+        try:
+            for _ in range(ATTEMPTS - 1):
+                with contextlib.suppress(FileNotFoundError, CorruptLog):
+                    return self._read()
                 self._known = {}
-                if attempt == ATTEMPTS:
-                    if isinstance(error, CorruptLog):
-                        raise
-                    raise ConfigurationError(
-                        f"the commit log at {self.store.url} changes while it is read. Try again."
-                    ) from error
-            except OSError as error:
-                reason = f"{type(error).__name__}: {error.strerror or error}"
-                raise ConfigurationError(
-                    f"the commit log at {self.store.url} can't be read ({reason})."
-                    " Name the place that the query was given as 'log', and run this as a user who may read it."
-                    " Nothing was changed."
-                ) from error
-        raise AssertionError("unreachable")
+            return self._read()
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"the commit log at {self.store.url} changes while it is read. Try again."
+            ) from error
+        except OSError as error:
+            reason = f"{type(error).__name__}: {error.strerror or error}"
+            raise ConfigurationError(
+                f"the commit log at {self.store.url} can't be read ({reason})."
+                " Name the place that the query was given as 'log', and run this as a user who may read it."
+                " Nothing was changed."
+            ) from error
 
     def _read(self) -> History:
         kept = self._kept()
@@ -109,9 +109,9 @@ class FollowedLog:
             wrong = _misfit(before, kept[before].entry, slot, kept[slot].entry)
             if wrong:
                 raise CorruptLog(
-                    f"{self._where(slot)} does not follow the entry before: {wrong}. Nothing was changed. Another"
-                    " program than a coordinator wrote to this place, or removed a part of it: restore it from a"
-                    " backup. The query needs only the newest entry, so it can be started."
+                    f"{where(self.store.url, slot)} does not follow the entry before: {wrong}. Nothing was changed."
+                    " Another program than a coordinator wrote to this place, or removed a part of it: restore it from"
+                    " a backup. The query needs only the newest entry, so it can be started."
                 )
         newest = max(kept)
         self._known = {slot: each if slot == newest else each.slim() for slot, each in kept.items()}
@@ -149,12 +149,9 @@ class FollowedLog:
 
     def _at(self, slot: int) -> _Kept:
         data = self.store.read(slot)
-        entry = parse(data, self._where(slot))
+        entry = parse(data, where(self.store.url, slot))
         transactions = [c for d in entry.unresolved for of_sink in d.committables.values() for c in of_sink]
         return _Kept(entry, len(data), (len(transactions), sum(each.records or 0 for each in transactions)))
-
-    def _where(self, slot: int) -> str:
-        return f"{self.store.url.rstrip('/')}/{entry_name(slot)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from typing import Any
 
@@ -102,13 +102,18 @@ class Notices:
 
 
 def read(store: LogStore, tail: Entry) -> Notice | None:
-    """Return the valid notice, or None. Raises what the store raises."""
-    value = _found(store)
-    try:
-        notice = Notice(**{each.name: value[each.name] for each in fields(Notice)})
-    except KeyError:  # none, or of another version
-        return None
-    return notice if notice.entry_id == tail.entry_id else None
+    """Return the valid notice, or None: there is none, it is damaged, or of another version. Raises what the store
+    raises."""
+    match _found(store):
+        case {
+            "entry_id": str(entry_id),
+            "what": str(what),
+            "reason": str(reason),
+            "waited_s": float(waited_s),
+            "at": str(at),
+        } if entry_id == tail.entry_id:
+            return Notice(entry_id, what, reason, waited_s, at)
+    return None
 
 
 def noted(store: LogStore, tail: Entry) -> Repetition | None:

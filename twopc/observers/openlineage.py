@@ -172,7 +172,9 @@ class OpenLineageObserver:
         """Return both events of a batch's run, with its datasets. What is counted is sent once."""
         batch, reads = completed.batch, json.loads(completed.reads)
         sources = by_source(reads) if isinstance(reads, dict) and is_entry(reads) else {}
-        run_id, run_facets = _run_id(batch), {"processing_engine": _ENGINE, **self._parent}
+        run_facets = {"processing_engine": _ENGINE, **self._parent}
+        # The same whenever the batch is reported, by whichever process.
+        run_id = str(uuid5(NAMESPACE_URL, f"{PROJECT}{batch.owner}/{batch.log_id}/{batch.batch_id}"))
         end = RunEvent(
             eventType=RunState.COMPLETE,
             eventTime=completed.at.isoformat(timespec="milliseconds"),
@@ -205,11 +207,6 @@ def _make_client() -> OpenLineageClient:
             f"OpenLineage's client can't be made from its configuration ({type(error).__name__}{text}). Correct the"
             " variables OPENLINEAGE_* or the file openlineage.yml; OPENLINEAGE_DISABLED=true sends nothing."
         ) from None
-
-
-def _run_id(batch: BatchCommitted) -> str:
-    """Return the id of a batch's run: the same whenever the batch is reported, by whichever process."""
-    return str(uuid5(NAMESPACE_URL, f"{PROJECT}{batch.owner}/{batch.log_id}/{batch.batch_id}"))
 
 
 def _batch_facet(batch: BatchCommitted, reads: JsonValue) -> _TwopcBatchRunFacet:

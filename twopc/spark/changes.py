@@ -7,9 +7,8 @@ other outputs are.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 import pyarrow as pa
@@ -57,17 +56,18 @@ class Keyed:
     # What its records and deletes are made of. Outputs that are equal in all of this share their changes.
     rows: tuple[object, ...] = ()
 
-    def refuse(self, sink: str, counts: Mapping[Change, int], task: int) -> None:
-        """Raise RecordRefused if a task has found records that it can't put in order."""
+    def refuse(self, sink: str, counts: Mapping[tuple[str, Change], int], task: int) -> None:
+        """Raise RecordRefused if a task has found records of a sink that it can't put in order. ``counts`` are those of
+        ``unordered_in``."""
         where = f"output {sink!r} (key {', '.join(self.key)})"
         advice = "Nothing of the batch was written."
-        if count := counts.get(Change.UNORDERED):
+        if count := counts.get((sink, Change.UNORDERED)):
             reason = (
                 f"'latest_by' ({self.latest_by}) of {where} is null, or has a part that is, in {count} records of the"
                 f" batch. {advice} Give an expression that has a value for every record, deletes as well, or leave such"
                 " records out by 'where'."
             )
-        elif (count := counts.get(Change.TIED)) and self.latest_by is None:
+        elif (count := counts.get((sink, Change.TIED))) and self.latest_by is None:
             reason = (
                 f"{count} records of the batch share their key in {where} with another one, and nothing tells which"
                 f" is the last. {advice} Give the Output 'latest_by', such as 'at' or 'struct(at, offset)'."
@@ -82,22 +82,14 @@ class Keyed:
         raise RecordRefused(reason, sink=sink, task=task)
 
 
-@dataclass
-class Unordered:
-    """Counts the records of a task that can't be put in order."""
+def is_change(changes: pa.Array, change: Change) -> pa.BooleanArray:
+    """Return which rows of a record batch have a change. ``changes`` is the column ``CHANGE`` of an output."""
+    return pc.equal(changes, pa.scalar(change, changes.type)).fill_null(False)
 
-    counts: dict[tuple[str, Change], int] = field(default_factory=dict)
 
-    def add(self, sink: str, changes: pa.Array) -> None:
-        """Count those of a record batch."""
-        for change in (Change.TIED, Change.UNORDERED):
-            found = pc.equal(changes, pa.scalar(change, changes.type)).true_count
-            self.counts[sink, change] = self.counts.get((sink, change), 0) + found
-
-    def refuse(self, outputs: Mapping[str, Keyed], task: int) -> None:
-        """Raise RecordRefused if there is one."""
-        for name, keyed in outputs.items():
-            keyed.refuse(name, {change: count for (sink, change), count in self.counts.items() if sink == name}, task)
+def unordered_in(sink: str, changes: pa.Array) -> dict[tuple[str, Change], int]:
+    """Return how many records of a record batch can't be put in order, by the sink's name and the reason."""
+    return {(sink, change): is_change(changes, change).true_count for change in (Change.TIED, Change.UNORDERED)}
 
 
 def columns_of(
@@ -248,5 +240,4 @@ def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
 
 def missing(key: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Return the columns of a key that an output does not have, or has twice."""
-    counts = {name: len([*group]) for name, group in itertools.groupby(sorted(columns))}
-    return [name for name in key if counts.get(name) != 1]
+    return [name for name in key if columns.count(name) != 1]

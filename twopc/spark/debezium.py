@@ -29,7 +29,8 @@ from pyspark.sql.types import (
 
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.spark.changes import tasks_of
-from twopc.spark.debezium_records import DELETE, TRUNCATE, UNAVAILABLE, Column, Decoder, Place, Row
+from twopc.spark.debezium_records import DELETE, TRUNCATE, UNAVAILABLE, Decoder, Place, Row
+from twopc.spark.debezium_values import Column
 from twopc.spark.records import arrow_schema, quoted
 from twopc.spark.task import portable, refusals_to_driver
 
@@ -219,28 +220,23 @@ class _Decoding:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with refusals_to_driver():
             for batch in batches:
-                rows, topics = list[Row](), list[str]()
+                rows = list[tuple[Row, str]]()
                 given = (batch.column(name).to_pylist() for name in (*_SOURCE, _MOVED))
                 for key, value, *place, is_moved in zip(*given, strict=True):
                     of_record = [*self.decoder.rows(key, value, where := Place(*place), is_moved=is_moved)]
                     if self.refuses_unavailable:
                         _refuse_unavailable(of_record, where)
-                    rows += of_record
-                    topics += [where.topic] * len(of_record)
-                yield self._batch(rows, topics)
+                    rows += ((row, where.topic) for row in of_record)
+                yield self._batch(rows)
 
-    def _batch(self, rows: Sequence[Row], topics: Sequence[str]) -> pa.RecordBatch:
-        columns = [
-            pa.array([row.values[number] for row in rows], self.schema.field(number).type)
-            for number in range(len(self.decoder.columns))
-        ]
-        orders = [dict(zip(_ORDER_TYPE.names, row.order, strict=True)) for row in rows]
-        columns.append(pa.array([row.op for row in rows], pa.string()))
-        columns.append(pa.array(orders, self.schema.field(ORDER).type))
-        columns.append(pa.array([[*row.unavailable] for row in rows], self.schema.field(MISSING).type))
-        columns.append(pa.array(topics, pa.string()))
-        columns.append(pa.array([row.moved for row in rows], pa.string()))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+    def _batch(self, rows: Iterable[tuple[Row, str]]) -> pa.RecordBatch:
+        """Return rows, each with the topic of its record."""
+        found = []
+        for row, topic in rows:
+            order = dict(zip(_ORDER_TYPE.names, row.order, strict=True))
+            values = (*row.values, row.op, order, [*row.unavailable], topic, row.moved)
+            found.append(dict(zip(self.schema.names, values, strict=True)))
+        return pa.RecordBatch.from_pylist(found, schema=self.schema)
 
 
 def _refuse_unavailable(rows: Sequence[Row], place: Place) -> None:

@@ -1,25 +1,15 @@
-"""Records of Debezium as rows of a table. This module needs no Spark.
-
-Debezium's encodings are values, too: a ``numeric`` may be the bytes of an integer whose scale is in the record's schema
-alone, and a time is a number of days, milliseconds, microseconds or nanoseconds by the column's precision. Each is
-decoded exactly by the schema that comes with the record, or refused with the connector's setting that repairs it.
-"""
+"""Records of Debezium as rows of a table: their operation, their key and their order. This module needs no Spark."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import json
-import math
-import re
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta, timezone
-from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 from twopc.errors import RecordRefused
+from twopc.spark.debezium_values import Column, Given, Number, Undecodable, decoded
 
 UNAVAILABLE = "__debezium_unavailable_value"
 """What the connector sends for a large value that did not change, by default (``unavailable.value.placeholder``)."""
@@ -29,26 +19,6 @@ _Fields: TypeAlias = "Mapping[str, Mapping[str, Any]] | None"
 
 WRITES = ("c", "r", "u")
 DELETE, TRUNCATE, MESSAGE = "d", "t", "m"
-
-_SCHEMAS = "value.converter.schemas.enable=true and key.converter.schemas.enable=true"
-_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-_ISO = re.compile(
-    r"(?P<seconds>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d{1,9}))?(?P<zone>Z|[+-]\d\d:?\d\d)?"
-)
-_ISO_DATE = re.compile(r"(\d{4}-\d\d-\d\d)Z?")
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of the source's table."""
-
-    name: str
-    kind: str  # one of ``_DECODERS``
-    bits: int = 64  # of an integer or a floating-point number
-    digits: tuple[int, int] = (0, 0)  # precision and scale of a decimal
-    elements: Column | None = None  # what an array consists of
 
 
 class Row(NamedTuple):
@@ -261,7 +231,7 @@ class Decoder:
             _refuse(place, "the record's schema does not have it", column.name)
         described = None if fields is None else fields[column.name]
         try:
-            return decoded(value, column, described, self.decimals)
+            return decoded(Given(value, column, described, self.decimals))
         except Undecodable as error:
             _refuse(place, str(error), column.name)
 
@@ -330,15 +300,9 @@ def _transaction(payload: Mapping[str, Any]) -> str | None:
 
 def _parsed(text: bytes, place: Place) -> Any:
     try:
-        return json.loads(text, parse_float=_Number)
+        return json.loads(text, parse_float=Number)
     except ValueError:
         _refuse(place, "it is not JSON. Set the connector's converters to Connect's JsonConverter")
-
-
-class _Number(str):
-    """A number with a fraction or an exponent, as the record spells it."""
-
-    __slots__ = ()
 
 
 def _unwrapped(parsed: Any) -> tuple[Any, Any]:
@@ -361,256 +325,3 @@ def _within(fields: Any, name: str) -> Any:
 def _refuse(place: Place, why: str, column: str | None = None) -> NoReturn:
     of = "" if column is None else f"column {column!r} of "
     raise RecordRefused(f"{of}the record at {place} is refused: {why}.", topic=place.topic, column=column)
-
-
-# Values. --------------------------------------------------------------------------------------------------------
-
-
-class Undecodable(Exception):
-    """A value can't be decoded exactly. The message says what repairs it, and no value."""
-
-
-def decoded(value: Any, column: Column, described: Mapping[str, Any] | None, decimals: str = "precise") -> Any:
-    """Return a value of JSON as Arrow takes it for the column: days since 1970 for a date, microseconds for a
-    timestamp. ``described`` is what the record's schema has for it; None if the record has no schema, when ``decimals``
-    is ``string`` if the connector sends decimals as text. Raises Undecodable: the value does not fit the column
-    exactly, or only the schema could tell what it means."""
-    return _DECODERS[column.kind](value, column, described, decimals)
-
-
-def _boolean(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise _wrong("BOOLEAN", value, described)
-
-
-def _integer(value: Any, column: Column, described: Mapping[str, Any] | None, _: str) -> int:
-    plain = described is None or described.get("name") is None
-    if isinstance(value, int) and not isinstance(value, bool) and plain:
-        if -(1 << (column.bits - 1)) <= value < 1 << (column.bits - 1):
-            return value
-        raise Undecodable(f"the number does not fit into {column.bits} bits: declare a wider type")
-    raise _wrong("an integer", value, described)
-
-
-def _float(value: Any, column: Column, described: Mapping[str, Any] | None, _: str) -> float:
-    name, type_ = (described or {}).get("name"), (described or {}).get("type")
-    declared, wider = ("FLOAT", "DOUBLE") if column.bits == 32 else ("DOUBLE", "BIGINT or DECIMAL")
-    if not isinstance(value, int | float | _Number) or isinstance(value, bool) or name is not None:
-        raise _wrong(declared, value, described)
-    if column.bits == 32 and type_ == "double":
-        raise _wrong(declared, value, described)
-    if isinstance(value, float):  # NaN or an infinity
-        return value
-    rounds = Undecodable(f"{declared} may not have the number exactly: declare {wider}")
-    try:
-        number = float(value)
-        kept = number if column.bits == 64 else struct.unpack("f", struct.pack("f", number))[0]
-    except OverflowError:
-        raise rounds from None
-    # The text of a 32-bit number, such as 0.1, is a short one of the value: only the schema tells that.
-    is_short = type_ == "float" and isinstance(value, _Number)
-    if math.isinf(kept) or (kept != number and not is_short) or (isinstance(value, int) and int(kept) != value):
-        raise rounds
-    return number
-
-
-def _text(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> str:
-    name = (described or {}).get("name")
-    if described is not None and described.get("type") == "bytes":
-        raise _wrong("STRING", value, described)
-    if name in _OF_DAY and isinstance(value, int):
-        return _time_of_day(value, _OF_DAY[name])
-    if isinstance(value, str) and not isinstance(value, _Number):
-        return value
-    raise _wrong("STRING", value, described)
-
-
-_OF_DAY = {
-    "io.debezium.time.Time": 10**6,
-    "org.apache.kafka.connect.data.Time": 10**6,
-    "io.debezium.time.MicroTime": 10**3,
-    "io.debezium.time.NanoTime": 1,
-}
-"""A time of the day by its name in the schema → its unit in nanoseconds."""
-
-
-def _time_of_day(value: int, unit_ns: int) -> str:
-    """Return a time as databases write it: without zeros at the end of the fraction."""
-    seconds, ns = divmod(value * unit_ns, 10**9)
-    fraction = f".{ns:09}".rstrip("0").rstrip(".")
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}{fraction}"
-
-
-def _bytes(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> bytes:
-    if described is None:
-        raise Undecodable(
-            f"without its schema, nothing tells base64 from hexadecimal: set {_SCHEMAS} in the connector, or declare"
-            " STRING"
-        )
-    if described.get("type") == "bytes" and described.get("name") is None and isinstance(value, str):
-        return _unbased(value)
-    raise _wrong("BINARY", value, described)
-
-
-def _unbased(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        raise Undecodable("it is not base64: set binary.handling.mode=bytes in the connector") from None
-
-
-_DECIMAL, _VARIABLE = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
-_EXACT = Context(prec=MAX_PREC, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
-
-
-def _decimal(value: Any, column: Column, described: Mapping[str, Any] | None, decimals: str) -> Decimal:
-    name, type_ = (described or {}).get("name"), (described or {}).get("type")
-    if name == _DECIMAL and isinstance(value, str):
-        number = _scaled(value, described["parameters"]["scale"])  # type: ignore[index]  # it has a name
-    elif name == _VARIABLE and isinstance(value, dict):
-        number = _scaled(value["value"], value["scale"])
-    elif type(value) is int and name is None:
-        number = Decimal(value)
-    elif type(value) is str and (type_ == "string" if described is not None else decimals == "string"):
-        number = _spelled(value)
-    elif type(value) is str and described is None:
-        raise Undecodable(
-            f"without its schema, nothing tells the scale of a decimal: set {_SCHEMAS} in the connector; or"
-            " decimal.handling.mode=string there, and give debezium(..., decimals='string')"
-        )
-    else:
-        raise _wrong("DECIMAL", value, described)
-    precision, scale = column.digits
-    try:
-        exactly = Context(prec=precision, traps=[Inexact, InvalidOperation])
-        return number.quantize(Decimal((0, (1,), -scale)), context=exactly)
-    except (Inexact, InvalidOperation):  # such as for 999.995 in DECIMAL(5,2), which rounding would make too large
-        if int(number.normalize(_EXACT).as_tuple().exponent) < -scale:
-            text = f"the number has more than {scale} digits after the point: declare a larger scale"
-        else:
-            text = f"the number does not fit into DECIMAL({precision},{scale}): declare a larger precision"
-        raise Undecodable(text) from None
-
-
-def _scaled(text: str, scale: str | int) -> Decimal:
-    unscaled = int.from_bytes(_unbased(text), "big", signed=True)
-    return Decimal(unscaled).scaleb(-int(scale), _EXACT)  # no text, of which Python bounds the digits of an integer
-
-
-def _spelled(text: str) -> Decimal:
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        number = Decimal("NaN")
-    if not number.is_finite():
-        raise Undecodable("it is no finite number: declare STRING, or filter such rows at the source")
-    return number
-
-
-def _date(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> int:
-    name = (described or {}).get("name")
-    is_of_days = name in (None, "io.debezium.time.Date", "org.apache.kafka.connect.data.Date")
-    if isinstance(value, int) and not isinstance(value, bool) and is_of_days:
-        if _FIRST_DAY <= value <= _LAST_DAY:
-            return value
-        raise Undecodable("it is a day outside of the years 1 to 9999")
-    if isinstance(value, str) and (found := _ISO_DATE.fullmatch(value)) and name in (None, "io.debezium.time.IsoDate"):
-        try:
-            return (date.fromisoformat(found[1]) - _EPOCH.date()).days
-        except ValueError:
-            raise Undecodable("it is no date of the years 1 to 9999") from None
-    raise _wrong("DATE", value, described)
-
-
-_NANOS = {
-    "io.debezium.time.Timestamp": 10**6,
-    "org.apache.kafka.connect.data.Timestamp": 10**6,
-    "io.debezium.time.MicroTimestamp": 10**3,
-    "io.debezium.time.NanoTimestamp": 1,
-}
-"""A timestamp without a zone by its name in the schema → its unit in nanoseconds."""
-
-
-def _timestamp_ntz(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> int:
-    name = (described or {}).get("name")
-    if isinstance(value, int) and not isinstance(value, bool):
-        if name in _NANOS:
-            return _micros(value * _NANOS[name])
-        if described is None:
-            raise Undecodable(
-                f"without its schema, nothing tells the unit of a timestamp: set {_SCHEMAS} in the connector, or"
-                " time.precision.mode=isostring"
-            )
-    if isinstance(value, str) and name in (None, "io.debezium.time.IsoTimestamp"):
-        return _of_iso(value)
-    raise _wrong("TIMESTAMP_NTZ", value, described)
-
-
-def _timestamp(value: Any, _: Column, described: Mapping[str, Any] | None, __: str) -> int:
-    name = (described or {}).get("name")
-    if isinstance(value, str) and name in (None, "io.debezium.time.ZonedTimestamp"):
-        if (found := _ISO.fullmatch(value)) and found["zone"]:
-            return _of_iso(value)
-        raise Undecodable("it is no timestamp with a zone: declare TIMESTAMP_NTZ")
-    if name in _NANOS:
-        raise Undecodable("the source's column has no zone: declare TIMESTAMP_NTZ")
-    raise _wrong("TIMESTAMP", value, described)
-
-
-def _of_iso(text: str) -> int:
-    found = _ISO.fullmatch(text)
-    if found is None:
-        raise Undecodable("it is no timestamp of the years 1 to 9999 in ISO 8601")
-    zone = (found["zone"] or "Z").replace("Z", "+0000")
-    try:
-        instant = datetime.fromisoformat(f"{found['seconds']}{zone[:3]}:{zone[-2:]}")
-    except ValueError:
-        raise Undecodable("it is no timestamp of the years 1 to 9999") from None
-    seconds = (instant - _EPOCH) // timedelta(seconds=1)
-    return _micros(seconds * 10**9 + int((found["fraction"] or "0").ljust(9, "0")))
-
-
-def _micros(ns: int) -> int:
-    micros, rest = divmod(ns, 1000)
-    if rest:
-        raise Undecodable("it has nanoseconds, which Spark's timestamps don't keep: declare BIGINT or STRING")
-    if not _FIRST_DAY * 86_400_000_000 <= micros < (_LAST_DAY + 1) * 86_400_000_000:
-        raise Undecodable("it is a time outside of the years 1 to 9999")
-    return micros
-
-
-def _array(value: Any, column: Column, described: Mapping[str, Any] | None, decimals: str) -> list[Any]:
-    assert column.elements is not None
-    if not isinstance(value, list):
-        raise _wrong("ARRAY", value, described)
-    items = None if described is None else described.get("items")
-    return [None if each is None else decoded(each, column.elements, items, decimals) for each in value]
-
-
-def _wrong(declared: str, value: Any, described: Mapping[str, Any] | None) -> Undecodable:
-    """Return the error for a value of another kind than the declared one."""
-    name, type_ = (described or {}).get("name"), (described or {}).get("type")
-    kind = name or type_ or ("number" if isinstance(value, int | _Number) else type(value).__name__)
-    if name in (_DECIMAL, _VARIABLE):
-        return Undecodable(f"it is a {name}, and {declared} was declared: declare DECIMAL")
-    if declared == "DECIMAL" and (type_ == "double" or isinstance(value, _Number | float)):
-        return Undecodable(
-            "it is a floating-point number, which may differ from the source's decimal: set"
-            " decimal.handling.mode=precise or string in the connector, or declare DOUBLE"
-        )
-    return Undecodable(f"it is of type {kind}, and {declared} was declared: declare another type")
-
-
-_DECODERS: Mapping[str, Callable[[Any, Column, Mapping[str, Any] | None, str], Any]] = {
-    "boolean": _boolean,
-    "integer": _integer,
-    "float": _float,
-    "text": _text,
-    "bytes": _bytes,
-    "decimal": _decimal,
-    "date": _date,
-    "timestamp": _timestamp,
-    "timestamp_ntz": _timestamp_ntz,
-    "array": _array,
-}

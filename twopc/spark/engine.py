@@ -382,20 +382,14 @@ class _JvmFolder:
         return int(self._fs.getFileStatus(where).getLen()) if self._fs.exists(where) else None
 
     def text(self, path: str, start: int = 0) -> str:
-        stream = self._fs.open(self._path(path))
-        try:
+        with contextlib.closing(self._fs.open(self._path(path))) as stream:
             if start:
                 stream.seek(start)
             return str(self._read(stream, _UTF_8))
-        finally:
-            stream.close()
 
     def sha256(self, path: str) -> str:
-        stream = self._fs.open(self._path(path))
-        try:
+        with contextlib.closing(self._fs.open(self._path(path))) as stream:
             return str(self._digest(stream))
-        finally:
-            stream.close()
 
     def _path(self, path: str) -> Any:
         return self._path_of(f"{self._root}/{path}")

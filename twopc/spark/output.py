@@ -24,7 +24,7 @@ from pyspark.sql.types import StructField, StructType
 from twopc.errors import ConfigurationError
 from twopc.keyed import KeyedSink, key_of
 from twopc.sink import TwoPhaseCommitSink
-from twopc.spark.changes import CHANGE, ByKey, Change, Keyed, columns_of, missing
+from twopc.spark.changes import CHANGE, ByKey, Change, Keyed, columns_of, is_change, missing
 from twopc.spark.records import arrow_schema, hash_of, quoted, row_of
 
 Expression: TypeAlias = "str | Column"
@@ -219,8 +219,8 @@ class Rows:
             part = Part(name, records, batch.column(_HASHES + name) if name in self.hashed else None, source)
             if name in self.keyed:
                 changed = batch.column(CHANGE + name)
-                yield part.of(_equal(changed, Change.WRITE))
-                yield replace(part.of(_equal(changed, Change.DELETE)), deletes=True)
+                yield part.of(is_change(changed, Change.WRITE))
+                yield replace(part.of(is_change(changed, Change.DELETE)), deletes=True)
                 continue
             taken = self._taken(batch, name)
             yield part if taken is None else part.of(taken)
@@ -245,10 +245,6 @@ class Rows:
         else:
             taken = batch.column(name).is_valid() if self.in_structs else batch.column(_TAKES + name).fill_null(False)
         return None if taken.true_count == batch.num_rows else taken
-
-
-def _equal(changed: pa.Array, change: Change) -> pa.BooleanArray:
-    return pc.equal(changed, pa.scalar(change, changed.type)).fill_null(False)
 
 
 class Projection:

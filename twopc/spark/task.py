@@ -14,6 +14,7 @@ import logging
 import re
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -30,7 +31,7 @@ from twopc.participant import Participant, Vote
 from twopc.plugins import distribution_of
 from twopc.sink import TwoPhaseCommitSink
 from twopc.spark.bad_records import BadRecord
-from twopc.spark.changes import CHANGE, Unordered
+from twopc.spark.changes import CHANGE, Change, unordered_in
 from twopc.spark.output import Part, Rows
 from twopc.transaction import Committable
 from twopc.transactional_ids import Round
@@ -108,18 +109,18 @@ class Task:
     def _parts(self, batches: Iterable[pa.RecordBatch], partition: int, unrouted: list[int]) -> Iterator[Part]:
         """Yield what each sink gets of the record batches of a partition. Add to ``unrouted`` how many rows no sink
         gets."""
-        read, unordered = 0, Unordered()
+        read, unordered = 0, Counter[tuple[str, Change]]()
         for batch in batches if self._writes(partition) else ():
             if (left := self.rows.unrouted(batch)) is not None:
                 if self.refuses_unrouted:
                     _refuse_unrouted(left, partition, read)
                 unrouted.append(left.true_count)
             for name in self.rows.keyed:
-                unordered.add(name, batch.column(CHANGE + name))
+                unordered.update(unordered_in(name, batch.column(CHANGE + name)))
             yield from (part for part in self.rows.split(batch) if self._writes(partition, part.sink))
             read += batch.num_rows
-        if self.rows.keyed:
-            unordered.refuse(self.rows.keyed, partition)
+        for name, keyed in self.rows.keyed.items():
+            keyed.refuse(name, unordered, partition)
 
     def _writes(self, partition: int, sink: str | None = None) -> bool:
         """Whether the task of a partition writes to a sink, or to any."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import expr
 from pyspark.sql.types import StructField, StructType, TimestampType
 
@@ -217,7 +217,7 @@ class Collecting:
 
     def __init__(self) -> None:
         self._pause = 0
-        self._parsed: dict[str, Column] = {}
+        self._parse = cache(expr)  # Spark compiles each new condition
 
     def write(
         self, frame: Callable[[], DataFrame], schema: StructType, plan: Plan, records: int | None, task: Task
@@ -230,15 +230,12 @@ class Collecting:
             return None
         if not plan.keeps_rows or records is None or not 0 < records <= RECORDS_AT_MOST:
             return None
-        # The same for most batches: Spark compiles each new condition.
-        bytes_a_record = BYTES_AT_MOST // 2 ** (records - 1).bit_length()
+        bytes_a_record = BYTES_AT_MOST // 2 ** (records - 1).bit_length()  # the same for most batches
         condition = _fits(schema, bytes_a_record)
         if condition is None:
             return None
-        if condition not in self._parsed:
-            self._parsed[condition] = expr(condition)
         try:
-            batches = _collect(frame().where(self._parsed[condition]))
+            batches = _collect(frame().where(self._parse(condition)))
             # With copies of the sinks, as tasks have them.
             return task.write(task.sinks.load(), batches, partition=0, serial=DRIVERS_SERIAL)
         except Exception as error:
@@ -306,7 +303,7 @@ class LimitedByRows:
     def __init__(self, *, is_over: bool = False) -> None:
         self._is_over = is_over
         self._limits: tuple[int, int] | None = None  # of rows (0: the one of bytes stays) and bytes
-        self._parsed: dict[str, Column] = {}
+        self._parse = cache(expr)  # Spark compiles each new condition
 
     def run(self, job: Callable[[DataFrame], ResultT], frame: DataFrame, plan: Plan, in_structs: bool) -> ResultT:
         """Return ``job(frame)``, which writes a frame of this plan. ``in_structs``: whether no sink gets the columns of
@@ -349,6 +346,4 @@ class LimitedByRows:
         if too_large == "false":
             return frame
         sql = f"IF({too_large}, raise_error('{_TOO_LARGE}'), {quoted(column)})"
-        if sql not in self._parsed:
-            self._parsed[sql] = expr(sql)
-        return frame.withColumn(column, self._parsed[sql])
+        return frame.withColumn(column, self._parse(sql))

@@ -31,7 +31,7 @@ from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.testing.kills import Choice, killed_at_each_step
-from twopc.testing.query import FIRST_ROUND, Query
+from twopc.testing.query import FIRST_ROUND, Query, error_of
 from twopc.transaction import Committable
 from twopc.transactional_ids import BATCH_SLOTS, Round
 
@@ -351,7 +351,7 @@ class SinkContract(ABC):
         query = self.query()
         committables = self._pre_committed("abc")
         calls = [call for sink in (query.sink(), query.sink()) for call in calls_of(sink, 0, committables)]
-        _all_at_once(lambda call: _error_of(query.answered, call.commit), calls)
+        _all_at_once(lambda call: error_of(query.answered, call.commit), calls)
         query.publish(*committables)
         self._require_visible([*"abc"])
 
@@ -398,7 +398,7 @@ class SinkContract(ABC):
         [lost] = self._pre_committed("c", Round(1, 1))
         query.abort(lost)
         query.publish(first)
-        error = _error_of(lambda: query.commit(lost, batch_id=1))
+        error = error_of(lambda: query.commit(lost, batch_id=1))
         assert isinstance(error, OperatorRequired), f"the commit of what was rolled back: {error!r}"
         self._require_visible(["a"])
 
@@ -408,7 +408,7 @@ class SinkContract(ABC):
         query = self.query()
         committables = self._pre_committed("abc")
         query.abort(committables[1])
-        error = _error_of(query.commit, *committables)
+        error = error_of(query.commit, *committables)
         assert isinstance(error, OperatorRequired), f"the commit of what was rolled back in part: {error!r}"
         self._require_visible([])
 
@@ -443,10 +443,10 @@ class SinkContract(ABC):
             together = type(sinks[0]).commit_together
             for query, committable in work[:committed_before]:
                 query.commit(committable, batch_id=batch_id)
-            _error_of(together, batch_id, due)
+            error_of(together, batch_id, due)
             for query, committable in work:
                 query.commit(committable, batch_id=batch_id)
-            _error_of(together, batch_id, due)
+            error_of(together, batch_id, due)
             for query, committable in work:
                 query.complete(batch_id, committable)
             expected += values
@@ -459,7 +459,7 @@ class SinkContract(ABC):
         [second] = self._pre_committed("b", Round(1, 1))
         query.publish(first)
         query.publish(second, batch_id=1)
-        _error_of(query.commit, first)
+        error_of(query.commit, first)
         self._require_visible(["a", "b"])
 
     def test_what_is_late_for_a_committed_transaction_leaves_a_newer_one_alone(self) -> None:
@@ -469,8 +469,8 @@ class SinkContract(ABC):
         for batch_id in range(1, BATCH_SLOTS):
             query.complete(batch_id)
         second = query.pre_committed(self.record_batch(["b"]), round=Round(9, BATCH_SLOTS))  # maybe by the same name
-        _error_of(query.commit, first)
-        _error_of(query.abort, first)
+        error_of(query.commit, first)
+        error_of(query.abort, first)
         self._require_visible(["a"])
         [found] = query.recover()
         assert found.is_same_transaction(second)
@@ -556,7 +556,7 @@ class SinkContract(ABC):
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a"]))
         query.commit(committable)
-        _error_of(query.abort, committable)
+        error_of(query.abort, committable)
         query.publish(committable)
         self._require_visible(["a"])
 
@@ -565,7 +565,7 @@ class SinkContract(ABC):
         first = query.pre_committed(self.record_batch(["a"]), round=Round(1, 0))
         query.abort(first)
         second = query.pre_committed(self.record_batch(["b"]), round=Round(9, 0))
-        _error_of(query.abort, first)
+        error_of(query.abort, first)
         query.publish(second)
         self._require_visible(["b"])
 
@@ -650,9 +650,9 @@ class SinkContract(ABC):
         query = self.query()
         transaction_id = query.sink().transactional_ids.allocate(Round(1, 0), partition=0)
         with contextlib.suppress(Lost), self._writing("a") as writer:
-            if query.recover() or _error_of(query.abort, Committable(transaction_id.exact, {})):
+            if query.recover() or error_of(query.abort, Committable(transaction_id.exact, {})):
                 raise Lost
-            error = _error_of(writer.pre_commit)
+            error = error_of(writer.pre_commit)
             assert error is None, f"recover did not list a transaction that the target system rolled back: {error!r}"
             raise Lost
         query.sweep()
@@ -687,7 +687,7 @@ class SinkContract(ABC):
                 "a list of what is open": lambda: [*sink.recover()],
             }
             for what, call in calls.items():
-                error = _error_of(call)
+                error = error_of(call)
                 assert isinstance(error, Retriable), f"{what} without an answer must be Retriable, and is {error!r}"
         query.abort(other)
         query.publish(committable)
@@ -743,7 +743,7 @@ class SinkContract(ABC):
         query.answered(start, 0, {})
         query.answered(start, 1, {1: ()})
         query.answered(start, 1, {}, "another")
-        assert isinstance(_error_of(start, 1, {}), LogMismatch | Retriable)  # an old answer may be asked for again
+        assert isinstance(error_of(start, 1, {}), LogMismatch | Retriable)  # an old answer may be asked for again
         self._require_visible(["a"])
 
     def test_an_examination_of_a_target_that_works_finds_no_fault_and_leaves_nothing(self) -> None:
@@ -910,14 +910,6 @@ def _without(records: Iterable[dict[str, Any]], others: Iterable[dict[str, Any]]
         if other in left:
             left.remove(other)
     return left
-
-
-def _error_of(call: Callable[..., object], *arguments: object) -> Exception | None:
-    try:
-        call(*arguments)
-    except Exception as error:  # noqa: BLE001  # the test says which it must be, or that only the effect counts
-        return error
-    return None
 
 
 def _with_values(records: pa.RecordBatch, values: Mapping[int, str]) -> pa.RecordBatch:

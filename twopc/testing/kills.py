@@ -186,7 +186,7 @@ def killed_at_each_step(
     steps: list[str] = json.loads(_notes(orders).read_text(encoding="utf-8"))["steps"]
     yield "no kill"
     for number, step in enumerate(choice.of(steps), 1):
-        _parent.call(_forked, orders, _write, number, step)
+        _parent.call(_forked, orders, _write, number, _Steps(step))
         yield steps[step]
         again = _parent.call(_forked, orders, _start_again, number)
         _require(orders, again, f"the start after a kill at {steps[step]!r}")
@@ -327,16 +327,12 @@ def _learn(orders: Orders) -> int:
 
 def _write_and_take_notes(orders: Orders) -> None:
     steps = _Steps()
-    _write_by_steps(orders, 0, steps)
+    _write(orders, 0, steps)
     notes = {"steps": steps.reached, "modules": [*sys.modules]}
     _notes(orders).write_text(json.dumps(notes), encoding="utf-8")
 
 
-def _write(orders: Orders, number: int, kill_at: int) -> None:
-    _write_by_steps(orders, number, _Steps(kill_at))
-
-
-def _write_by_steps(orders: Orders, number: int, steps: _Steps) -> None:
+def _write(orders: Orders, number: int, steps: _Steps) -> None:
     sink = pickle.loads(orders.sink)  # noqa: S301  # as above
     steps.watch(sink)
     with _coordinator(orders, number, sink) as coordinator:

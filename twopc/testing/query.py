@@ -137,5 +137,14 @@ def answered(patience_s: float, call: Callable[..., ResultT], *arguments: object
     return until_answered("a test", call, *arguments, tell=_tell_nobody, patience_s=patience_s)
 
 
+def error_of(call: Callable[..., object], *arguments: object) -> Exception | None:
+    """Return the error that a call raises, or None. The test tells which it must be, or that only the effect counts."""
+    try:
+        call(*arguments)
+    except Exception as error:  # noqa: BLE001  # as above
+        return error
+    return None
+
+
 def _tell_nobody(event: Event) -> None:
     """Observers are for queries, not for tests."""

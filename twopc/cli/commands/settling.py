@@ -75,15 +75,14 @@ def draw(console: Console, document: Document) -> None:
         if not document["plan"]:
             console.print("Nothing to resolve.")
         return
-    for what in ("committed", "replayed", "aborted"):
+    titles = {what: what.capitalize() for what in ("committed", "replayed", "aborted")}
+    if "given_up" in document:
+        by = f"by {document['by']}" if document["noted"] else "NOT given up"
+        titles["given_up"] = f"Lost of batch {document['batch_id']}, {by}"
+    for what, title in titles.items():
         rows = [(r["sink"], r["transaction_id"], record_count(r["records"])) for r in document.get(what, ())]
         if rows:
-            console.print(table(what.capitalize(), ("sink", "transaction", "records"), rows))
-    lost = document.get("given_up", ())
-    if lost:
-        rows = [(r["sink"], r["transaction_id"], record_count(r["records"])) for r in lost]
-        by = f"by {document['by']}" if document["noted"] else "NOT given up"
-        console.print(table(f"Lost of batch {document['batch_id']}, {by}", ("sink", "transaction", "records"), rows))
+            console.print(table(title, ("sink", "transaction", "records"), rows))
     if "error" not in document:
         console.print(_summary(document))
 
