@@ -45,7 +45,8 @@ def test_a_refusal_means_what_its_exception_is(status: int, exception: str, numb
 
 
 @pytest.mark.parametrize(
-    ("status", "number"), [(404, errno.EAGAIN), (403, errno.EACCES), (500, errno.EAGAIN), (503, errno.EAGAIN)]
+    ("status", "number"),
+    [(404, errno.EBUSY), (403, errno.EACCES), (500, errno.EBUSY), (501, errno.ENOSYS), (503, errno.EBUSY)],
 )
 def test_an_answer_of_another_server_never_means_that_a_file_is_missing(status: int, number: int) -> None:
     failure = _failure(answer(status, b"<html>"))

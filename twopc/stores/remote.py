@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import threading
@@ -52,7 +53,8 @@ _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
     (FileExistsError, errno.EEXIST),
     (PermissionError, errno.EACCES),
-    ((TimeoutError, ConnectionError), errno.ETIMEDOUT),
+    ((TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
+    (OSError, errno.EAGAIN),  # no subclass, no errno: HTTP libraries raise it for a failed request
 )
 
 
@@ -182,41 +184,24 @@ class RenamingFolder(_RemoteFolder):
 
     def try_put_if_absent(self) -> None:
         """Try as ``Folder`` describes, and remove the folders that the trial made."""
+        probe = hidden(PROBE)
         try:
-            missing = self._missing_folders()
-            fault = self._fault_of_one_trial()
+            missing = missing_folders(self.fs, self.path)
+            try:
+                fault = self._fault_of_a_trial(self._create, probe)
+            finally:
+                with contextlib.suppress(OSError):  # costs room, nothing else
+                    self.fs.rm_file(self._file(probe))
         except (PermissionError, NotADirectoryError) as error:
             raise Unusable(f"nothing may be written there ({error})") from error
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
             raise Unusable(f"its server or its client has no rename that refuses ({error})") from error
-        for made in missing:
-            with contextlib.suppress(OSError):  # in use by now
-                self.fs.rmdir(made)
+        remove_empty(self.fs, missing)
         if fault:
             raise Unusable(fault)
         self._is_tried = True
-
-    def _missing_folders(self) -> list[str]:
-        missing, path = [], self.path
-        while path:
-            try:
-                self.fs.info(path)
-            except FileNotFoundError:
-                missing.append(path)
-                path = path.rpartition("/")[0]
-            else:
-                break
-        return missing
-
-    def _fault_of_one_trial(self) -> str | None:
-        probe = hidden(PROBE)
-        try:
-            return self._fault_of_a_trial(self._create, probe)
-        finally:
-            with contextlib.suppress(OSError):  # costs room, nothing else
-                self.fs.rm_file(self._file(probe))
 
     def _create(self, name: str, data: bytes, replaces: bool = False) -> None:
         aside = self._file(hidden(ASIDE))
@@ -258,6 +243,28 @@ def folder_at_store(fs: Any, path: str) -> ObjectFolder | RenamingFolder:
     return RenamingFolder(fs, path) if RENAMES_EXCLUSIVELY & {*_protocols(fs)} else ObjectFolder(fs, path)
 
 
+def missing_folders(fs: Any, folder: str) -> list[str]:
+    """Return ``folder`` and those above it, as far as they do not exist, the innermost first."""
+    missing = []
+    while folder:
+        try:
+            fs.info(folder)
+        except FileNotFoundError:
+            missing.append(folder)
+            folder = folder.rpartition("/")[0]
+        else:
+            break
+    return missing
+
+
+def remove_empty(fs: Any, folders: list[str]) -> None:
+    """Remove those of ``folders`` that are empty, in this order. No error is raised: one may be in use by now."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            if not fs.ls(folder, detail=False):  # some clients would remove what is in it, too
+                fs.rmdir(folder)
+
+
 def names_in(fs: Any, folder: str) -> list[str]:
     """Return the names in a folder of an fsspec file system that keeps no listings; none where there is no folder."""
     try:
@@ -277,11 +284,16 @@ def meaning(fs: Any, error: Exception) -> OSError:
         from twopc.stores.s3 import translate  # needs the package botocore
 
         return translate(error)
+    if "memory" in protocols and not isinstance(error, OSError):
+        error = OSError(f"{type(error).__name__}: {error}")  # it can't list a folder while another thread deletes in it
+    return by_kind(error)
+
+
+def by_kind(error: Exception) -> OSError:
+    """Translate an error of any client, by its errno, else by its class."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     number = next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
-    if "memory" in protocols and not isinstance(error, OSError):
-        number = errno.EAGAIN  # it can't list a folder while another thread deletes in it
     return OSError(number, f"{type(error).__name__}: {error}")
 
 

@@ -19,10 +19,7 @@ class Manifest:
     """The manifest's format: a line with the version and the owner, then one line per file with its path, size,
     records and the time of its listing."""
 
-    @property
-    def folder(self) -> str:
-        """The log's folder, which readers of the sink's folder skip."""
-        return "_manifest"
+    folder = "_manifest"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
         """Return the bytes of an entry. Its paths are relative, so the folder can be moved or copied together with its

@@ -33,12 +33,8 @@ class SparkMetadata:
             characters.
     """
 
+    folder = "_spark_metadata"  # where Spark looks for it
     url: str
-
-    @property
-    def folder(self) -> str:
-        """The folder in which Spark looks for the log."""
-        return "_spark_metadata"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
         """Return the bytes of an entry. Its owner and digest are in fields that Spark does not know, on a line about a

@@ -75,7 +75,7 @@ def test_a_commit_that_died_before_it_removed_what_was_pending_is_completed_by_t
         ("memory", "info"),
         ("renaming", "info"),
         pytest.param("azure", "call", marks=ON_AZURE.marks),
-        pytest.param("gcs", "_object", marks=ON_GCS.marks),
+        pytest.param("gcs", "found", marks=ON_GCS.marks),
     ],
 )
 def test_a_file_that_another_process_publishes_amid_a_commit_is_not_taken_for_lost(
