@@ -68,6 +68,19 @@ class _RemoteFolder(Folder):
         self.path = path.rstrip("/")
         self._is_tried = False
 
+    def names(self) -> list[str]:
+        self.fs.invalidate_cache()
+        return self._see(names_in(self.fs, self.path))
+
+    def read(self, name: str) -> bytes:
+        with _answers_of_s3():
+            data: bytes = self.fs.cat_file(self._file(name))
+        return data
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), _answers_of_s3():
+            self.fs.rm_file(self._file(name))
+
     def put_if_absent(self, name: str, data: bytes) -> None:
         if not self._is_tried:
             self.try_put_if_absent()
@@ -76,6 +89,9 @@ class _RemoteFolder(Folder):
     @abstractmethod
     def _create(self, name: str, data: bytes) -> None:
         """Create the file, or raise FileExistsError."""
+
+    def _written_s(self, name: str) -> float:
+        return float(self.fs.modified(self._file(name)).timestamp())
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
@@ -86,21 +102,8 @@ class ObjectFolder(_RemoteFolder):
 
     _one_at_a_time = threading.Lock()
 
-    def names(self) -> list[str]:
-        self.fs.invalidate_cache()
-        return self._see(names_in(self.fs, self.path))
-
-    def read(self, name: str) -> bytes:
-        with _answers_of_s3():
-            data: bytes = self.fs.cat_file(self._file(name))
-        return data
-
     def replace(self, name: str, data: bytes) -> None:
         self.fs.pipe_file(self._file(name), data)
-
-    def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError), _answers_of_s3():
-            self.fs.rm_file(self._file(name))
 
     def sync(self, name: str) -> None:
         """Do nothing: a stored object is durable."""
@@ -142,9 +145,6 @@ class ObjectFolder(_RemoteFolder):
                 raise FileExistsError(errno.EEXIST, "exists", path) from error
             raise
 
-    def _written_s(self, name: str) -> float:
-        return float(self.fs.modified(self._file(name)).timestamp())
-
 
 class RenamingFolder(_RemoteFolder):
     """A folder on HDFS, whose rename to a name that exists fails.
@@ -153,26 +153,12 @@ class RenamingFolder(_RemoteFolder):
     on as many DataNodes as ``dfs.namenode.replication.min`` asks for, which have synced it (``WebHdfs.create``).
     """
 
-    def names(self) -> list[str]:
-        try:
-            return self._see([file["pathSuffix"] for file in self.fs.ls(self.path, detail=True)])
-        except FileNotFoundError:
-            return []
-
-    def read(self, name: str) -> bytes:
-        data: bytes = self.fs.cat_file(self._file(name))
-        return data
-
     def put_if_absent(self, name: str, data: bytes) -> None:
         super().put_if_absent(name, data)
         self._remove_leftovers(name)
 
     def replace(self, name: str, data: bytes) -> None:
         self._create(name, data, replaces=True)
-
-    def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file(self._file(name))
 
     def sync(self, name: str) -> None:  # noqa: ARG002  # the journal has every name
         """Make ``name`` survive a power cut, whoever created it.
@@ -228,9 +214,6 @@ class RenamingFolder(_RemoteFolder):
             self.fs.mv(aside, path, replaces=replaces)
         except FileNotFoundError as error:  # a proxy repeated the request, or the aside was removed as an old one
             raise OSError(errno.EAGAIN, error.strerror) from error
-
-    def _written_s(self, name: str) -> float:
-        return float(self.fs.info(self._file(name))["modificationTime"]) / 1000
 
 
 def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingFolder:

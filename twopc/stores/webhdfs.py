@@ -10,6 +10,7 @@ credential.
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import re
 import time
@@ -126,6 +127,10 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
     def set_modified(self, path: str) -> None:
         """Set the modification time of a folder or file to now, an edit that the NameNode always journals."""
         self._call("SETTIMES", "put", path, modificationtime=str(time.time_ns() // 1_000_000))
+
+    def modified(self, path: str) -> dt.datetime:
+        """Return when a file was modified. Before its releases of 2026, fsspec raises NotImplementedError."""
+        return dt.datetime.fromtimestamp(self.info(path)["modificationTime"] / 1000, dt.timezone.utc)
 
     def rmdir(self, path: str) -> None:
         """Remove an empty folder."""
