@@ -70,20 +70,11 @@ class TestLogOnGcs(ObjectLogContract):
         """Without the proxy, which would send one request at a time."""
         return twopc.open_store(self.bucket.url("log"), **self.bucket.server.storage_options)
 
-    def store(self) -> LogStore:
-        return open_store(self.bucket)
-
     def store_at(self, server: str) -> LogStore:
         return twopc.open_store("gs://bucket/log", token="anon", endpoint_url=f"http://{server}")  # noqa: S106
 
-    def url_at(self, place: str) -> str:
-        return f"gs://{place}"
-
     def race(self) -> list[str]:
         return race(self.writers, self.bucket.url("log"), **self.bucket.server.storage_options)
-
-    def names(self) -> list[str]:
-        return [name.removeprefix("log/") for name in self.bucket.objects()]
 
     def creates(self, name: str) -> Callable[[str], bool]:  # it is in the body
         return lambda target: CREATES in target

@@ -44,9 +44,6 @@ class TestLogOnS3(ObjectLogContract):
     def make_store(self) -> LogStore:
         return self.store()
 
-    def store(self) -> LogStore:
-        return open_store(self.bucket)
-
     def store_that_repeats(self, monkeypatch: pytest.MonkeyPatch) -> LogStore:  # of other clients
         return twopc.open_store(self.bucket.url("log"), **self.bucket.repeating)
 
@@ -55,14 +52,8 @@ class TestLogOnS3(ObjectLogContract):
             "s3://bucket/log", **{**self.bucket.storage_options, "endpoint_url": f"http://{server}"}
         )
 
-    def url_at(self, place: str) -> str:
-        return f"s3://{place}"
-
     def race(self) -> list[str]:
         return race(self.writers, self.bucket.url("log"), **self.bucket.repeating)
-
-    def names(self) -> list[str]:
-        return [key.removeprefix("log/") for key in self.bucket.objects()]
 
 
 @pytest.mark.long

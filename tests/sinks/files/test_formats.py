@@ -79,28 +79,6 @@ def test_a_long_record_batch_becomes_json_in_parts_and_in_order(
     assert json_of(pa.array(values), folder, make_sink, pre_commit) == values
 
 
-def test_parquet_keeps_types_nullability_and_values(folder: Path, make_sink: MakeSink, pre_commit: PreCommit) -> None:
-    schema = pa.schema(
-        [
-            pa.field("id", pa.int64(), nullable=False),
-            pa.field("at", pa.timestamp("us", "UTC")),
-            pa.field("price", pa.decimal128(38, 2)),
-            pa.field("tags", pa.list_(pa.struct([pa.field("k", pa.string()), pa.field("v", pa.binary())]))),
-            pa.field("more", pa.map_(pa.string(), pa.float64())),
-        ]
-    )
-    tags = [{"k": "a", "v": b"\0"}]
-    rows = [
-        {"id": 1, "at": NOON, "price": Decimal("12.30"), "tags": tags, "more": [("x", 1.5)]},
-        {"id": 2, "at": None, "price": None, "tags": None, "more": None},
-    ]
-    [batch] = pa.Table.from_pylist(rows, schema).to_batches()
-    make_sink().commit(pre_commit(batch))
-    table = pq.read_table(committed(folder))
-    assert table.schema.equals(schema)
-    assert table.to_pylist() == rows
-
-
 @pytest.mark.parametrize("compression", parquet.COMPRESSIONS)
 def test_every_compression_that_is_offered_can_be_read(
     compression: str, folder: Path, make_sink: MakeSink, pre_commit: PreCommit

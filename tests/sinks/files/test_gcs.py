@@ -321,17 +321,6 @@ def test_the_check_finds_that_objects_may_not_be_removed(proxied: Place, proxy: 
     assert "writer@project" in check.found
 
 
-def test_a_check_leaves_nothing(gcs: Place) -> None:
-    assert [check.result for check in gcs.sink(batch_logs="spark,manifest").check()] == [CheckStatus.PASSED] * 2
-    assert gcs.files() == []
-
-
-def test_a_server_that_ignores_conditions_keeps_no_log_of_complete_batches(proxied: Place, proxy: HttpProxy) -> None:
-    proxy.disturb_all("POST", Answer(200, b'{"size": "0"}'), "ifGenerationMatch")
-    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*overwrites"):
-        proxied.sink(batch_logs="manifest").open()
-
-
 def test_a_client_that_can_not_be_made_is_refused_at_the_start_without_its_secret(gcs: Place) -> None:
     sink = Place(gcs.url, {"token": {"type": "service_account", "private_key": "ya29.the-secret"}}).sink()
     with pytest.raises(ConfigurationError, match="its client can't be made") as refused:

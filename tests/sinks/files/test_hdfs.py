@@ -15,9 +15,7 @@ from tests.support.http_proxy import Answer, HttpProxy, Lost
 from twopc import Committable, Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TransactionLost, TwoPhaseCommitError
-from twopc_files import committed_files
 from twopc_files.file_names import decidable_files
-from twopc_files.sink import FileSink
 
 TOKEN = "the-delegation-token"  # noqa: S105  # of nobody
 
@@ -29,42 +27,6 @@ def test_a_file_of_several_blocks_of_the_client_is_whole(hdfs: Place, monkeypatc
     monkeypatch.setattr("twopc.stores.webhdfs.BLOCK_BYTES", 4 * 1024 * 1024)
     hdfs.sink().commit(hdfs.pre_commit(*values))  # 11 MB
     assert hdfs.values() == values
-
-
-def test_an_empty_folder_is_as_before_after_the_checks(hdfs: Place) -> None:
-    sink = FileSink({"path": hdfs.url, "storage_options": hdfs.storage_options, "batch_logs": "spark,manifest"})
-    sink.bind("orders", "log")
-    sink.open()
-    assert [check for check in sink.check() if check.result is not CheckStatus.PASSED] == []
-    assert not hdfs.fs.exists(hdfs.path("").rstrip("/"))
-    assert not hdfs.fs.exists(hdfs.path("").rsplit("/", 2)[0])
-
-
-@pytest.mark.parametrize("logs", ["spark", "manifest"])
-def test_a_log_of_complete_batches_lists_each_batch_and_survives_a_repeat(logs: str, hdfs: Place) -> None:
-    for batch_id in range(12):
-        committable = hdfs.pre_commit(f"{batch_id}", batch_id=batch_id)
-        for _ in range(2):
-            sink = hdfs.sink(batch_logs=logs)
-            sink.open()
-            sink.commit(committable)
-            sink.complete(batch_id, [committable])
-    if logs == "manifest":
-        listed = committed_files(hdfs.url, hdfs.storage_options)
-        assert all(path.startswith(f"{hdfs.url}/part-") for path in listed)
-        records = "".join(hdfs.fs.cat_file(path).decode() for path in listed)
-        assert [json.loads(line)["value"] for line in records.splitlines()] == [f"{n}" for n in range(12)]
-    assert not [path for path in hdfs.files() if path.endswith((".aside", ".probe"))]
-
-
-def test_a_second_query_is_refused_by_a_log_of_complete_batches(hdfs: Place) -> None:
-    committable = hdfs.pre_commit()
-    sink = hdfs.sink(batch_logs="manifest")
-    sink.open()
-    sink.commit(committable)
-    sink.complete(0, [committable])
-    with pytest.raises(ConfigurationError, match="was written by"):
-        hdfs.sink("other", batch_logs="manifest").open()
 
 
 def remote_exception(status: int, name: str, message: str) -> Answer:
@@ -123,17 +85,6 @@ def proxied(hdfs: Place, hdfs_server: HdfsServer) -> Iterator[tuple[Place, HttpP
     direct = f"127.0.0.1:{hdfs_server.port}"
     with HttpProxy(f"http://{direct}") as proxy:
         yield Place(hdfs.url.replace(direct, proxy.url.removeprefix("http://")), hdfs.storage_options), proxy
-
-
-@pytest.mark.parametrize("logs", ["spark", "manifest"])
-def test_a_server_whose_rename_replaces_keeps_no_log_of_complete_batches(
-    logs: str, proxied: tuple[Place, HttpProxy]
-) -> None:
-    place, proxy = proxied
-    proxy.disturb_all("PUT", Answer(200), "op=RENAME")
-    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*replaces a file"):
-        place.sink(batch_logs=logs).open()
-    assert [path for path in place.files() if not path.endswith(".aside")] == []
 
 
 @pytest.mark.parametrize("lost", Lost)

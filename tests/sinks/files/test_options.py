@@ -10,10 +10,7 @@ from fsspec.registry import _registry
 
 from twopc.cli.sinks_file import Redaction, read_sinks
 from twopc.errors import ConfigurationError
-from twopc.sink import TwoPhaseCommitSink
-from twopc_files import plugin
 from twopc_files.options import FileOptions
-from twopc_files.parquet import Parquet
 from twopc_files.sink import FileSink
 from twopc_files.stores.azure import Azure
 from twopc_files.stores.local import Local
@@ -100,10 +97,6 @@ def test_storage_options_may_stand_in_a_sinks_file_with_a_secret_from_the_enviro
     assert sink._store == S3("bucket", "x", {"key": "k", "secret": "very/secret+key"})
 
 
-def test_parquet_with_snappy_is_the_default() -> None:
-    assert FileOptions.parse({"path": "/x"}).format == Parquet("snappy")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -124,9 +117,6 @@ def test_parquet_with_snappy_is_the_default() -> None:
         ({"path": "/x", "fromat": "json"}, r"'fromat'. Did you mean 'format'\? Its options: path, storage_options"),
         ({"path": "/x", "zzz": "1"}, "no option 'zzz'. Its options: path, storage_options"),
         ({"path": "/x", "format": "xml"}, "'format' of the file sink must be one of parquet, json"),
-        ({"path": "/x", "compression": "lzo"}, "'compression' of the file sink must be one of none, snappy"),
-        ({"path": "/x", "compression": ""}, "'compression' of the file sink must be one of"),
-        ({"path": "/x", "format": "json", "header": "true"}, "'header' of the file sink is only for 'format' = 'csv'"),
     ],
     ids=repr,
 )  # fmt: skip
@@ -158,12 +148,6 @@ def test_a_store_whose_package_is_missing_says_what_to_install(
         FileSink({"path": path})
     assert install in str(refused.value)
     assert module in str(refused.value)
-
-
-def test_the_plugin_gives_the_class_of_the_sink() -> None:
-    found = plugin.twopc_sink()
-    assert found is FileSink
-    assert issubclass(found, TwoPhaseCommitSink)
 
 
 def test_a_sink_that_was_pickled_writes_to_the_same_folder_in_the_same_format() -> None:
