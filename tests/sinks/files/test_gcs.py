@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from tests.sinks.files.conftest import Place
+from tests.sinks.files.conftest import Place, voted
 from tests.sinks.files.uploads import ID, MIB, TARGET, RemovalContract, the_file, upload
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, gcs_error
-from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import (
     ConfigurationError,
@@ -41,16 +40,9 @@ def one_proxy(gcs_server: GcsServer) -> Iterator[HttpProxy]:
 
 
 @pytest.fixture
-def proxy(one_proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> HttpProxy:
-    repeat_at_once(monkeypatch)
-    one_proxy.heal()
-    one_proxy.requests.clear()
-    return one_proxy
-
-
-@pytest.fixture
-def proxied(gcs: Place, proxy: HttpProxy) -> Place:
+def proxied(gcs: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Place:
     """The folder as it is reached through the proxy."""
+    repeat_at_once(monkeypatch)
     return Place(gcs.url, {**gcs.storage_options, "endpoint_url": proxy.url})
 
 
@@ -76,9 +68,7 @@ def test_a_file_of_any_size_comes_out_as_it_was(size_bytes: int, gcs: Place) -> 
 def test_a_record_that_looks_like_the_end_of_a_request_is_written_as_it_is(gcs: Place) -> None:
     """gcsfs separates the parts of an upload of one request by ``--==0==``."""
     sink = gcs.sink(format="text")
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a", "--==0==--", "b"]}))
-        committable = participant.pre_commit()["orders"]
+    committable = voted(sink, pa.record_batch({"value": ["a", "--==0==--", "b"]}))
     sink.seal([committable], age_s=0)
     sink.commit(committable)
     [target] = gcs.targets()

@@ -81,62 +81,65 @@ def test_a_wrong_name_node_is_refused_or_asked_again_and_its_token_is_not_shown(
 
 
 @pytest.fixture
-def proxied(hdfs: Place, hdfs_server: HdfsServer) -> Iterator[tuple[Place, HttpProxy]]:
-    direct = f"127.0.0.1:{hdfs_server.port}"
-    with HttpProxy(f"http://{direct}") as proxy:
-        yield Place(hdfs.url.replace(direct, proxy.url.removeprefix("http://")), hdfs.storage_options), proxy
+def proxy(hdfs_server: HdfsServer) -> Iterator[HttpProxy]:
+    with HttpProxy(f"http://127.0.0.1:{hdfs_server.port}") as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(hdfs: Place, hdfs_server: HdfsServer, proxy: HttpProxy) -> Place:
+    """The folder as it is reached through the proxy."""
+    return Place(
+        hdfs.url.replace(f"127.0.0.1:{hdfs_server.port}", proxy.url.removeprefix("http://")), hdfs.storage_options
+    )
 
 
 @pytest.mark.parametrize("lost", Lost)
-def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
-    committable = place.pre_commit()
+def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
     proxy.disturb_next("PUT", lost, "op=RENAME")
     with pytest.raises(Retriable):
-        place.sink().commit(committable)
+        proxied.sink().commit(committable)
     assert proxy.is_done
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
-    assert list(place.sink().recover()) == []
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+    assert list(proxied.sink().recover()) == []
 
 
 def test_a_commit_ends_with_an_edit_though_another_process_has_renamed_the_file(
-    proxied: tuple[Place, HttpProxy],
+    proxied: Place, proxy: HttpProxy
 ) -> None:
     """The NameNode shows a rename before its journal is synced, and syncs it before it answers a later edit."""
-    place, proxy = proxied
-    committable = place.pre_commit()
-    place.sink().commit(committable)
+    committable = proxied.pre_commit()
+    proxied.sink().commit(committable)
     proxy.requests.clear()
-    place.sink().commit(committable)
+    proxied.sink().commit(committable)
     assert proxy.sent("PUT", "op=RENAME") == []
     assert len(proxy.sent("PUT", "op=SETTIMES")) == 1
     proxy.disturb_all("PUT", Lost.REQUEST, "op=SETTIMES")
     with pytest.raises(Retriable):
-        place.sink().commit(committable)
+        proxied.sink().commit(committable)
 
 
-def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
+def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied: Place, proxy: HttpProxy) -> None:
     cause = "/a can't be moved from an encryption zone."
     refused = remote_exception(403, "IOException", cause)
     proxy.disturb_next("PUT", refused, "op=RENAME")
-    [failed] = [check for check in place.sink().check() if check.result is not CheckStatus.PASSED]
+    [failed] = [check for check in proxied.sink().check() if check.result is not CheckStatus.PASSED]
     assert cause in str(failed)
-    committable = place.pre_commit()
+    committable = proxied.pre_commit()
     proxy.disturb_next("PUT", refused, "op=RENAME")
     with pytest.raises(OperatorRequired, match=cause):
-        place.sink().commit(committable)
+        proxied.sink().commit(committable)
 
 
-def test_an_error_of_httpfs_is_waited_for(proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
-    committable = place.pre_commit()
+def test_an_error_of_httpfs_is_waited_for(proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
     proxy.disturb_next("PUT", remote_exception(500, "IOException", "Failed on local exception"), "op=RENAME")
     with pytest.raises(Retriable, match="Failed on local exception"):
-        place.sink().commit(committable)
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
+        proxied.sink().commit(committable)
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -147,10 +150,9 @@ def test_an_error_of_httpfs_is_waited_for(proxied: tuple[Place, HttpProxy]) -> N
     ],
     ids=str,
 )
-def test_no_credential_is_in_an_error_of_a_decided_file(answer: Any, proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
-    committable = place.pre_commit()
-    with_token = Place(place.url, {"token": TOKEN})
+def test_no_credential_is_in_an_error_of_a_decided_file(answer: Any, proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
+    with_token = Place(proxied.url, {"token": TOKEN})
     for method in ("GET", "PUT", "DELETE"):
         proxy.disturb_all(method, answer)
     shown = [repr(with_token.sink()), repr(with_token.store), repr(committable)]
@@ -167,8 +169,8 @@ def test_no_credential_is_in_an_error_of_a_decided_file(answer: Any, proxied: tu
     assert any(TOKEN in request.target for request in proxy.requests)
     assert not [text for text in shown if TOKEN in text]
     proxy.heal()
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
 
 
 @pytest.mark.crash
