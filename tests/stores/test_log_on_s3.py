@@ -57,16 +57,6 @@ class TestLogOnS3(ObjectLogContract):
 
 
 @pytest.mark.long
-def test_a_coordinator_takes_a_store_with_options_in_the_place_of_a_url(bucket: Bucket) -> None:
-    sink = twopc.testing.MemorySink(twopc.testing.MemoryTarget())
-    with twopc.Coordinator({"sink": sink}, open_store(bucket), owner="query") as coordinator:
-        coordinator.run(0, lambda _: [])
-    tail = read_tail(open_store(bucket))
-    assert tail is not None
-    assert (tail[1].kind, tail[1].decided) == ("close", 0)
-
-
-@pytest.mark.long
 def test_options_that_are_not_given_come_from_fsspecs_environment(bucket: Bucket) -> None:
     environment = {
         **os.environ,

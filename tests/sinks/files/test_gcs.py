@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.files.conftest import Place, voted
-from tests.sinks.files.uploads import ID, MIB, TARGET, RemovalContract, the_file, upload
+from tests.sinks.files.uploads import ID, MIB, TARGET, PublicationContract, RemovalContract, the_file, upload
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, gcs_error
@@ -26,7 +26,7 @@ from twopc.errors import (
 from twopc_files.file_names import FileHandle
 from twopc_files.outcomes import obstacle_seen
 from twopc_files.stores.gcs import Gcs
-from twopc_files.stores.store import Sight
+from twopc_files.stores.store import MARK, Sight
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
 
@@ -46,8 +46,13 @@ def proxied(gcs: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Pl
     return Place(gcs.url, {**gcs.storage_options, "endpoint_url": proxy.url})
 
 
-class TestRemovals(RemovalContract):
+class TestObjectsOfGcs(PublicationContract, RemovalContract):
+    publication = ("POST", "rewriteTo")
+    accepted = Answer(200, b'{"done": true}')
     removals = (*((gcs_error(status), Retriable) for status in (409, 429, 500, 503)), (FORBIDDEN, OperatorRequired))
+
+    def put(self, place: Place, target: str, contents: bytes, owner: str) -> None:
+        place.fs.pipe_file(place.path(target), contents, metadata={MARK: owner})
 
 
 def shown(error: BaseException) -> str:
@@ -206,17 +211,6 @@ def test_a_copy_of_the_pending_file_by_another_program_is_foreign(gcs: Place) ->
     gcs.fs.pipe_file(gcs.path(file.target), gcs.fs.cat_file(gcs.path(f"_twopc/{file.pending}")))
     with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
         gcs.sink().commit(committable)
-
-
-def test_a_rewrite_that_is_accepted_and_publishes_nothing_is_no_success_and_is_repeated(
-    proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit(batch_id=7)
-    proxy.disturb_next("POST", Answer(200, b'{"done": true}'))
-    with pytest.raises(Retriable, match=r"batch 7.*has not appeared"):
-        proxied.sink().commit(committable)
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
 
 
 def test_a_bucket_that_is_gone_is_in_doubt_and_not_lost(proxied: Place, proxy: HttpProxy) -> None:
