@@ -328,17 +328,6 @@ def test_a_server_that_is_killed_during_an_insert_leaves_the_decision_in_doubt_a
 
 @pytest.mark.long
 @pytest.mark.crash
-def test_entries_outlive_a_killed_server(own_place: Place) -> None:
-    log = CommitLog.open(own_place.store(), "query")
-    log.decide(FIRST)
-    own_place.server.kill()
-    own_place.server.start()
-    assert answered(TEST_TIMEOUT_S, read_tail, own_place.store()) == (1, log.tail)
-    log.decide(Decision(Round(1, 1), {}))  # the connections of this process were lost with it
-
-
-@pytest.mark.long
-@pytest.mark.crash
 def test_a_server_that_is_away_may_be_asked_again(own_place: Place) -> None:
     store = own_place.store()
     own_place.server.kill()

@@ -105,7 +105,12 @@ class TestUploadsOfS3(UploadContract):
         (s3_error(404, "NoSuchBucket"), OutcomeUnknown),
         (s3_error(400, "InvalidPart"), OutcomeUnknown),
     )
-    questions = ((Lost.REPLY, Retriable), (busy, Retriable), (denied, OperatorRequired))
+    questions = (
+        (Lost.REPLY, Retriable),
+        (busy, Retriable),
+        (denied, OperatorRequired),
+        *((Answer(404, of_a_gateway), Retriable) for of_a_gateway in (b"", b"default backend - 404")),
+    )
 
     def put(self, place: Place, target: str, contents: bytes, owner: str) -> None:
         mark = {"twopc-transaction": owner}
@@ -158,15 +163,6 @@ def test_parts_are_read_page_by_page(s3: Place, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(S3, "call", in_small_pages)
     handle = upload(s3, bytes(65))
     assert len(s3_of(s3).look(handle).parts) == 7
-
-
-def test_an_upload_that_is_gone_with_a_strangers_object_in_place_calls_a_person(s3: Place) -> None:
-    committable = s3.pre_commit()
-    file = the_file(committable)
-    s3.store.discard(file)
-    s3.fs.pipe_file(s3.path(file.target), b"x" * (file.size_bytes or 0))
-    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
-        s3.sink().commit(committable)
 
 
 def test_parts_that_were_replaced_are_vetoed_and_after_a_decision_in_doubt(s3: Place) -> None:
@@ -400,18 +396,6 @@ def test_what_may_pass_is_repeated_before_a_person_is_called_for_what_will_not(
         with pytest.raises(expected):
             proxied.sink().commit(committable)
     assert proxied.values() == ["b"]
-
-
-@pytest.mark.parametrize("body", [b"", b"default backend - 404"])
-def test_a_404_of_a_gateway_is_not_taken_for_lost_files(body: bytes, proxied: Place, proxy: HttpProxy) -> None:
-    committable = proxied.pre_commit()
-    for method in ("GET", "HEAD"):
-        proxy.disturb_all(method, Answer(404, body))
-    with pytest.raises(Retriable, match="can't be committed yet"):
-        proxied.sink().commit(committable)
-    proxy.heal()
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
 
 
 def test_a_completed_object_that_may_not_be_looked_at_is_not_said_to_be_uncommitted(

@@ -102,10 +102,13 @@ class PublicationContract:
         with pytest.raises(OSError, match="has not appeared as this transaction's file"):
             proxied.store.publish(handle, seen)
 
-    def test_an_object_of_another_length_with_the_transactions_mark_is_in_doubt(self, proxied: Place) -> None:
+    def test_an_object_in_the_place_of_a_file_that_is_gone_is_a_strangers_or_in_doubt(self, proxied: Place) -> None:
         committable = proxied.pre_commit()
         file = the_file(committable)
         proxied.store.discard(file)
+        self.put(proxied, file.target, b"x" * (file.size_bytes or 0), "another")
+        with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
+            proxied.sink().commit(committable)
         self.put(proxied, file.target, b"x", committable.transaction_id)
         with pytest.raises(OutcomeUnknown, match="has 1 bytes"):
             proxied.sink().commit(committable)
