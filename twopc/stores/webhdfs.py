@@ -189,7 +189,8 @@ class _Session(requests.Session):
 
 
 def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
-    """Return what an error means that has the URL in its text, but not at its root."""
+    """Return the errno and the text of a request without an answer. The text is that of the root of the error, as those
+    above it have the URL."""
     root: BaseException = error
     while deeper := root.__cause__ or root.__context__:
         root = deeper

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 import orjson
@@ -33,7 +33,7 @@ class SparkMetadata:
             characters.
     """
 
-    folder = "_spark_metadata"  # where Spark looks for it
+    folder: ClassVar[str] = "_spark_metadata"  # where Spark looks for it
     url: str
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:

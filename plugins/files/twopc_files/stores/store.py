@@ -160,10 +160,8 @@ class Store(Protocol):
     asks_at_once: ClassVar[int] = 16
     """How many requests to send to the store in parallel."""
 
-    @property
-    def longest_name(self) -> int | None:
-        """How many bytes the name of a folder may have; None without a limit for single names."""
-        return None  # a whole key may have one
+    longest_name: ClassVar[int | None] = None
+    """How many bytes the name of a folder may have; None if only a whole key has a limit."""
 
     def located(self) -> tuple[Any, str]:
         """Return fsspec's file system, and the folder of committed files as one of its paths."""
