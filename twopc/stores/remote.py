@@ -172,19 +172,18 @@ class RenamingFolder(_RemoteFolder):
         """Try as ``Folder`` describes, and remove the folders that the trial made."""
         probe = hidden(PROBE)
         try:
-            missing = missing_folders(self.fs, self.path)
-            try:
-                fault = self._fault_of_a_trial(self._create, probe)
-            finally:
-                with contextlib.suppress(OSError):  # costs room, nothing else
-                    self.fs.rm_file(self._file(probe))
+            with folder_for_a_trial(self.fs, self.path):
+                try:
+                    fault = self._fault_of_a_trial(self._create, probe)
+                finally:
+                    with contextlib.suppress(OSError):  # costs room, nothing else
+                        self.fs.rm_file(self._file(probe))
         except (PermissionError, NotADirectoryError) as error:
             raise Unusable(f"nothing may be written there ({error})") from error
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
             raise Unusable(f"its server or its client has no rename that refuses ({error})") from error
-        remove_empty(self.fs, missing)
         if fault:
             raise Unusable(fault)
         self._is_tried = True
@@ -226,8 +225,10 @@ def folder_at_store(fs: Any, path: str) -> ObjectFolder | RenamingFolder:
     return RenamingFolder(fs, path) if RENAMES_EXCLUSIVELY & {*_protocols(fs)} else ObjectFolder(fs, path)
 
 
-def missing_folders(fs: Any, folder: str) -> list[str]:
-    """Return ``folder`` and those above it, as far as they do not exist, the innermost first."""
+@contextlib.contextmanager
+def folder_for_a_trial(fs: Any, folder: str) -> Iterator[None]:
+    """Leave no folder behind that a trial in ``folder`` makes. After the block, folders that were missing before are
+    removed if they are empty."""
     missing = []
     while folder:
         try:
@@ -237,15 +238,13 @@ def missing_folders(fs: Any, folder: str) -> list[str]:
             folder = folder.rpartition("/")[0]
         else:
             break
-    return missing
-
-
-def remove_empty(fs: Any, folders: list[str]) -> None:
-    """Remove those of ``folders`` that are empty, in this order. No error is raised: one may be in use by now."""
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            if not fs.ls(folder, detail=False):  # some clients would remove what is in it, too
-                fs.rmdir(folder)
+    try:
+        yield
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):  # in use by now
+                if not fs.ls(made, detail=False):  # some clients would remove what is in it, too
+                    fs.rmdir(made)
 
 
 def names_in(fs: Any, folder: str) -> list[str]:

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
 from twopc.stores.places import file_system
-from twopc.stores.remote import by_kind, folder_at_store, missing_folders, remove_empty
+from twopc.stores.remote import by_kind, folder_at_store, folder_for_a_trial
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 
@@ -45,14 +46,10 @@ class Remote(Store):
     storage_options: Mapping[str, Any] = field(repr=False)
     renames: bool
 
-    @contextlib.contextmanager
-    def for_a_trial(self) -> Iterator[None]:
-        # Without renames, there are no folders.
-        missing = _ask(missing_folders, self._fs, self._path(PENDING_FOLDER)) if self.renames else []
-        try:
-            yield
-        finally:
-            _ask(remove_empty, self._fs, missing)
+    def for_a_trial(self) -> AbstractContextManager[None]:
+        if self.renames:
+            return folder_for_a_trial(self._fs, self._path(PENDING_FOLDER))
+        return contextlib.nullcontext()  # there are no folders
 
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
         name = pending_name(transaction_id, number)

@@ -171,8 +171,7 @@ class Store(Protocol):
         self.pending()
 
     def for_a_trial(self) -> AbstractContextManager[None]:
-        """Return a context for a trial of every step, after which the folders that were missing before are removed if
-        they are empty."""
+        """Return a context for a trial. Afterwards, folders that were missing before are removed if they are empty."""
         return contextlib.nullcontext()
 
     def check(self) -> Iterable[CheckResult]:
