@@ -129,7 +129,7 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         self._call("SETTIMES", "put", path, modificationtime=str(time.time_ns() // 1_000_000))
 
     def modified(self, path: str) -> dt.datetime:
-        """Return when a file was modified. Before its releases of 2026, fsspec raises NotImplementedError."""
+        """Return when a file was modified. Older releases of fsspec, such as 2025.12, raise NotImplementedError."""
         return dt.datetime.fromtimestamp(self.info(path)["modificationTime"] / 1000, dt.timezone.utc)
 
     def rmdir(self, path: str) -> None:
