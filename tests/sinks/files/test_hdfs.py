@@ -1,6 +1,5 @@
 """Files on a real HDFS: what is refused, nodes that are away, and logs of complete batches."""
 
-import json
 import traceback
 from collections.abc import Iterator
 from functools import partial
@@ -11,7 +10,7 @@ import pytest
 
 from tests.sinks.files.conftest import Place
 from tests.support.hdfs_server import TEST_AT_MOST_S, HdfsServer
-from tests.support.http_proxy import Answer, HttpProxy, Lost
+from tests.support.http_proxy import Answer, HttpProxy, Lost, hdfs_error
 from twopc import Committable, Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TransactionLost, TwoPhaseCommitError
@@ -27,10 +26,6 @@ def test_a_file_of_several_blocks_of_the_client_is_whole(hdfs: Place, monkeypatc
     monkeypatch.setattr("twopc.stores.webhdfs.BLOCK_BYTES", 4 * 1024 * 1024)
     hdfs.sink().commit(hdfs.pre_commit(*values))  # 11 MB
     assert hdfs.values() == values
-
-
-def remote_exception(status: int, name: str, message: str) -> Answer:
-    return Answer(status, json.dumps({"RemoteException": {"exception": name, "message": message}}).encode())
 
 
 def stranger(place: Place) -> Place:
@@ -123,7 +118,7 @@ def test_a_commit_ends_with_an_edit_though_another_process_has_renamed_the_file(
 
 def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied: Place, proxy: HttpProxy) -> None:
     cause = "/a can't be moved from an encryption zone."
-    refused = remote_exception(403, "IOException", cause)
+    refused = hdfs_error(403, "IOException", cause)
     proxy.disturb_next("PUT", refused, "op=RENAME")
     [failed] = [check for check in proxied.sink().check() if check.result is not CheckStatus.PASSED]
     assert cause in str(failed)
@@ -135,7 +130,7 @@ def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied:
 
 def test_an_error_of_httpfs_is_waited_for(proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
-    proxy.disturb_next("PUT", remote_exception(500, "IOException", "Failed on local exception"), "op=RENAME")
+    proxy.disturb_next("PUT", hdfs_error(500, "IOException", "Failed on local exception"), "op=RENAME")
     with pytest.raises(Retriable, match="Failed on local exception"):
         proxied.sink().commit(committable)
     proxied.sink().commit(committable)
@@ -146,7 +141,7 @@ def test_an_error_of_httpfs_is_waited_for(proxied: Place, proxy: HttpProxy) -> N
     "answer",
     [
         *(Answer(401), Answer(403), Answer(500), Lost.REPLY),
-        remote_exception(403, "InvalidToken", f"token {TOKEN} is expired"),
+        hdfs_error(403, "InvalidToken", f"token {TOKEN} is expired"),
     ],
     ids=str,
 )
