@@ -19,7 +19,7 @@ from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated, hdfs_err
 from tests.support.racing_writers import race
 from tests.support.waiting import until
 from twopc import Round
-from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
 from twopc.log.store import LogStore
@@ -226,10 +226,10 @@ def test_an_error_of_a_data_node_is_not_taken_for_an_entry(folder: Folder) -> No
 # Stores that can't be used. ---------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_no_webhdfs_is_not_taken_for_an_empty_log(folder: Folder) -> None:
+def test_a_server_that_is_no_webhdfs_is_asked_again_and_not_taken_for_an_empty_log(folder: Folder) -> None:
     CommitLog.open(folder.store(), "query")
     folder.proxy.disturb_all("GET", Answer(404, b"<html>nothing here</html>"))
-    with pytest.raises(OperatorRequired, match="404, not an answer of WebHDFS"):
+    with pytest.raises(Retriable, match="404, not an answer of WebHDFS"):
         CommitLog.open(folder.store(), "query")
 
 
