@@ -246,8 +246,8 @@ class MarkingStore(Store):
         is certainly no such object."""
 
     def sight(self, file: FileHandle, pending_bytes: int | None, parts: tuple[Mapping[str, Any], ...] = ()) -> Sight:
-        """Return what is to be seen of ``file``. This method looks at the target, after the look at the pending file:
-        this order upholds the guarantee of ``look``."""
+        """Look at the target, and return what was seen. The pending file must have been looked at before: this order
+        upholds the guarantee of ``look``."""
         target = self.found(file.target)
         size_bytes, owner = target or (None, file.transaction_id)
         return Sight(pending_bytes, size_bytes, owner != file.transaction_id, parts)
