@@ -1,9 +1,10 @@
 """One S3 server for all tests here; a bucket for each, reached through a proxy that can be told to lose replies."""
 
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
@@ -35,12 +36,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """A bucket of the current test, and the proxy on the way to it."""
+class Place(ABC):
+    """A bucket or container of the current test, and the proxy on the way to it."""
+
+    scheme: ClassVar[str]
 
     name: str
-    server: S3Server
+    server: Any
     proxy: HttpProxy
+
+    def url(self, folder: str) -> str:
+        return f"{self.scheme}://{self.name}/{folder}"
+
+    @property
+    @abstractmethod
+    def storage_options(self) -> dict[str, Any]:
+        """The options of a client whose requests go through the proxy."""
+
+    @abstractmethod
+    def objects(self) -> list[str]:
+        """Return what is there, by a client that shares nothing with the one under test."""
+
+
+class Bucket(Place):
+    """A bucket of S3."""
+
+    scheme = "s3"
+    server: S3Server
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -53,11 +75,7 @@ class Bucket:
         """A client that repeats requests by itself, as it does unless told otherwise."""
         return {**self.server.storage_options, "endpoint_url": self.proxy.url}
 
-    def url(self, folder: str) -> str:
-        return f"s3://{self.name}/{folder}"
-
     def objects(self) -> list[str]:
-        """What is there, by a client that shares nothing with the one under test."""
         return [path.split("/", 1)[1] for path in _client(self.server).find(self.name)]
 
 
@@ -73,13 +91,11 @@ def bucket(s3_server: S3Server) -> Iterator[Bucket]:
         yield Bucket(name, s3_server, proxy)
 
 
-@dataclass(frozen=True)
-class Container:
-    """A container of the current test, and the proxy on the way to it."""
+class Container(Place):
+    """A container of Azure."""
 
-    name: str
+    scheme = "abfs"
     server: AzuriteServer
-    proxy: HttpProxy
 
     @property
     def storage_options(self) -> dict[str, Any]:
@@ -90,11 +106,7 @@ class Container:
         signature = f"SharedAccessSignature={self.server.signature(permission, expires_in_s)}"
         return {"connection_string": self.server.connection_string(self.proxy.url, signature)}
 
-    def url(self, folder: str) -> str:
-        return f"abfs://{self.name}/{folder}"
-
-    def blobs(self) -> list[str]:
-        """What is there, by a client that shares nothing with the one under test."""
+    def objects(self) -> list[str]:
         return self.server.blobs(self.name)
 
 
@@ -105,23 +117,17 @@ def container(azurite: AzuriteServer, monkeypatch: pytest.MonkeyPatch) -> Iterat
         yield Container(azurite.make_container(), azurite, proxy)
 
 
-@dataclass(frozen=True)
-class GcsBucket:
-    """A bucket of Google Cloud Storage for the current test, and the proxy on the way to it."""
+class GcsBucket(Place):
+    """A bucket of Google Cloud Storage."""
 
-    name: str
+    scheme = "gs"
     server: GcsServer
-    proxy: HttpProxy
 
     @property
     def storage_options(self) -> dict[str, Any]:
         return {**self.server.storage_options, "endpoint_url": self.proxy.url}
 
-    def url(self, folder: str) -> str:
-        return f"gs://{self.name}/{folder}"
-
     def objects(self) -> list[str]:
-        """What is there, by a client that shares nothing with the one under test."""
         fs = gcs_client({**self.server.storage_options, "use_listings_cache": False})
         return [path.split("/", 1)[1] for path in fs.find(self.name)]
 

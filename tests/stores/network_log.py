@@ -5,11 +5,12 @@ import socket
 import uuid
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 import twopc
-from tests.stores.conftest import Bucket, Container, GcsBucket
+from tests.stores.conftest import Place
 from tests.support.commit_log import CommitLog
 from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
 from twopc import Committable, Round
@@ -205,21 +206,23 @@ class ObjectLogContract(NetworkLogContract):
 
     unknown: Answer
 
-    @abstractmethod
-    def url_at(self, place: str) -> str:
-        """Return the URL of a bucket or container, and what follows."""
+    bucket: Place
 
-    bucket: Bucket | Container | GcsBucket
+    def store(self) -> LogStore:
+        return twopc.open_store(self.bucket.url("log"), **self.bucket.storage_options)
+
+    def names(self) -> list[str]:
+        return [name.removeprefix("log/") for name in self.bucket.objects()]
 
     @pytest.mark.long
     def test_a_log_at_the_top_of_a_bucket_is_fine(self) -> None:
-        store = twopc.open_store(self.url_at(f"{self.bucket.name}/"), **self.bucket.storage_options)
+        store = twopc.open_store(self.bucket.url(""), **self.bucket.storage_options)
         CommitLog.open(store, "query")
         assert store.slots() == [0]
 
     @pytest.mark.advice("there is no such bucket")
     def test_a_bucket_that_is_not_there_is_named(self) -> None:
-        absent = self.url_at(f"{uuid.uuid4().hex}/log")
+        absent = replace(self.bucket, name=uuid.uuid4().hex).url("log")
         store = twopc.open_store(absent, **self.bucket.storage_options)
         assert store.slots() == []
         with pytest.raises(ConfigurationError, match=f"{absent}: there is no such bucket"):

@@ -60,15 +60,9 @@ class TestLogOnAzure(ObjectLogContract):
     def store_at(self, server: str) -> LogStore:
         return open_store(self.bucket, connection_string=self.bucket.server.connection_string(f"http://{server}"))
 
-    def url_at(self, place: str) -> str:
-        return f"abfs://{place}"
-
     def race(self) -> list[str]:
         environment = {"AZURE_STORAGE_CONNECTION_STRING": self.bucket.server.connection_string()}
         return race(self.writers, self.bucket.url("log"), environment)
-
-    def names(self) -> list[str]:
-        return [name.removeprefix("log/") for name in self.bucket.blobs()]
 
 
 def test_a_url_that_names_the_account_is_the_same_place(container: Container) -> None:
@@ -133,7 +127,7 @@ def test_options_that_are_not_given_come_from_the_environment(name: str, contain
     environment = {**os.environ, name: container.server.connection_string()}
     script = "import sys; from twopc import open_store; open_store(sys.argv[1]).put_if_absent(0, b'x')"
     subprocess.run([sys.executable, "-c", script, container.url("log")], env=environment, check=True)
-    assert container.blobs() == [f"log/{entry_name(0)}"]
+    assert container.objects() == [f"log/{entry_name(0)}"]
 
 
 def test_a_signature_with_the_rights_to_read_list_write_and_delete_is_enough(container: Container) -> None:
@@ -179,7 +173,7 @@ def test_a_client_without_credentials_is_not_asked_again(monkeypatch: pytest.Mon
 def test_refused_credentials_are_told_with_what_the_server_says(options: Any, told: str, container: Container) -> None:
     with pytest.raises(ConfigurationError, match=rf"{container.url('log')}: nothing may be written there \(.*{told}"):
         open_store(container, **options(container)).put_if_absent(0, b"x")
-    assert container.blobs() == []
+    assert container.objects() == []
 
 
 @pytest.mark.parametrize("options", [lambda c: c.signed("w"), lambda c: c.signed(ALL_RIGHTS, -60)])
@@ -193,7 +187,7 @@ def test_the_doctor_tries_a_log_and_a_sink_on_azure(container: Container, tmp_pa
     sinks.write_text(f'[orders]\nbackend = "files"\npath = "{container.url("orders")}"\n')
     log = container.url("log")
     CommitLog.open(open_store(container), "query").close()
-    before = container.blobs()
+    before = container.objects()
 
     def examined(credentials: str | None = None) -> tuple[int, str]:
         known = container.server.connection_string(container.proxy.url, credentials)
@@ -201,7 +195,7 @@ def test_the_doctor_tries_a_log_and_a_sink_on_azure(container: Container, tmp_pa
         return done.code, done.out
 
     assert examined()[0] == 0
-    assert container.blobs() == before
+    assert container.objects() == before
     code, text = examined("AccountKey=d3Jvbmcga2V5IQ==")
     assert (code, "AuthorizationFailure" in text, "d3Jvbmcga2V5IQ==" in text) == (4, True, False)
 

@@ -1,6 +1,5 @@
 """The commit log on HDFS: put-if-absent by a rename, replies that get lost, and nodes that are away."""
 
-import json
 import socket
 import time
 import traceback
@@ -16,11 +15,11 @@ import twopc
 from tests.stores.network_log import FIRST, NetworkLogContract
 from tests.support.commit_log import CommitLog
 from tests.support.hdfs_server import HOME, TEST_AT_MOST_S, USER, HdfsServer
-from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated
+from tests.support.http_proxy import Answer, HttpProxy, Lost, Repeated, hdfs_error
 from tests.support.racing_writers import race
 from tests.support.waiting import until
 from twopc import Round
-from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
+from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import Decision, entry_name
 from twopc.log.store import LogStore
@@ -71,20 +70,16 @@ def renames(name: str = "") -> Callable[[str], bool]:
     return lambda target: "op=RENAME" in target and name in target
 
 
-def remote_exception(status: int, name: str, message: str = "as the test asked") -> Answer:
-    return Answer(status, json.dumps({"RemoteException": {"exception": name, "message": message}}).encode())
-
-
 class TestLogOnHdfs(NetworkLogContract):
     busy = (
         Answer(503),
-        remote_exception(403, "SafeModeException"),
-        remote_exception(403, "StandbyException"),
-        remote_exception(403, "IOException", "Failed to find datanode"),
-        remote_exception(500, "NullPointerException"),
-        remote_exception(404, "FileNotFoundException", "rename source is not found"),
+        hdfs_error(403, "SafeModeException"),
+        hdfs_error(403, "StandbyException"),
+        hdfs_error(403, "IOException", "Failed to find datanode"),
+        hdfs_error(500, "NullPointerException"),
+        hdfs_error(404, "FileNotFoundException", "rename source is not found"),
     )
-    denied = remote_exception(403, "AccessControlException", "not for you")
+    denied = hdfs_error(403, "AccessControlException", "not for you")
     ignoring = Answer(200)
 
     @pytest.fixture(autouse=True)
@@ -159,7 +154,7 @@ def test_a_request_that_a_gateway_repeats_is_neither_a_taken_slot_nor_a_refusal(
     store = folder.store()
     store.put_if_absent(0, b"x")
     name = "FileAlreadyExistsException" if operation == "CREATE" else "FileNotFoundException"
-    folder.proxy.disturb_next("PUT", remote_exception(403, name), f"op={operation}")
+    folder.proxy.disturb_next("PUT", hdfs_error(403, name), f"op={operation}")
     with pytest.raises(BlockingIOError, match="as the test asked"):
         store.put_if_absent(1, b"y")
 
@@ -222,7 +217,7 @@ def test_an_error_of_a_data_node_is_not_taken_for_an_entry(folder: Folder) -> No
     folder.store().put_if_absent(0, b"x")
     with HttpProxy(f"http://{data_node}") as proxy:
         store = folder.store(data_proxy={data_node: proxy.url.removeprefix("http://")})
-        proxy.disturb_next("GET", remote_exception(403, "IOException", "Could not obtain block"))
+        proxy.disturb_next("GET", hdfs_error(403, "IOException", "Could not obtain block"))
         with pytest.raises(Retriable, match="Could not obtain block"):
             store.read(0)
         assert store.read(0) == b"x"
@@ -231,10 +226,10 @@ def test_an_error_of_a_data_node_is_not_taken_for_an_entry(folder: Folder) -> No
 # Stores that can't be used. ---------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_no_webhdfs_is_not_taken_for_an_empty_log(folder: Folder) -> None:
+def test_a_server_that_is_no_webhdfs_is_asked_again_and_not_taken_for_an_empty_log(folder: Folder) -> None:
     CommitLog.open(folder.store(), "query")
     folder.proxy.disturb_all("GET", Answer(404, b"<html>nothing here</html>"))
-    with pytest.raises(OperatorRequired, match="404, not an answer of WebHDFS"):
+    with pytest.raises(Retriable, match="404, not an answer of WebHDFS"):
         CommitLog.open(folder.store(), "query")
 
 
@@ -332,7 +327,7 @@ def test_no_credential_is_in_what_is_shown_or_written(folder: Folder) -> None:
             away_store = twopc.open_store(away, **options)
             for call in (away_store.slots, lambda store=away_store: store.put_if_absent(0, b"x")):
                 fail(call)
-    echoed = remote_exception(403, "SecurityException", f"the token {token} is expired")
+    echoed = hdfs_error(403, "SecurityException", f"the token {token} is expired")
     for answer in (echoed, Answer(500), Answer(403), Lost.REPLY):
         folder.proxy.disturb_all("PUT", answer)
         folder.proxy.disturb_all("GET", answer)

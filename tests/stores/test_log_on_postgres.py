@@ -71,6 +71,11 @@ class Place:
             yield other
             other.rollback()
 
+    def require_standbys(self, standbys: str) -> None:
+        """Have the server wait for these standbys from now on."""
+        self.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{standbys}'")
+        self.ask("SELECT pg_reload_conf()")
+
     def waiting(self, event: str) -> list[int]:
         """The sessions that wait for a lock of another transaction (``transactionid``), or a standby (``SyncRep``)."""
         return [pid for (pid,) in self.ask("SELECT pid FROM pg_stat_activity WHERE wait_event = %s", event)]
@@ -323,17 +328,6 @@ def test_a_server_that_is_killed_during_an_insert_leaves_the_decision_in_doubt_a
 
 @pytest.mark.long
 @pytest.mark.crash
-def test_entries_outlive_a_killed_server(own_place: Place) -> None:
-    log = CommitLog.open(own_place.store(), "query")
-    log.decide(FIRST)
-    own_place.server.kill()
-    own_place.server.start()
-    assert answered(TEST_TIMEOUT_S, read_tail, own_place.store()) == (1, log.tail)
-    log.decide(Decision(Round(1, 1), {}))  # the connections of this process were lost with it
-
-
-@pytest.mark.long
-@pytest.mark.crash
 def test_a_server_that_is_away_may_be_asked_again(own_place: Place) -> None:
     store = own_place.store()
     own_place.server.kill()
@@ -349,8 +343,7 @@ def away(own_place: Place) -> Callable[[], None]:
     """From its call on the server waits for a standby that is not there."""
 
     def leave() -> None:
-        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
-        own_place.ask("SELECT pg_reload_conf()")
+        own_place.require_standbys("standby")
         until(lambda: _waits(own_place))  # sessions know the setting before they keep to it
 
     return leave
@@ -360,11 +353,6 @@ def _waits(place: Place) -> bool:
     with cancelling(place), sessions.connect(place.server.conninfo, autocommit=True) as connection:
         prove_current(connection)
         return bool(connection.unreplicated)
-
-
-def come_back(place: Place) -> None:
-    place.ask("ALTER SYSTEM SET synchronous_standby_names = ''")
-    place.ask("SELECT pg_reload_conf()")
 
 
 @contextmanager
@@ -399,7 +387,7 @@ def test_a_decision_whose_wait_for_a_standby_was_ended_is_in_doubt_until_the_sta
     assert own_place.ask("SELECT count(*) FROM {} WHERE slot = 1") == [(1,)]  # on this server alone
     with pytest.raises(Retriable):
         CommitLog.open(own_place.store(), "query")
-    come_back(own_place)
+    own_place.require_standbys("")
     assert answered(TEST_TIMEOUT_S, CommitLog.open, own_place.store(), "query").tail.decided == 0
 
 
@@ -415,7 +403,7 @@ def test_a_slot_that_is_taken_on_this_server_alone_is_not_called_taken(
         own_place.ask("INSERT INTO {} VALUES ('orders', 1, 'of another')")
     with pytest.raises(Retriable):
         store.put_if_absent(1, b"mine")
-    come_back(own_place)
+    own_place.require_standbys("")
     with pytest.raises(FileExistsError):
         answered(TEST_TIMEOUT_S, store.put_if_absent, 1, b"mine")
 
@@ -464,7 +452,7 @@ def test_a_server_that_was_replaced_is_not_believed_that_its_newest_entry_is_the
     away()
     with pytest.raises(Retriable):
         log.verify()
-    come_back(own_place)
+    own_place.require_standbys("")
     answered(TEST_TIMEOUT_S, log.verify)
 
 
@@ -473,8 +461,7 @@ def test_a_server_that_was_replaced_is_not_believed_that_its_newest_entry_is_the
 def test_a_standby_is_not_read_until_it_is_promoted_and_then_has_every_decision(own_place: Place) -> None:
     primary = own_place.server
     with Standby(primary) as standby:
-        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
-        own_place.ask("SELECT pg_reload_conf()")
+        own_place.require_standbys("standby")
         until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
         log = CommitLog.open(own_place.store(), "query")
         log.decide(FIRST)
@@ -519,8 +506,7 @@ def _rows(server: PostgresServer) -> int:
 @pytest.mark.usefixtures("impatient")
 def test_a_driver_that_still_asks_the_old_server_after_a_failover_gets_no_listing(own_place: Place) -> None:
     with Standby(own_place.server) as standby:
-        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
-        own_place.ask("SELECT pg_reload_conf()")
+        own_place.require_standbys("standby")
         until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'sync'"))
         zombie = CommitLog.open(own_place.store(), "query")
         standby.promote()
@@ -772,8 +758,7 @@ def test_standbys_that_need_not_acknowledge_are_found(names: str, may_spare: boo
 @pytest.mark.long
 def test_a_server_that_can_commit_without_one_of_its_named_standbys_is_warned_of(own_place: Place) -> None:
     with Standby(own_place.server):
-        own_place.ask("ALTER SYSTEM SET synchronous_standby_names = 'ANY 1 (standby, other)'")
-        own_place.ask("SELECT pg_reload_conf()")
+        own_place.require_standbys("ANY 1 (standby, other)")
         until(lambda: own_place.ask("SELECT 1 FROM pg_stat_replication WHERE sync_state = 'quorum'"))
         [warned] = [check for check in own_place.store().check() if check.result is not CheckStatus.PASSED]
         assert (warned.check, "fence the old server" in warned.advice) == ("synchronous replication", True)

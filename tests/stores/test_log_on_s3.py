@@ -44,9 +44,6 @@ class TestLogOnS3(ObjectLogContract):
     def make_store(self) -> LogStore:
         return self.store()
 
-    def store(self) -> LogStore:
-        return open_store(self.bucket)
-
     def store_that_repeats(self, monkeypatch: pytest.MonkeyPatch) -> LogStore:  # of other clients
         return twopc.open_store(self.bucket.url("log"), **self.bucket.repeating)
 
@@ -55,24 +52,8 @@ class TestLogOnS3(ObjectLogContract):
             "s3://bucket/log", **{**self.bucket.storage_options, "endpoint_url": f"http://{server}"}
         )
 
-    def url_at(self, place: str) -> str:
-        return f"s3://{place}"
-
     def race(self) -> list[str]:
         return race(self.writers, self.bucket.url("log"), **self.bucket.repeating)
-
-    def names(self) -> list[str]:
-        return [key.removeprefix("log/") for key in self.bucket.objects()]
-
-
-@pytest.mark.long
-def test_a_coordinator_takes_a_store_with_options_in_the_place_of_a_url(bucket: Bucket) -> None:
-    sink = twopc.testing.MemorySink(twopc.testing.MemoryTarget())
-    with twopc.Coordinator({"sink": sink}, open_store(bucket), owner="query") as coordinator:
-        coordinator.run(0, lambda _: [])
-    tail = read_tail(open_store(bucket))
-    assert tail is not None
-    assert (tail[1].kind, tail[1].decided) == ("close", 0)
 
 
 @pytest.mark.long

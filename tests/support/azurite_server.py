@@ -9,8 +9,6 @@ import base64
 import functools
 import os
 import subprocess
-import urllib.error
-import urllib.request
 import uuid
 from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
@@ -84,6 +82,8 @@ class AzuriteServer(ServerProcess):
         key: the key of the account.
     """
 
+    _asked = f"/{ACCOUNT}?comp=list"
+
     def __init__(self, folder: Path, *, is_durable: bool = False) -> None:
         self._folder = folder
         self._is_durable = is_durable
@@ -144,19 +144,6 @@ class AzuriteServer(ServerProcess):
             env={**os.environ, **environment},
             cwd=self._folder,
         )
-
-    def mend(self, error: str) -> int:  # a block list is put as a whole
-        """Repair nothing, as an operator has nothing to repair after ``error``."""
-        return 0
-
-    def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.endpoint_url}/{ACCOUNT}?comp=list", timeout=5).close()  # noqa: S310
-        except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
-            return False
-        return True
 
 
 def repeat(monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool) -> None:

@@ -5,9 +5,7 @@ object's metadata in a rewrite. Unlike Google, it ignores the condition of a rew
 limits, and forgets open uploads when it is killed.
 """
 
-import contextlib
 import os
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,8 @@ BUILD_AT_MOST_S = 1200
 
 class GcsServer(ServerProcess):
     """A server that keeps its objects in a folder: they outlive a kill."""
+
+    _asked = "/_internal/healthcheck"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,16 +57,6 @@ class GcsServer(ServerProcess):
         from twopc.stores.gcs import gcs_client  # needs gcsfs, which an environment for other stores may lack
 
         gcs_client(self.storage_options).mkdir(name)
-
-    def mend(self, error: str) -> int:
-        """Repair nothing: a kill breaks nothing that an operator would mend."""
-        return 0
-
-    def _answers(self) -> bool:
-        url = f"{self.endpoint_url}/_internal/healthcheck"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310
-            return True
-        return False
 
 
 def gcs_server(folder: Path) -> GcsServer:

@@ -1,6 +1,5 @@
 """A real HDFS from its Maven artifacts: a NameNode and a DataNode, each a process of its own that survives a kill."""
 
-import contextlib
 import functools
 import getpass
 import json
@@ -8,7 +7,6 @@ import os
 import shutil
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,19 +56,15 @@ def jars() -> tuple[Path, ...]:
 class _Daemon(ServerProcess):
     """One of the two processes."""
 
+    _asked = "/jmx?qry=none"
+
     def __init__(self, name: str, main: str, folder: Path, port: int) -> None:
         self._name, self.main, self._folder = name, main, folder
-        self.port = port
+        self.port = self._port = port
         self.log = folder / f"{name}.log"
 
     def start(self) -> None:
         self._start(self._name, bound(*command(self._folder, self.main)), self.log, START_TIMEOUT_S)
-
-    def _answers(self) -> bool:
-        url = f"http://127.0.0.1:{self.port}/jmx?qry=none"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
-            return True
-        return False
 
 
 @functools.cache
@@ -206,10 +200,6 @@ class HdfsServer(Startable):
         """Start the NameNode again if somebody has killed it."""
         if not self.name_node.is_running:
             self.start()
-
-    def mend(self, error: str) -> int:
-        """Do nothing: nothing needs repair."""
-        return 0
 
     def close(self) -> None:
         """End the cluster and remove its data."""

@@ -85,6 +85,11 @@ def gcs_error(status: int, message: str = "as the test asked") -> Answer:
     return Answer(status, body.encode(), (("Content-Type", "application/json"),))
 
 
+def hdfs_error(status: int, exception: str, message: str = "as the test asked") -> Answer:
+    """Return the reply of WebHDFS with an exception of Java."""
+    return Answer(status, json.dumps({"RemoteException": {"exception": exception, "message": message}}).encode())
+
+
 @dataclass(frozen=True, slots=True)
 class _Plan:
     matches: Callable[[Request], bool]

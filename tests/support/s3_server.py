@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import sys
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from tests.support.server_process import ServerProcess
@@ -21,6 +19,8 @@ START_TIMEOUT_S = 60.0
 class S3Server(ServerProcess):
     """A server that keeps objects in memory: they are gone with its process."""
 
+    _asked = "/moto-api/data.json"
+
     def __init__(self, log: Path) -> None:
         self._log = log
         self._port = free_port()
@@ -33,11 +33,6 @@ class S3Server(ServerProcess):
     def start(self) -> None:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
         self._start("moto's server", command, self._log, START_TIMEOUT_S)
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint_url}/moto-api/data.json", timeout=5):  # noqa: S310
-            return True
-        return False
 
 
 def without_credentials(monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,6 +25,10 @@ class Startable:
         """End the server for good."""
         raise NotImplementedError
 
+    def mend(self, error: str) -> int:  # a kill breaks nothing in most servers
+        """Do what an operator does after ``error``. Return the number of repairs."""
+        return 0
+
     def __enter__(self) -> Self:
         try:
             self.start()
@@ -36,10 +42,12 @@ class Startable:
 
 
 class ServerProcess(Startable):
-    """A server that is ended by its own process id, and may be started again."""
+    """A server that is ended by its own process id, and may be started again. It answers when a request for the
+    path ``_asked`` is answered, or refused."""
 
     _process: subprocess.Popen[bytes] | None = None
     _port: int
+    _asked = "/"
 
     @property
     def endpoint_url(self) -> str:
@@ -51,7 +59,13 @@ class ServerProcess(Startable):
         return {name: value for name, value in vars(self).items() if name != "_process"}
 
     def _answers(self) -> bool:
-        raise NotImplementedError
+        try:
+            urllib.request.urlopen(f"{self.endpoint_url}{self._asked}", timeout=5).close()  # noqa: S310
+        except urllib.error.HTTPError as error:
+            return error.code < 500
+        except OSError:
+            return False
+        return True
 
     def _start(self, name: str, command: list[str], log: Path, timeout_s: float, **options: Any) -> None:
         """Run ``command``, and return when the server answers. ``name`` is for errors, ``options`` for ``Popen``."""

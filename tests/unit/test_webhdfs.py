@@ -1,5 +1,6 @@
 """What answers of WebHDFS, and their absence, mean."""
 
+import datetime as dt
 import errno
 import json
 import socket
@@ -45,12 +46,19 @@ def test_a_refusal_means_what_its_exception_is(status: int, exception: str, numb
 
 
 @pytest.mark.parametrize(
-    ("status", "number"), [(404, errno.EAGAIN), (403, errno.EACCES), (500, errno.EAGAIN), (503, errno.EAGAIN)]
+    ("status", "number"),
+    [(404, errno.EBUSY), (403, errno.EACCES), (500, errno.EBUSY), (501, errno.ENOSYS), (503, errno.EBUSY)],
 )
 def test_an_answer_of_another_server_never_means_that_a_file_is_missing(status: int, number: int) -> None:
     failure = _failure(answer(status, b"<html>"))
     assert failure is not None
     assert failure[0] == number
+
+
+def test_the_time_of_a_file_is_a_moment_whatever_the_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(WebHdfs, "info", lambda *_: {"modificationTime": 1_700_000_000_250})
+    modified = WebHdfs("127.0.0.1", skip_instance_cache=True).modified("/log/19.compact")
+    assert (modified.utcoffset(), modified.timestamp()) == (dt.timedelta(0), 1_700_000_000.25)
 
 
 def test_an_answer_that_was_cut_off_is_no_success() -> None:

@@ -16,7 +16,7 @@ from twopc.stores.errors import NotSynced, Unusable
 from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
 
 A_READ = 1024 * 1024
-"""How many bytes are asked for at a time where a file may have up to so many times as many."""
+"""How many bytes one read asks for, where the caller limits the size of a file."""
 
 _TRIALS = 3
 """The number of attempts of a trial. Another process's trial may just have removed the folder that it had made."""
@@ -29,8 +29,8 @@ _REFUSED = (
 """Permanent refusals of a file system."""
 
 _WITHOUT_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""Replies to the first hard link of a file where there are none: of a disk, of a kernel, of a filesystem in user space
-such as a mounted bucket, and where a file may have one name. link(2)."""
+"""Errors of link(2) that mean that there are no hard links: from a disk, from a kernel, from a filesystem in user space
+such as a mounted bucket, and where a file may have only one name."""
 
 
 class LocalFolder(Folder):
@@ -153,7 +153,7 @@ class SyncedFile(io.BufferedWriter):
             raise NotSynced(errno.EIO, "a file was not synced", str(self._path))
 
     def discard(self) -> None:
-        """Close the file without a sync, and without what was not flushed: it goes away."""
+        """Close a file that is no longer wanted, without a flush or a sync."""
         self.raw.close()
 
     def __del__(self) -> None:
@@ -162,7 +162,7 @@ class SyncedFile(io.BufferedWriter):
 
 
 def discard(stream: IO[bytes]) -> None:
-    """Close a stream to a file that goes away: without a sync if it has one."""
+    """Close a stream to a file that is no longer wanted, without a sync."""
     if isinstance(stream, SyncedFile):
         stream.discard()
     else:
@@ -208,7 +208,7 @@ def make_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def folder_for_a_trial(folder: Path) -> Iterator[None]:
-    """Have ``folder`` for the block. Folders that were missing, and are still empty, are removed again."""
+    """Make ``folder`` for the block. Afterwards, folders that were missing before are removed if they are empty."""
     missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
     make_folder(folder)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import threading
@@ -52,7 +53,8 @@ _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
     (FileExistsError, errno.EEXIST),
     (PermissionError, errno.EACCES),
-    ((TimeoutError, ConnectionError), errno.ETIMEDOUT),
+    ((TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
+    (OSError, errno.EAGAIN),  # no subclass, no errno: HTTP libraries raise it for a failed request
 )
 
 
@@ -66,6 +68,19 @@ class _RemoteFolder(Folder):
         self.path = path.rstrip("/")
         self._is_tried = False
 
+    def names(self) -> list[str]:
+        self.fs.invalidate_cache()
+        return self._see(names_in(self.fs, self.path))
+
+    def read(self, name: str) -> bytes:
+        with _answers_of_s3():
+            data: bytes = self.fs.cat_file(self._file(name))
+        return data
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), _answers_of_s3():
+            self.fs.rm_file(self._file(name))
+
     def put_if_absent(self, name: str, data: bytes) -> None:
         if not self._is_tried:
             self.try_put_if_absent()
@@ -74,6 +89,9 @@ class _RemoteFolder(Folder):
     @abstractmethod
     def _create(self, name: str, data: bytes) -> None:
         """Create the file, or raise FileExistsError."""
+
+    def _written_s(self, name: str) -> float:
+        return float(self.fs.modified(self._file(name)).timestamp())
 
     def _file(self, name: str) -> str:
         return f"{self.path}/{name}"
@@ -84,21 +102,8 @@ class ObjectFolder(_RemoteFolder):
 
     _one_at_a_time = threading.Lock()
 
-    def names(self) -> list[str]:
-        self.fs.invalidate_cache()
-        return self._see(names_in(self.fs, self.path))
-
-    def read(self, name: str) -> bytes:
-        with _answers_of_s3():
-            data: bytes = self.fs.cat_file(self._file(name))
-        return data
-
     def replace(self, name: str, data: bytes) -> None:
         self.fs.pipe_file(self._file(name), data)
-
-    def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError), _answers_of_s3():
-            self.fs.rm_file(self._file(name))
 
     def sync(self, name: str) -> None:
         """Do nothing: a stored object is durable."""
@@ -140,9 +145,6 @@ class ObjectFolder(_RemoteFolder):
                 raise FileExistsError(errno.EEXIST, "exists", path) from error
             raise
 
-    def _written_s(self, name: str) -> float:
-        return float(self.fs.modified(self._file(name)).timestamp())
-
 
 class RenamingFolder(_RemoteFolder):
     """A folder on HDFS, whose rename to a name that exists fails.
@@ -151,26 +153,12 @@ class RenamingFolder(_RemoteFolder):
     on as many DataNodes as ``dfs.namenode.replication.min`` asks for, which have synced it (``WebHdfs.create``).
     """
 
-    def names(self) -> list[str]:
-        try:
-            return self._see([file["pathSuffix"] for file in self.fs.ls(self.path, detail=True)])
-        except FileNotFoundError:
-            return []
-
-    def read(self, name: str) -> bytes:
-        data: bytes = self.fs.cat_file(self._file(name))
-        return data
-
     def put_if_absent(self, name: str, data: bytes) -> None:
         super().put_if_absent(name, data)
         self._remove_leftovers(name)
 
     def replace(self, name: str, data: bytes) -> None:
         self._create(name, data, replaces=True)
-
-    def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file(self._file(name))
 
     def sync(self, name: str) -> None:  # noqa: ARG002  # the journal has every name
         """Make ``name`` survive a power cut, whoever created it.
@@ -182,41 +170,23 @@ class RenamingFolder(_RemoteFolder):
 
     def try_put_if_absent(self) -> None:
         """Try as ``Folder`` describes, and remove the folders that the trial made."""
+        probe = hidden(PROBE)
         try:
-            missing = self._missing_folders()
-            fault = self._fault_of_one_trial()
+            with folder_for_a_trial(self.fs, self.path):
+                try:
+                    fault = self._fault_of_a_trial(self._create, probe)
+                finally:
+                    with contextlib.suppress(OSError):  # costs room, nothing else
+                        self.fs.rm_file(self._file(probe))
         except (PermissionError, NotADirectoryError) as error:
             raise Unusable(f"nothing may be written there ({error})") from error
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.EINVAL):
                 raise
             raise Unusable(f"its server or its client has no rename that refuses ({error})") from error
-        for made in missing:
-            with contextlib.suppress(OSError):  # in use by now
-                self.fs.rmdir(made)
         if fault:
             raise Unusable(fault)
         self._is_tried = True
-
-    def _missing_folders(self) -> list[str]:
-        missing, path = [], self.path
-        while path:
-            try:
-                self.fs.info(path)
-            except FileNotFoundError:
-                missing.append(path)
-                path = path.rpartition("/")[0]
-            else:
-                break
-        return missing
-
-    def _fault_of_one_trial(self) -> str | None:
-        probe = hidden(PROBE)
-        try:
-            return self._fault_of_a_trial(self._create, probe)
-        finally:
-            with contextlib.suppress(OSError):  # costs room, nothing else
-                self.fs.rm_file(self._file(probe))
 
     def _create(self, name: str, data: bytes, replaces: bool = False) -> None:
         aside = self._file(hidden(ASIDE))
@@ -244,9 +214,6 @@ class RenamingFolder(_RemoteFolder):
         except FileNotFoundError as error:  # a proxy repeated the request, or the aside was removed as an old one
             raise OSError(errno.EAGAIN, error.strerror) from error
 
-    def _written_s(self, name: str) -> float:
-        return float(self.fs.info(self._file(name))["modificationTime"]) / 1000
-
 
 def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingFolder:
     """Return the folder at ``path``, as the fsspec file system ``fs`` names it. Makes no request."""
@@ -256,6 +223,28 @@ def durable_folder(fs: Any, path: str) -> LocalFolder | ObjectFolder | RenamingF
 def folder_at_store(fs: Any, path: str) -> ObjectFolder | RenamingFolder:
     """Return the folder at ``path`` of a file system that is not a disk. Makes no request."""
     return RenamingFolder(fs, path) if RENAMES_EXCLUSIVELY & {*_protocols(fs)} else ObjectFolder(fs, path)
+
+
+@contextlib.contextmanager
+def folder_for_a_trial(fs: Any, folder: str) -> Iterator[None]:
+    """Leave no folder behind that a trial in ``folder`` makes. After the block, folders that were missing before are
+    removed if they are empty."""
+    missing = []
+    while folder:
+        try:
+            fs.info(folder)
+        except FileNotFoundError:
+            missing.append(folder)
+            folder = folder.rpartition("/")[0]
+        else:
+            break
+    try:
+        yield
+    finally:
+        for made in missing:
+            with contextlib.suppress(OSError):  # in use by now
+                if not fs.ls(made, detail=False):  # some clients would remove what is in it, too
+                    fs.rmdir(made)
 
 
 def names_in(fs: Any, folder: str) -> list[str]:
@@ -277,11 +266,16 @@ def meaning(fs: Any, error: Exception) -> OSError:
         from twopc.stores.s3 import translate  # needs the package botocore
 
         return translate(error)
+    if "memory" in protocols and not isinstance(error, OSError):
+        error = OSError(f"{type(error).__name__}: {error}")  # it can't list a folder while another thread deletes in it
+    return by_kind(error)
+
+
+def by_kind(error: Exception) -> OSError:
+    """Translate an error of any client, by its errno, else by its class."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
     number = next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
-    if "memory" in protocols and not isinstance(error, OSError):
-        number = errno.EAGAIN  # it can't list a folder while another thread deletes in it
     return OSError(number, f"{type(error).__name__}: {error}")
 
 

@@ -10,6 +10,7 @@ credential.
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 import re
 import time
@@ -21,7 +22,7 @@ import requests
 from fsspec.implementations.webhdfs import WebHDFile, WebHDFS
 from requests.adapters import HTTPAdapter
 
-from twopc.stores.errors import is_untrusted
+from twopc.stores.errors import is_untrusted, of_status
 from twopc.stores.fsspec_internals import behind_proxy, path_of
 
 TIMEOUTS_S = (10.0, 60.0)
@@ -59,12 +60,6 @@ _BY_STATUS = {400: errno.EINVAL, 401: errno.EACCES, 403: errno.EAGAIN, 404: errn
 
 _BETWEEN_ZONES = "encryption zone"
 """In the text of the IOException for a rename into or out of one (EncryptionZoneManager.checkMoveValidity)."""
-
-# Of a server in between, or of one that is no WebHDFS. Its 404 does not mean that a file is missing, but that nobody is
-# behind it for now.
-_WITHOUT_EXCEPTION = dict.fromkeys((401, 403), errno.EACCES) | dict.fromkeys(
-    (404, 408, 429, 500, 502, 503, 504), errno.EAGAIN
-)
 
 _TOKEN = re.compile(r"\b(delegation|token)=[^&\s'\")]*", re.IGNORECASE)
 """In a URL. A NameNode puts a token of its own into the URL of a DataNode."""
@@ -133,6 +128,10 @@ class WebHdfs(WebHDFS):  # type: ignore[misc]  # fsspec has no types
         """Set the modification time of a folder or file to now, an edit that the NameNode always journals."""
         self._call("SETTIMES", "put", path, modificationtime=str(time.time_ns() // 1_000_000))
 
+    def modified(self, path: str) -> dt.datetime:
+        """Return when a file was modified. Older releases of fsspec, such as 2025.12, raise NotImplementedError."""
+        return dt.datetime.fromtimestamp(self.info(path)["modificationTime"] / 1000, dt.timezone.utc)
+
     def rmdir(self, path: str) -> None:
         """Remove an empty folder."""
         self.rm(path, recursive=False)
@@ -190,7 +189,8 @@ class _Session(requests.Session):
 
 
 def _without_an_answer(error: requests.RequestException) -> tuple[int, str]:
-    """Return what an error means that has the URL in its text, but not at its root."""
+    """Return the errno and the text of a request without an answer. The text is that of the root of the error, as those
+    above it have the URL."""
     root: BaseException = error
     while deeper := root.__cause__ or root.__context__:
         root = deeper
@@ -217,7 +217,8 @@ def _failure(answer: requests.Response) -> tuple[int, str] | None:
         remote = answer.json()["RemoteException"]
         name, text = str(remote["exception"]), str(remote["message"]).partition("\n")[0]
     except (ValueError, LookupError, TypeError):
-        number = _WITHOUT_EXCEPTION.get(answer.status_code, errno.EIO)
+        # Of a server in between, or of one that is no WebHDFS. A 404 means that nobody is behind it for now.
+        number = errno.EBUSY if answer.status_code == 404 else of_status(answer.status_code)
         return number, f"HTTP status {answer.status_code}, not an answer of WebHDFS"
     number = _BY_EXCEPTION.get(name) or _BY_STATUS.get(answer.status_code, errno.EIO)
     if name == "IOException" and _BETWEEN_ZONES in text:

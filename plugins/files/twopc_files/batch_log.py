@@ -21,7 +21,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
 from twopc.failures import mapped
@@ -61,11 +61,13 @@ class CommittedFile:
 
 
 class LogFormat(Protocol):
-    """The contents of an entry."""
+    """The contents of an entry.
 
-    @property
-    def folder(self) -> str:
-        """The log's folder below the sink's own. Starts with an underscore, which hides it."""
+    Attributes:
+        folder: the log's folder below the sink's own. Starts with an underscore, which hides it.
+    """
+
+    folder: ClassVar[str]
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
         """Return the bytes of an entry."""

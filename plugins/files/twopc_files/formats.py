@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from abc import ABC, abstractmethod
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -82,9 +83,17 @@ class Lent(io.RawIOBase):
         if self._error is not None:
             raise self._error
 
-    def end(self) -> None:
-        """Drop all further data, such as the footer of a writer that is discarded."""
+    def finish(self, writer: Any) -> None:
+        """Have ``writer`` write the end of the file."""
+        writer.close()
+        self.check()
+
+    def discard(self, writer: Any) -> None:
+        """End ``writer``, and drop what it still writes, such as a footer. If it were left open, it would write that
+        when it is garbage-collected."""
         self._file = None
+        with contextlib.suppress(Exception):
+            writer.close()
 
 
 def check_schema(kind: Format, schema: pa.Schema) -> None:

@@ -3,7 +3,6 @@ of plain text, of which a record is a line."""
 
 from __future__ import annotations
 
-import contextlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -73,14 +72,11 @@ class Lines:
 
     def finish(self) -> None:
         """End the compressed stream, if there is one."""
-        self._stream.close()
-        self._lent.check()
+        self._lent.finish(self._stream)
 
     def discard(self) -> None:
         """End the stream without writing to the file."""
-        self._lent.end()
-        with contextlib.suppress(Exception):
-            self._stream.close()
+        self._lent.discard(self._stream)
 
 
 # Plain text. ----------------------------------------------------------------------------------------------------------

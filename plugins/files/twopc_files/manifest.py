@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 from fsspec.implementations.local import LocalFileSystem
@@ -19,10 +19,7 @@ class Manifest:
     """The manifest's format: a line with the version and the owner, then one line per file with its path, size,
     records and the time of its listing."""
 
-    @property
-    def folder(self) -> str:
-        """The log's folder, which readers of the sink's folder skip."""
-        return "_manifest"
+    folder: ClassVar[str] = "_manifest"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
         """Return the bytes of an entry. Its paths are relative, so the folder can be moved or copied together with its

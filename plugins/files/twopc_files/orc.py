@@ -16,10 +16,8 @@ The nullability of columns is lost, because ORC does not record it.
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 import io
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -92,8 +90,8 @@ class OrcRecords:
     def __init__(self, kind: Orc, file: Output, schema: pa.Schema) -> None:
         self._lent = Lent(file)
         self._writer = kind.writer(self._lent)
-        leaves = sum(type_.num_fields == 0 for type_ in _types(schema))
-        self.fixed_bytes = COLUMN_BYTES * leaves
+        leaves = [part for field in schema for part in parts(field) if part.type.num_fields == 0]
+        self.fixed_bytes = COLUMN_BYTES * len(leaves)
         self.held_bytes = self.kept_bytes = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -109,22 +107,11 @@ class OrcRecords:
 
     def finish(self) -> None:
         """Write the last stripe and the footer."""
-        self._writer.close()
-        self._lent.check()
-        self.held_bytes = 0
+        self._lent.finish(self._writer)
 
     def discard(self) -> None:
         """Release held records."""
-        self._lent.end()
-        with contextlib.suppress(Exception):
-            self._writer.close()
-
-
-def _types(schema: pa.Schema) -> Iterator[pa.DataType]:
-    """Yield the types of all columns, and all types nested in them."""
-    for field in schema:
-        for part in parts(field):
-            yield part.type
+        self._lent.discard(self._writer)
 
 
 def _without_surprises(column: pa.Array) -> pa.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,13 +108,9 @@ class ParquetRecords(RowGroups):
     def finish(self) -> None:
         """Write the last row group and the footer."""
         self.flush()
-        self._writer.close()
-        self._lent.check()
+        self._lent.finish(self._writer)
 
     def discard(self) -> None:
         """Release the held batches. No error of the file is raised."""
         super().discard()
-        self._lent.end()
-        # If it were left open, the writer would write its footer when it is garbage-collected.
-        with contextlib.suppress(Exception):
-            self._writer.close()
+        self._lent.discard(self._writer)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import quote, unquote
 
 import orjson
@@ -33,12 +33,8 @@ class SparkMetadata:
             characters.
     """
 
+    folder: ClassVar[str] = "_spark_metadata"  # where Spark looks for it
     url: str
-
-    @property
-    def folder(self) -> str:
-        """The folder in which Spark looks for the log."""
-        return "_spark_metadata"
 
     def encode(self, owner: str, files: Sequence[CommittedFile]) -> bytes:
         """Return the bytes of an entry. Its owner and digest are in fields that Spark does not know, on a line about a

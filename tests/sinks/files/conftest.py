@@ -30,6 +30,15 @@ ON_AZURE = pytest.param("azure", marks=pytest.mark.long)
 ON_GCS = pytest.param("gcs", marks=[pytest.mark.long, pytest.mark.timeout(BUILD_AT_MOST_S)])
 ON_HDFS = pytest.param("hdfs", marks=[pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)])
 
+
+def voted(sink: FileSink, records: pa.RecordBatch, batch_id: int = 0, partition: int = 0) -> Committable:
+    """What a participant that is gone has pre-committed, read back from a log."""
+    with Participant({"orders": sink}, Round(1, batch_id), partition=partition) as participant:
+        participant.write("orders", records)
+        vote = participant.pre_commit()
+    return Committable.from_json(json.loads(json.dumps(vote["orders"].to_json())))
+
+
 MakeSink: TypeAlias = "Callable[..., FileSink]"
 PreCommit: TypeAlias = "Callable[..., Committable]"
 
@@ -88,10 +97,7 @@ def pre_commit(make_sink: MakeSink) -> PreCommit:
 
     def run(batch: pa.RecordBatch | None = None, batch_id: int = 0, partition: int = 0, **options: str) -> Committable:
         rows = pa.record_batch({"value": ["a", "b"]}) if batch is None else batch
-        with Participant({"orders": make_sink(**options)}, Round(1, batch_id), partition=partition) as participant:
-            participant.write("orders", rows)
-            vote = participant.pre_commit()
-        return Committable.from_json(json.loads(json.dumps(vote["orders"].to_json())))
+        return voted(make_sink(**options), rows, batch_id, partition)
 
     return run
 
@@ -119,11 +125,7 @@ class Place:
         return self.sink()._store
 
     def pre_commit(self, *values: str, batch_id: int = 0, partition: int = 0, log_id: str = "log") -> Committable:
-        """What a participant that is gone has pre-committed, read back from a log."""
-        with Participant({"orders": self.sink(log_id)}, Round(1, batch_id), partition=partition) as participant:
-            participant.write("orders", pa.record_batch({"value": list(values or "ab")}))
-            vote = participant.pre_commit()
-        return Committable.from_json(json.loads(json.dumps(vote["orders"].to_json())))
+        return voted(self.sink(log_id), pa.record_batch({"value": list(values or "ab")}), batch_id, partition)
 
     @property
     def fs(self) -> Any:

@@ -48,7 +48,8 @@ def in_duckdb(type_: pa.DataType, is_base64: bool) -> str:  # noqa: PLR0911  # o
     if types.is_list(type_):
         return f"{in_duckdb(type_.value_type, is_base64)}[]"
     if types.is_struct(type_):
-        return f"STRUCT({', '.join(f'{field.name} {in_duckdb(field.type, is_base64)}' for field in type_)})"
+        fields = (f'"{field.name}" {in_duckdb(field.type, is_base64)}' for field in type_)
+        return f"STRUCT({', '.join(fields)})"
     if types.is_map(type_):
         return f"MAP({in_duckdb(type_.key_type, is_base64)}, {in_duckdb(type_.item_type, is_base64)})"
     if types.is_decimal(type_):
@@ -75,7 +76,7 @@ def in_duckdb(type_: pa.DataType, is_base64: bool) -> str:  # noqa: PLR0911  # o
 
 
 def by_duckdb(format: str, path: str, schema: pa.Schema) -> pa.Table:
-    columns = ", ".join(f"{field.name}: '{in_duckdb(field.type, format == 'json')}'" for field in schema)
+    columns = ", ".join(f"\"{field.name}\": '{in_duckdb(field.type, format == 'json')}'" for field in schema)
     sql = {
         "parquet": f"read_parquet('{path}')",
         "json": f"read_json('{path}', columns = {{{columns}}}, format = 'newline_delimited')",

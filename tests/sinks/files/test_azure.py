@@ -22,13 +22,10 @@ from tests.sinks.files.uploads import (
     upload,
 )
 from tests.support.azurite_server import AzuriteServer, repeat
-from tests.support.http_proxy import Answer, Changed, HttpProxy, Lost, azure_error
+from tests.support.http_proxy import Answer, HttpProxy, Lost, azure_error
 from twopc import Participant, Round
 from twopc.errors import ConfigurationError, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
-from twopc_files import committed_files
-from twopc_files.batch_log import CommittedFile
 from twopc_files.file_names import FileHandle
-from twopc_files.spark_metadata import spark_metadata
 from twopc_files.stores.azure import MARK, Azure, block_id
 
 
@@ -76,6 +73,7 @@ class TestUploadsOfAzure(UploadContract, RemovalContract):
     part = ("PUT", "comp=block&")
     creation = ("PUT", ".staged")
     busy = azure_error(503, "ServerBusy")
+    accepted = Answer(201)
     denied = azure_error(403, "AuthorizationPermissionMismatch", "not for you")
     unauthenticated = azure_error(403, "AuthenticationFailed", "who are you")
     parts_of_nothing = ()
@@ -107,15 +105,14 @@ class TestUploadsOfAzure(UploadContract, RemovalContract):
     )
     removals = ((busy, Retriable), (azure_error(500, "InternalError"), Retriable), (denied, OperatorRequired))
 
+    def put(self, place: Place, target: str, contents: bytes, owner: str) -> None:
+        azure_of(place).call(target, "upload_blob", contents, metadata={MARK: owner}, overwrite=True)
+
 
 def azure_of(place: Place) -> Azure:
     store = place.store
     assert isinstance(store, Azure)
     return store
-
-
-def put(place: Place, contents: bytes, **metadata: str) -> None:
-    azure_of(place).call(TARGET, "upload_blob", contents, metadata=metadata, overwrite=True)
 
 
 def test_a_folder_may_be_the_top_of_a_container(azure: Place) -> None:
@@ -180,26 +177,15 @@ def test_a_file_that_is_rolled_back_after_the_look_is_not_published(azure: Place
     assert azure.targets() == []
 
 
-@pytest.mark.parametrize("foreign", [{}, {MARK: "another"}], ids=["no mark", "another's"])
-def test_a_foreign_blob_that_comes_between_look_and_publication_is_not_overwritten(
-    foreign: dict[str, str], azure: Place
-) -> None:
+def test_a_foreign_blob_that_comes_between_look_and_publication_is_not_overwritten(azure: Place) -> None:
     handle = upload(azure, b"abc")
     store = azure_of(azure)
     seen = store.look(handle)
-    put(azure, b"xyz", **foreign)
+    store.call(TARGET, "upload_blob", b"xyz", overwrite=True)
     with pytest.raises(OSError, match="has not appeared as this transaction's file"):
         store.publish(handle, seen)
     assert store.look(handle).is_foreign
     assert azure.fs.cat_file(azure.path(TARGET)) == b"xyz"
-
-
-def test_a_blob_of_another_length_with_the_transactions_mark_is_in_doubt(azure: Place) -> None:
-    committable = azure.pre_commit()
-    file = the_file(committable)
-    azure_of(azure).call(file.target, "upload_blob", b"x", metadata={MARK: committable.transaction_id}, overwrite=True)
-    with pytest.raises(OutcomeUnknown, match="has 1 bytes"):
-        azure.sink().commit(committable)
 
 
 def test_credentials_that_azure_refuses_are_refused_before_anything_is_written(
@@ -255,18 +241,6 @@ def test_a_task_that_goes_on_after_its_file_was_swept_is_vetoed(azure: Place) ->
     assert azure.files() == []
 
 
-def test_a_batch_is_listed_in_its_logs_when_it_is_complete(azure: Place) -> None:
-    sink = azure.sink(batch_logs="spark,manifest")
-    sink.open()
-    committable = azure.pre_commit()
-    sink.commit(committable)
-    assert committed_files(azure.url, azure.storage_options) == []
-    sink.complete(0, [committable])
-    target = the_file(committable).target
-    assert committed_files(azure.url, azure.storage_options) == [f"{azure.url}/{target}"]
-    assert target in azure.fs.cat_file(azure.path("_spark_metadata/1")).decode()
-
-
 def test_the_trial_object_of_a_killed_process_is_removed_from_the_folder_of_a_batch_log(
     azure: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,23 +266,3 @@ def test_a_server_that_accepts_and_stays_silent_is_waited_for_as_the_options_say
         assert time.monotonic() - began_s < READ_TIMEOUT
     azure.sink().commit(committable)
     assert azure.values() == ["a", "b"]
-
-
-@pytest.mark.parametrize("logs", ["spark", "manifest"])
-def test_a_server_that_ignores_the_condition_keeps_no_log_of_complete_batches(
-    logs: str, azure: Place, azurite: AzuriteServer, proxy: HttpProxy
-) -> None:
-    signature = f"SharedAccessSignature={azurite.signature('rwdlac')}"  # a key signs the condition
-    place = Place(azure.url, {"connection_string": azurite.connection_string(proxy.url, signature)})
-    proxy.disturb_all("PUT", Changed(without_headers=frozenset({"if-none-match"})))
-    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*overwrites"):
-        place.sink(batch_logs=logs).open()
-    assert azure.files() == []
-
-
-@pytest.mark.parametrize("cloud", ["core.windows.net", "core.chinacloudapi.cn"])
-def test_sparks_log_of_complete_batches_names_files_as_hadoop_does(cloud: str) -> None:
-    of_cloud = f"AccountName=account;AccountKey=a2V5;BlobEndpoint=https://account.blob.{cloud}"
-    fs, folder = Azure("az://container/data/orders", {"connection_string": of_cloud}).located()
-    entry = spark_metadata(fs, folder, "owner")._format.encode("owner", [CommittedFile("part-0.json", 1)])
-    assert f'"abfss://container@account.dfs.{cloud}/data/orders/part-0.json"'.encode() in entry

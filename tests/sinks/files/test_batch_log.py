@@ -5,15 +5,12 @@ import errno
 import io
 import itertools
 import os
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
-import fsspec
 import pandas as pd
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -24,11 +21,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 from pyarrow.fs import LocalFileSystem as LocalArrowFileSystem
 
+from tests.sinks.files.conftest import Place
 from tests.support.observing import Killed
-from tests.support.raising import raising
-from tests.support.s3_server import S3Server
 from twopc.errors import ConfigurationError, CorruptLog, OperatorRequired, Retriable
-from twopc.stores.disk import LocalFolder
 from twopc.stores.remote import ObjectFolder
 from twopc_files import committed_files
 from twopc_files.batch_log import BatchLog, CommittedFile
@@ -36,7 +31,6 @@ from twopc_files.manifest import manifest
 from twopc_files.sink import FileSink
 from twopc_files.spark_metadata import spark_metadata
 
-PATH_CALLS = ("iterdir", "unlink", "mkdir", "open")
 CALLS = ("ls", "cat_file", "pipe_file", "rm_file", "modified", "find")
 
 
@@ -77,6 +71,13 @@ class Store:
     def log(self, owner: str = "twopc.log.orders.", fs: Any = None, kept_for_s: float = 0) -> BatchLog:
         return self.make(fs or self.fs, self.folder, owner, kept_for_s)
 
+    def begun(self, **given: Any) -> BatchLog:
+        """Open the log, and create it if it is missing, as before the first commit of an incarnation."""
+        log = self.log(**given)
+        log.open()
+        log.begin()
+        return log
+
     def commit(self, *names: str) -> list[CommittedFile]:
         """Files that readers of the folder see."""
         self.fs.makedirs(self.folder, exist_ok=True)
@@ -105,9 +106,7 @@ class Store:
             self.fs.pipe_file(f"{path}/{name}", data)
 
     def complete(self, *batch_ids: int) -> None:
-        log = self.log()
-        log.open()
-        log.begin()
+        log = self.begun()
         for batch_id in batch_ids:
             log.complete(batch_id, self.batch(batch_id))
 
@@ -137,9 +136,7 @@ def disk(make: Any, tmp_path: Path) -> Store:
 
 
 def test_a_batch_is_listed_when_it_is_complete_and_all_at_once(store: Store) -> None:
-    log = store.log()
-    log.open()
-    log.begin()
+    log = store.begun()
     assert store.listed() == []
     files = store.batch(0)
     assert store.listed() == []
@@ -150,9 +147,7 @@ def test_a_batch_is_listed_when_it_is_complete_and_all_at_once(store: Store) -> 
 
 
 def test_an_empty_batch_has_an_entry_too(store: Store) -> None:
-    log = store.log()
-    log.open()
-    log.begin()
+    log = store.begun()
     log.complete(0, [])
     log.complete(1, store.batch(1))
     assert store.listed() == names(1)
@@ -168,9 +163,7 @@ def test_every_tenth_entry_lists_everything_and_older_ones_are_removed(store: St
 
 
 def test_entries_stay_for_a_while_because_a_reader_may_be_at_them(store: Store) -> None:
-    log = store.log(kept_for_s=600)
-    log.open()
-    log.begin()
+    log = store.begun(kept_for_s=600)
     for batch_id in range(45):
         log.complete(batch_id, store.batch(batch_id))
     assert len(store.entries()) == 46
@@ -178,9 +171,7 @@ def test_entries_stay_for_a_while_because_a_reader_may_be_at_them(store: Store) 
 
 def test_neither_the_entries_nor_the_calls_a_batch_grow_with_the_number_of_batches(store: Store) -> None:
     fs = stepwise(store.kind)
-    log = store.log(fs=fs)
-    log.open()
-    log.begin()
+    log = store.begun(fs=fs)
     calls, entries = [], []
     for batch_id in range(240):
         before = fs.steps.taken
@@ -274,12 +265,6 @@ def prepare(store: Store, through: int | None, batch_id: int) -> list[CommittedF
     return store.batch(batch_id)
 
 
-def run(log: BatchLog, batch_id: int, files: list[CommittedFile]) -> None:
-    log.open()
-    log.begin()
-    log.complete(batch_id, files)
-
-
 @pytest.mark.variants
 @CASES
 def test_a_crash_between_any_two_steps_and_a_repeat_are_as_no_crash(
@@ -287,61 +272,25 @@ def test_a_crash_between_any_two_steps_and_a_repeat_are_as_no_crash(
 ) -> None:
     files = prepare(store, through, batch_id)
     start = store.entries()
-    run(store.log(), batch_id, files)
+    store.begun().complete(batch_id, files)
     expected = without_times(store.entries(), store.log())
     for step in itertools.count(1):
         store.restore(start)
         fs = stepwise(store.kind)
         fs.steps.before = kill_at(step)
         try:
-            run(store.log(fs=fs), batch_id, files)
+            store.begun(fs=fs).complete(batch_id, files)
         except Killed:
             seen = store.listed() if store.entries() else ["old"]
             assert "old" in seen
             assert len({path in seen for path in names(batch_id)}) == 1 or through is None, f"half a batch after {step}"
-            run(store.log(), batch_id, files)
+            store.begun().complete(batch_id, files)
         else:
             break
         after = without_times(store.entries(), store.log())
         unpruned = {name: paths for name, paths in after.items() if name in expected}
         assert unpruned == expected, f"killed before step {step}"
     assert step > 5
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize(("through", "batch_id"), [(None, 0), (8, 9), (28, 29)])
-def test_a_crash_between_any_two_system_calls_leaves_no_half_entry(
-    through: int | None, batch_id: int, disk: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = prepare(disk, through, batch_id)
-    start = disk.entries()
-    run(disk.log(), batch_id, files)
-    expected = without_times(disk.entries(), disk.log())
-    for step in itertools.count(1):
-        disk.restore(start)
-        fs = stepwise(disk.kind)
-        fs.steps.before = kill_at(step)
-        with monkeypatch.context() as patched:
-            names_of_calls = [(os, "fsync"), (os, "link"), *((Path, name) for name in PATH_CALLS)]
-            for module, name in names_of_calls:
-                patched.setattr(module, name, stepped(fs.steps, getattr(module, name)))
-            try:
-                run(disk.log(fs=fs), batch_id, files)
-                break
-            except Killed:
-                pass
-        run(disk.log(), batch_id, files)
-        after = without_times(disk.entries(), disk.log())
-        assert {name: paths for name, paths in after.items() if name in expected} == expected
-    assert step >= 10
-
-
-def stepped(steps: Steps, call: Callable[..., Any]) -> Callable[..., Any]:
-    def take(*arguments: Any, **keywords: Any) -> Any:
-        steps.take()
-        return call(*arguments, **keywords)
-
-    return take
 
 
 @pytest.mark.variants
@@ -369,7 +318,7 @@ def test_a_zombie_that_wakes_in_mid_call_changes_nothing_that_a_reader_needs(
 
         zombie = stepwise(store.kind)
         zombie.steps.before = newer
-        run(store.log(fs=zombie), batch_id, files)
+        store.begun(fs=zombie).complete(batch_id, files)
         if not needed:
             break
         assert sorted(store.listed()) == sorted(["old", *names(*range(batch_id + ahead))]), f"woke before step {step}"
@@ -422,9 +371,7 @@ def test_an_error_of_the_store_is_told_and_the_repeat_completes_the_batch(
             put(*arguments, **keywords)
         raise error
 
-    log, files = store.log(fs=fs), store.batch(8)
-    log.open()
-    log.begin()
+    log, files = store.begun(fs=fs), store.batch(8)
     fs.pipe_file = fail
     with pytest.raises(expected, match="batch 8 is committed, and can't be listed") as told:
         log.complete(8, files)
@@ -544,35 +491,6 @@ def test_a_start_removes_what_killed_processes_left_an_hour_ago(store: Store, mo
     assert not store.fs.exists(left)
 
 
-def test_a_disk_without_hard_links_is_refused(disk: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", raising(OSError(errno.EOPNOTSUPP, "Operation not supported")))
-    with pytest.raises(ConfigurationError, match=r"can't be kept at .*no hard links"):
-        disk.log().open()
-
-
-def test_an_entry_on_a_disk_is_synced_before_it_has_its_name_and_its_folder_afterwards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    fsync, link = os.fsync, os.link
-
-    def record_fsync(descriptor: int) -> None:
-        calls.append(os.readlink(f"/proc/self/fd/{descriptor}"))  # noqa: PTH115
-        fsync(descriptor)
-
-    def record_link(source: Path, target: Path) -> None:
-        calls.append("link")
-        link(source, target)
-
-    monkeypatch.setattr(os, "fsync", record_fsync)
-    monkeypatch.setattr(os, "link", record_link)
-    LocalFolder(tmp_path).put_if_absent("7", b"data")
-    [*_, aside, linked, folder] = calls
-    assert aside.endswith(".aside")
-    assert (linked, folder) == ("link", str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["7"]
-
-
 def test_a_repeated_call_syncs_the_folder_because_the_first_may_have_died_before_it_could(
     disk: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -592,9 +510,7 @@ def test_an_entry_whose_name_could_not_be_synced_stops_the_query_although_the_ne
     disk: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk.complete(0)
-    log, fsync, failures = disk.log(), os.fsync, [OSError(errno.EIO, "Input/output error")]
-    log.open()
-    log.begin()
+    log, fsync, failures = disk.begun(), os.fsync, [OSError(errno.EIO, "Input/output error")]
 
     def fail_once(descriptor: int) -> None:
         if failures and os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
@@ -607,84 +523,20 @@ def test_an_entry_whose_name_could_not_be_synced_stops_the_query_although_the_ne
     for _ in range(2):  # a kernel reports a failed write-back once
         with pytest.raises(OperatorRequired, match=r"name was not synced.*start the query again"):
             log.complete(1, disk.batch(1))
-    log = disk.log()
-    log.open()
-    log.begin()
-    log.complete(1, disk.batch(1))
+    disk.begun().complete(1, disk.batch(1))
     assert disk.listed() == names(0, 1)
 
 
-def test_what_killed_writers_wrote_aside_is_removed_after_an_hour_and_not_before(disk: Store) -> None:
-    disk.complete(0)
-    killed_long_ago, may_only_be_slow = (Path(disk.log().path) / f".{name}.aside" for name in "ab")
-    for aside, age_s in ((killed_long_ago, 3700), (may_only_be_slow, 3500)):
-        aside.write_bytes(b"half an ent")
-        os.utime(aside, (time.time() - age_s,) * 2)
-    log = disk.log()
-    log.open()  # makes nothing, as the log is there
-    log.complete(1, disk.batch(1))
-    assert not killed_long_ago.exists()
-    assert may_only_be_slow.exists()
-
-
-def one_winner(put: Callable[[bytes], None]) -> list[bytes]:
-    start, won = threading.Barrier(8), []
-
-    def race(data: bytes) -> None:
-        start.wait()
-        with contextlib.suppress(FileExistsError):
-            put(data)
-            won.append(data)
-
-    threads = [threading.Thread(target=race, args=(bytes([number]),)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return won
-
-
-def test_of_eight_that_put_one_name_on_a_disk_one_wins(tmp_path: Path) -> None:
-    [won] = one_winner(lambda data: LocalFolder(tmp_path).put_if_absent("7", data))
-    assert (tmp_path / "7").read_bytes() == won
-
-
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with S3Server(tmp_path_factory.mktemp("s3") / "log") as server:
-        yield server
-
-
 @pytest.mark.long
-def test_on_s3_the_log_names_files_as_spark_opens_them(s3: S3Server, make: Any) -> None:
-    bucket = f"b{uuid.uuid4().hex}"
-    store = Store(lambda: fsspec.filesystem("s3", **s3.storage_options), f"{bucket}/orders", make)
-    store.fs.mkdir(bucket)
-    store.commit("day=a b/old")
-    store.complete(*range(13))
-    assert store.listed() == ["day=a b/old", *names(*range(13))]
-    if make is spark_metadata:
-        lines = store.entries()["9.compact"].split(b"\n")
-        assert f'"path":"s3a://{bucket}/orders/day=a%20b/old"'.encode() in lines[2]
-    # One after the other: moto's server looks and puts in two steps.
-    folder = ObjectFolder(store.fs, bucket)
-    folder.put_if_absent("7", b"a")
-    with pytest.raises(FileExistsError):
-        folder.put_if_absent("7", b"b")
-    assert store.fs.cat_file(f"{bucket}/7") == b"a"
-
-
-@pytest.mark.long
-def test_on_s3_readers_open_what_the_manifest_lists(s3: S3Server) -> None:
-    fs, bucket, content = fsspec.filesystem("s3", **s3.storage_options), f"b{uuid.uuid4().hex}", io.BytesIO()
-    fs.mkdir(bucket)
+def test_on_s3_readers_open_what_the_manifest_lists(s3: Place) -> None:
+    fs, content = s3.fs, io.BytesIO()
     pq.write_table(pa.table({"value": [1]}), content)
     for day in ("1", "2"):
-        fs.pipe_file(f"{bucket}/orders/day={day}/part.parquet", content.getvalue())
-    manifest(fs, f"{bucket}/orders", "twopc.log.orders.").begin()
-    fs.pipe_file(f"{bucket}/orders/day=3/part.parquet", content.getvalue())
-    files = committed_files(f"s3://{bucket}/orders", s3.storage_options)
-    assert files == [f"s3://{bucket}/orders/day={day}/part.parquet" for day in (1, 2)]
+        fs.pipe_file(s3.path(f"day={day}/part.parquet"), content.getvalue())
+    manifest(*s3.store.located(), "twopc.log.orders.").begin()
+    fs.pipe_file(s3.path("day=3/part.parquet"), content.getvalue())
+    files = committed_files(s3.url, s3.storage_options)
+    assert files == [f"{s3.url}/day={day}/part.parquet" for day in (1, 2)]
     expected = [{"value": 1, "day": 1}, {"value": 1, "day": 2}]
     assert ds.dataset(files, filesystem=fs, partitioning="hive").to_table().to_pylist() == expected
     assert pd.read_parquet(files, filesystem=fs).astype(int).to_dict("records") == expected

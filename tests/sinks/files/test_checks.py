@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.sinks.files.conftest import ON_HDFS
 from twopc import CheckResult, Round
 from twopc.checks import CheckStatus
 from twopc_files.stores.s3 import S3
@@ -20,12 +21,13 @@ def examined(place: Any, result: CheckStatus, **options: str) -> list[CheckResul
 
 
 def test_every_store_passes_and_is_as_it_was(place: Any) -> None:
-    assert examined(place, CheckStatus.FAILED) == examined(place, CheckStatus.WARNING) == []
-    assert place.files() == []
-    place.pre_commit("a")
-    staged = place.files()
-    assert examined(place, CheckStatus.FAILED) == []
-    assert place.files() == staged
+    logs = {} if place.url.startswith("hdfs:") else {"batch_logs": "spark,manifest"}
+    for values in ([], ["a"]):
+        for value in values:
+            place.pre_commit(value)
+        before = place.files()
+        assert {check.result for check in place.sink(**logs).check()} == {CheckStatus.PASSED}
+        assert place.files() == before
 
 
 @pytest.mark.parametrize("store", ["local", "memory", "renaming"])
@@ -38,11 +40,11 @@ def test_what_a_killed_rehearsal_left_is_removed(store: str, request: pytest.Fix
     assert place.files() == []
 
 
-def test_folders_that_are_not_there_are_not_left_behind(local: Any, renaming: Any, tmp_path: Path) -> None:
-    before = list(tmp_path.rglob("*"))
-    for place in (local, renaming):
-        assert examined(place, CheckStatus.FAILED) == []
-    assert list(tmp_path.rglob("*")) == before
+@pytest.mark.parametrize("store", ["local", "renaming", ON_HDFS])
+def test_folders_that_are_not_there_are_not_left_behind(store: str, request: pytest.FixtureRequest) -> None:
+    place = request.getfixturevalue(store)
+    assert examined(place, CheckStatus.FAILED) == []
+    assert not place.fs.exists(place.path("").rsplit("/", 2)[0])
 
 
 def test_a_folder_that_can_not_be_made_fails_by_its_name(tmp_path: Path, make_sink: Any) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,23 +12,43 @@ import pytest
 
 from tests.sinks.files.conftest import MakeSink, PreCommit
 from tests.support.raising import raising
-from twopc import Committable, Participant, Round
+from twopc import Committable, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Refused, Retriable, TransactionLost
+from twopc_files.file_names import FileHandle, decidable_files, target_name
 
 
-def the_file(committable: Committable) -> dict[str, Any]:
-    """What its handle says of its one file."""
-    files: Any = committable.handle["files"]
-    [file] = files
-    return dict(file)
+@dataclass(frozen=True)
+class Decided:
+    """A transaction of batch 7 with one file, which is decided and not committed."""
+
+    folder: Path
+    sink: MakeSink
+    committable: Committable
+
+    @property
+    def handle(self) -> FileHandle:
+        [file] = decidable_files(self.committable)
+        return file
+
+    @property
+    def pending(self) -> Path:
+        return self.folder / "_twopc" / self.handle.pending
+
+    @property
+    def target(self) -> Path:
+        return self.folder / self.handle.target
+
+    def commit(self) -> None:
+        """Commit it by a process of its own, as far as it knows."""
+        self.sink().commit(self.committable)
+
+    def rows(self) -> int:
+        return int(pq.read_table(self.target).num_rows)
 
 
-def pending_path(folder: Path, committable: Committable) -> Path:
-    return folder / "_twopc" / str(the_file(committable)["staged"])
-
-
-def target_path(folder: Path, committable: Committable) -> Path:
-    return folder / str(the_file(committable)["target"])
+@pytest.fixture
+def decided(folder: Path, make_sink: MakeSink, pre_commit: PreCommit) -> Decided:
+    return Decided(folder, make_sink, pre_commit(batch_id=7))
 
 
 @pytest.fixture
@@ -50,15 +71,13 @@ def syscalls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_pre_commit_syncs_the_file_and_then_its_folder_before_it_votes_yes(
-    folder: Path, pre_commit: PreCommit, syscalls: list[str]
+    syscalls: list[str], decided: Decided
 ) -> None:
-    committable = pre_commit()
-    file, staging, parent = pending_path(folder, committable), folder / "_twopc", folder
-    assert syscalls[-3:] == [f"sync {file}", f"sync {staging}", f"sync {parent}"]
+    assert syscalls[-3:] == [f"sync {path}" for path in (decided.pending, decided.folder / "_twopc", decided.folder)]
 
 
 def test_pre_commit_syncs_the_file_when_all_of_it_is_written(
-    folder: Path, pre_commit: PreCommit, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     sizes: list[int] = []
     fsync = os.fsync
@@ -68,29 +87,26 @@ def test_pre_commit_syncs_the_file_when_all_of_it_is_written(
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", record_size)
-    committable = pre_commit()
-    assert the_file(committable)["bytes"] in sizes
-    assert the_file(committable)["bytes"] == pending_path(folder, committable).stat().st_size
+    decided: Decided = request.getfixturevalue("decided")
+    assert decided.handle.size_bytes in sizes
+    assert decided.handle.size_bytes == decided.pending.stat().st_size
 
 
-def test_commit_renames_and_then_syncs_both_folders(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, syscalls: list[str]
+def test_commit_renames_and_then_syncs_both_folders_also_where_the_rename_is_that_of_a_killed_process(
+    decided: Decided, syscalls: list[str]
 ) -> None:
-    committable = pre_commit()
-    syscalls.clear()
-    make_sink().commit(committable)
-    rename = f"rename {pending_path(folder, committable)} {target_path(folder, committable)}"
-    assert syscalls == [rename, f"sync {folder}", f"sync {folder / '_twopc'}"]
+    for renames in ([f"rename {decided.pending} {decided.target}"], []):
+        syscalls.clear()
+        decided.commit()
+        assert syscalls == [*renames, f"sync {decided.folder}", f"sync {decided.folder / '_twopc'}"]
 
 
-def test_a_repeated_commit_syncs_again_because_the_first_may_have_died_before_it_could(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, syscalls: list[str]
-) -> None:
-    committable = pre_commit()
-    pending_path(folder, committable).rename(target_path(folder, committable))
-    syscalls.clear()
-    make_sink().commit(committable)
-    assert syscalls == [f"sync {folder}", f"sync {folder / '_twopc'}"]
+def test_committed_files_sort_by_batch_then_by_partition_and_then_by_number(make_sink: MakeSink) -> None:
+    pool = make_sink().transactional_ids
+    orders = [(batch, partition, number) for batch in (2, 9, 10) for partition in (2, 11) for number in (2, 10)]
+    ids = [pool.allocate(Round(30 - batch, batch), partition) for batch, partition, _ in orders]
+    names = [target_name(each, number, "day=1", ".json") for each, (_, _, number) in zip(ids, orders, strict=True)]
+    assert sorted(names) == names
 
 
 def test_a_commit_syncs_every_folder_down_to_the_file_whoever_made_them(
@@ -108,136 +124,81 @@ def test_a_commit_syncs_every_folder_down_to_the_file_whoever_made_them(
     assert synced[-4:] == [f"sync {folder / below}" for below in ("a=1/b=2", "a=1", ".", "_twopc")]
 
 
-def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    make_sink().commit(committable)
-    (folder / "_twopc").rmdir()
-    make_sink().commit(committable)
-    assert target_path(folder, committable).is_file()
+def test_a_repeated_commit_succeeds_when_the_empty_staging_folder_was_removed(decided: Decided) -> None:
+    decided.commit()
+    (decided.folder / "_twopc").rmdir()
+    decided.commit()
+    assert decided.rows() == 2
 
 
-def test_committed_files_sort_by_batch_and_then_by_partition(pre_commit: PreCommit) -> None:
-    targets = [str(the_file(pre_commit(batch_id=b, partition=p))["target"]) for b in (2, 10, 9) for p in (11, 2)]
-    assert targets[0].startswith("part-00000000000000000002-00011-")
-    assert [name[:31] for name in sorted(targets)] == [
-        f"part-{batch:020d}-{partition:05d}" for batch in (2, 9, 10) for partition in (2, 11)
-    ]
-
-
-def test_two_attempts_at_one_partition_get_two_files(make_sink: MakeSink) -> None:
-    targets = set()
-    for log_id, incarnation, serial in [("log", 1, 0), ("log", 1, 1), ("log", 9, 0), ("log2", 1, 0)]:
-        sink = make_sink(log_id)
-        with Participant({"orders": sink}, Round(incarnation, 4), partition=0, serial=serial) as participant:
-            participant.write("orders", pa.record_batch({"value": ["a"]}))
-            targets.add(the_file(participant.pre_commit()["orders"])["target"])
-    assert len(targets) == 4
-
-
-def test_a_file_that_has_the_targets_name_is_never_overwritten(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit(batch_id=7)
-    target, staged = target_path(folder, committable), pending_path(folder, committable)
-    target.write_text("somebody else's")
-    with pytest.raises(OperatorRequired) as error:
-        make_sink().commit(committable)
-    assert target.read_text() == "somebody else's"
-    assert staged.exists()
-    for part in (str(target), str(staged), "batch 7", committable.transaction_id):
-        assert part in str(error.value)
-    target.rename(folder / "moved-away")
-    make_sink().commit(committable)
-    assert pq.read_table(target).num_rows == 2
-
-
-def test_a_dangling_link_with_the_targets_name_is_never_overwritten(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    target_path(folder, committable).symlink_to("nowhere")
+def test_a_dangling_link_with_the_targets_name_is_never_overwritten(decided: Decided) -> None:
+    decided.target.symlink_to("nowhere")
     with pytest.raises(OperatorRequired):
-        make_sink().commit(committable)
-    assert target_path(folder, committable).is_symlink()
+        decided.commit()
+    assert decided.target.is_symlink()
 
 
 @pytest.mark.advice("and neither file exists")
-def test_a_lost_transaction_is_named_with_its_files_its_records_and_what_to_check(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit(batch_id=7)
-    target, staged = target_path(folder, committable), pending_path(folder, committable)
-    copy = staged.rename(folder / "copy")
-    with pytest.raises(TransactionLost, match="and neither file exists") as error:
-        make_sink().commit(committable)
-    for part in ("batch 7", committable.transaction_id, str(target), str(staged), "2 records", "'path'"):
-        assert part in str(error.value)
-    copy.rename(staged)
-    make_sink().commit(committable)
-    assert target.exists()
+def test_a_lost_file_is_committed_when_it_is_put_back(decided: Decided) -> None:
+    copy = decided.pending.rename(decided.folder / "copy")
+    with pytest.raises(TransactionLost, match="and neither file exists"):
+        decided.commit()
+    copy.rename(decided.pending)
+    decided.commit()
+    assert decided.rows() == 2
 
 
 @pytest.mark.advice("and the store does not report whether it is committed")
 @pytest.mark.parametrize("has_mount_point", [False, True])
-def test_a_folder_that_is_not_mounted_is_in_doubt_and_not_lost(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, has_mount_point: bool
-) -> None:
-    committable = pre_commit()
-    folder.rename(folder.with_name("unmounted"))
+def test_a_folder_that_is_not_mounted_is_in_doubt_and_not_lost(has_mount_point: bool, decided: Decided) -> None:
+    folder = decided.folder
+    disk = folder.rename(folder.with_name("unmounted"))
     if has_mount_point:
         folder.mkdir()
     with pytest.raises(
         OutcomeUnknown, match=r"does not report whether it is committed: .*mounted.* start the query again"
     ):
-        make_sink().commit(committable)
+        decided.commit()
     if has_mount_point:
         folder.rmdir()  # it is empty
-    folder.with_name("unmounted").rename(folder)
-    make_sink().commit(committable)
-    assert target_path(folder, committable).exists()
+    disk.rename(folder)
+    decided.commit()
+    assert decided.rows() == 2
 
 
 @pytest.mark.advice("another program changed it, or the store lost a part")
-@pytest.mark.parametrize("place", [pending_path, target_path], ids=["staged", "target"])
-def test_a_file_of_another_length_is_in_doubt_until_it_is_restored(
-    place: Any, folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    whole = pending_path(folder, committable).read_bytes()
-    pending_path(folder, committable).unlink()
-    place(folder, committable).write_bytes(whole[:-1])
+@pytest.mark.parametrize("place", ["pending", "target"])
+def test_a_file_of_another_length_is_in_doubt_until_it_is_restored(place: str, decided: Decided) -> None:
+    file, whole = getattr(decided, place), decided.pending.read_bytes()
+    decided.pending.unlink()
+    file.write_bytes(whole[:-1])
     with pytest.raises(OutcomeUnknown, match=f"{len(whole)} bytes.* Restore the file from a copy and start the query"):
-        make_sink().commit(committable)
-    assert place(folder, committable).read_bytes() == whole[:-1]
-    place(folder, committable).write_bytes(whole)
-    make_sink().commit(committable)
-    assert pq.read_table(target_path(folder, committable)).num_rows == 2
+        decided.commit()
+    assert file.read_bytes() == whole[:-1]
+    file.write_bytes(whole)
+    decided.commit()
+    assert decided.rows() == 2
 
 
 def test_two_processes_that_commit_one_transaction_at_once_both_succeed(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+    decided: Decided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committable = pre_commit()
-    staged, target = pending_path(folder, committable), target_path(folder, committable)
-    lstat = Path.lstat
+    pending, target, lstat = decided.pending, decided.target, Path.lstat
 
     def other_process_is_quicker(path: Path) -> os.stat_result:
         status = lstat(path)
-        if path == staged:
-            os.rename(staged, target)  # noqa: PTH104
+        if path == pending:
+            os.rename(pending, target)  # noqa: PTH104
         return status
 
     monkeypatch.setattr(Path, "lstat", other_process_is_quicker)
-    make_sink().commit(committable)
-    assert pq.read_table(target).num_rows == 2
+    decided.commit()
+    assert decided.rows() == 2
 
 
 def test_a_rename_that_finds_the_file_gone_is_repeated_and_finds_it_committed(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
+    decided: Decided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committable = pre_commit()
     rename = os.rename
 
     def other_process_is_quicker(source: str, target: str) -> None:
@@ -247,18 +208,17 @@ def test_a_rename_that_finds_the_file_gone_is_repeated_and_finds_it_committed(
     with monkeypatch.context() as patched:
         patched.setattr(os, "rename", other_process_is_quicker)
         with pytest.raises(Retriable):
-            make_sink().commit(committable)
-    make_sink().commit(committable)
-    assert pq.read_table(target_path(folder, committable)).num_rows == 2
-
-
-def failing(number: int) -> Any:
-    return raising(OSError(number, os.strerror(number)))
+            decided.commit()
+    decided.commit()
+    assert decided.rows() == 2
 
 
 @pytest.mark.parametrize(
     ("call", "number", "expected"),
     [
+        ("lstat", errno.ESTALE, Retriable),
+        ("lstat", errno.EACCES, OperatorRequired),
+        ("lstat", errno.EIO, OutcomeUnknown),
         ("rename", errno.EBUSY, Retriable),
         ("rename", errno.ESTALE, Retriable),
         ("rename", errno.ENOSPC, Retriable),
@@ -274,51 +234,23 @@ def failing(number: int) -> Any:
     ids=lambda value: errno.errorcode[value] if isinstance(value, int) else getattr(value, "__name__", value),
 )
 def test_an_error_of_the_file_system_is_never_a_success_and_a_later_commit_completes(
-    call: str,
-    number: int,
-    expected: type[Exception],
-    folder: Path,
-    pre_commit: PreCommit,
-    make_sink: MakeSink,
-    monkeypatch: pytest.MonkeyPatch,
+    call: str, number: int, expected: type[Exception], decided: Decided, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    committable = pre_commit(batch_id=7)
     with monkeypatch.context() as patched:
-        patched.setattr(os, call, failing(number))
+        patched.setattr(Path if call == "lstat" else os, call, raising(OSError(number, os.strerror(number))))
         with pytest.raises(expected) as error:
-            make_sink().commit(committable)
+            decided.commit()
     assert type(error.value) is expected
     assert "batch 7" in str(error.value)
     assert os.strerror(number) in str(error.value)
-    make_sink().commit(committable)
-    assert pq.read_table(target_path(folder, committable)).num_rows == 2
+    decided.commit()
+    assert decided.rows() == 2
 
 
-@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
-def test_a_file_that_cant_be_looked_at_is_not_taken_for_gone(
-    number: int, pre_commit: PreCommit, make_sink: MakeSink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable = pre_commit()
-    monkeypatch.setattr(Path, "lstat", failing(number))
-    with pytest.raises((Retriable, OperatorRequired)) as error:
-        make_sink().commit(committable)
-    assert not isinstance(error.value, TransactionLost)
-
-
-def test_what_participants_wrote_on_another_disk_is_vetoed(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    pending_path(folder, committable).unlink()
-    with pytest.raises(Refused, match="same disk"):
-        make_sink().seal([committable], age_s=0)
-
-
-def test_a_pending_file_that_is_cut_off_is_vetoed(folder: Path, pre_commit: PreCommit, make_sink: MakeSink) -> None:
-    committable = pre_commit()
-    os.truncate(pending_path(folder, committable), 3)
+def test_a_pending_file_that_is_cut_off_is_vetoed(decided: Decided) -> None:
+    os.truncate(decided.pending, 3)
     with pytest.raises(Refused, match="has 3 bytes"):
-        make_sink().seal([committable], age_s=0)
+        decided.sink().seal([decided.committable], age_s=0)
 
 
 def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> None:
@@ -331,36 +263,26 @@ def test_a_name_that_is_too_long_for_the_disk_is_vetoed(make_sink: MakeSink) -> 
 
 
 def test_a_handle_that_leads_to_no_pending_file_of_its_transaction_is_refused_and_touches_no_file(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
+    decided: Decided, pre_commit: PreCommit
 ) -> None:
-    committable = pre_commit()
     pre_commit(partition=1)
-    (folder.parent / "secret").write_text("keep")
-    before = sorted(folder.parent.rglob("*"))
-    for staged in ("../../secret", "/etc/passwd", ".twopc.log.orders.1.0.1.0.0-0.staged", None):
-        hostile = Committable(committable.transaction_id, {"files": [{**the_file(committable), "staged": staged}]}, 2)
-        for refuse in (make_sink().commit, make_sink().abort):
+    (decided.folder.parent / "secret").write_text("keep")
+    before = sorted(decided.folder.parent.rglob("*"))
+    names = ("../../secret", "/etc/passwd", ".twopc.log.orders.1.0.1.0.0-0.staged", None)
+    named: list[Any] = [[{**decided.handle.to_json(), "staged": staged}] for staged in names]
+    for files in (*named, None, [], "x", [7], {}):
+        hostile = Committable(decided.committable.transaction_id, {"files": files}, 2)
+        for refuse in (decided.sink().commit, decided.sink().abort):
             with pytest.raises(CorruptLog, match="No file was touched"):
                 refuse(hostile)
-        assert sorted(folder.parent.rglob("*")) == before
+        assert sorted(decided.folder.parent.rglob("*")) == before
 
 
-@pytest.mark.parametrize("files", [None, [], "x", [7], {}], ids=repr)
-def test_a_handle_without_files_is_refused(files: Any, pre_commit: PreCommit, make_sink: MakeSink) -> None:
-    committable = Committable(pre_commit().transaction_id, {"files": files}, 2)
-    for refuse in (make_sink().commit, make_sink().abort):
-        with pytest.raises(CorruptLog):
-            refuse(committable)
-
-
-def test_a_transaction_id_with_a_path_in_it_is_refused(
-    folder: Path, pre_commit: PreCommit, make_sink: MakeSink
-) -> None:
-    committable = pre_commit()
-    victim = folder / "_twopc" / ".x" / "victim-0.staged"
+def test_a_transaction_id_with_a_path_in_it_is_refused(decided: Decided) -> None:
+    victim = decided.folder / "_twopc" / ".x" / "victim-0.staged"
     victim.parent.mkdir()
     victim.touch()
-    hostile = Committable("x/victim", {"files": [{**the_file(committable), "staged": ".x/victim-0.staged"}]}, 1)
+    files: list[Any] = [{**decided.handle.to_json(), "staged": ".x/victim-0.staged"}]
     with pytest.raises(CorruptLog):
-        make_sink().abort(hostile)
+        decided.sink().abort(Committable("x/victim", {"files": files}, 1))
     assert victim.exists()

@@ -69,6 +69,7 @@ def test_a_layout_is_made_of_text(options: dict[str, Any], expected: Layout) -> 
         ({"format": "xml"}, "'format' of the file sink must be one of parquet, json, csv, orc, text"),
         ({"format": ""}, "'format' of the file sink must be one of"),
         ({"compression": "lzo"}, "'compression' of the file sink must be one of none, snappy, gzip"),
+        ({"compression": ""}, "'compression' of the file sink must be one of"),
         ({"format": "json", "compression": "snappy"}, "'compression' of the file sink must be one of none, gzip, zstd"),
         ({"format": "orc", "compression": "gzip"}, "'compression' of the file sink must be one of none, snappy, zlib"),
         (

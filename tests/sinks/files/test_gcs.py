@@ -8,12 +8,11 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from tests.sinks.files.conftest import Place
-from tests.sinks.files.uploads import ID, MIB, TARGET, RemovalContract, the_file, upload
+from tests.sinks.files.conftest import Place, voted
+from tests.sinks.files.uploads import ID, MIB, TARGET, PublicationContract, RemovalContract, the_file, upload
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.http_proxy import Answer, HttpProxy, Lost, gcs_error
-from twopc import Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import (
     ConfigurationError,
@@ -27,7 +26,7 @@ from twopc.errors import (
 from twopc_files.file_names import FileHandle
 from twopc_files.outcomes import obstacle_seen
 from twopc_files.stores.gcs import Gcs
-from twopc_files.stores.store import Sight
+from twopc_files.stores.store import MARK, Sight
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
 
@@ -41,21 +40,19 @@ def one_proxy(gcs_server: GcsServer) -> Iterator[HttpProxy]:
 
 
 @pytest.fixture
-def proxy(one_proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> HttpProxy:
-    repeat_at_once(monkeypatch)
-    one_proxy.heal()
-    one_proxy.requests.clear()
-    return one_proxy
-
-
-@pytest.fixture
-def proxied(gcs: Place, proxy: HttpProxy) -> Place:
+def proxied(gcs: Place, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Place:
     """The folder as it is reached through the proxy."""
+    repeat_at_once(monkeypatch)
     return Place(gcs.url, {**gcs.storage_options, "endpoint_url": proxy.url})
 
 
-class TestRemovals(RemovalContract):
+class TestObjectsOfGcs(PublicationContract, RemovalContract):
+    publication = ("POST", "rewriteTo")
+    accepted = Answer(200, b'{"done": true}')
     removals = (*((gcs_error(status), Retriable) for status in (409, 429, 500, 503)), (FORBIDDEN, OperatorRequired))
+
+    def put(self, place: Place, target: str, contents: bytes, owner: str) -> None:
+        place.fs.pipe_file(place.path(target), contents, metadata={MARK: owner})
 
 
 def shown(error: BaseException) -> str:
@@ -76,9 +73,7 @@ def test_a_file_of_any_size_comes_out_as_it_was(size_bytes: int, gcs: Place) -> 
 def test_a_record_that_looks_like_the_end_of_a_request_is_written_as_it_is(gcs: Place) -> None:
     """gcsfs separates the parts of an upload of one request by ``--==0==``."""
     sink = gcs.sink(format="text")
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a", "--==0==--", "b"]}))
-        committable = participant.pre_commit()["orders"]
+    committable = voted(sink, pa.record_batch({"value": ["a", "--==0==--", "b"]}))
     sink.seal([committable], age_s=0)
     sink.commit(committable)
     [target] = gcs.targets()
@@ -218,17 +213,6 @@ def test_a_copy_of_the_pending_file_by_another_program_is_foreign(gcs: Place) ->
         gcs.sink().commit(committable)
 
 
-def test_a_rewrite_that_is_accepted_and_publishes_nothing_is_no_success_and_is_repeated(
-    proxied: Place, proxy: HttpProxy
-) -> None:
-    committable = proxied.pre_commit(batch_id=7)
-    proxy.disturb_next("POST", Answer(200, b'{"done": true}'))
-    with pytest.raises(Retriable, match=r"batch 7.*has not appeared"):
-        proxied.sink().commit(committable)
-    proxied.sink().commit(committable)
-    assert proxied.values() == ["a", "b"]
-
-
 def test_a_bucket_that_is_gone_is_in_doubt_and_not_lost(proxied: Place, proxy: HttpProxy) -> None:
     committable = proxied.pre_commit()
     proxy.disturb_all("GET", Answer(404))
@@ -319,17 +303,6 @@ def test_the_check_finds_that_objects_may_not_be_removed(proxied: Place, proxy: 
     [check] = proxied.sink().check()
     assert check.result is CheckStatus.FAILED
     assert "writer@project" in check.found
-
-
-def test_a_check_leaves_nothing(gcs: Place) -> None:
-    assert [check.result for check in gcs.sink(batch_logs="spark,manifest").check()] == [CheckStatus.PASSED] * 2
-    assert gcs.files() == []
-
-
-def test_a_server_that_ignores_conditions_keeps_no_log_of_complete_batches(proxied: Place, proxy: HttpProxy) -> None:
-    proxy.disturb_all("POST", Answer(200, b'{"size": "0"}'), "ifGenerationMatch")
-    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*overwrites"):
-        proxied.sink(batch_logs="manifest").open()
 
 
 def test_a_client_that_can_not_be_made_is_refused_at_the_start_without_its_secret(gcs: Place) -> None:

@@ -1,6 +1,5 @@
 """Files on a real HDFS: what is refused, nodes that are away, and logs of complete batches."""
 
-import json
 import traceback
 from collections.abc import Iterator
 from functools import partial
@@ -11,13 +10,11 @@ import pytest
 
 from tests.sinks.files.conftest import Place
 from tests.support.hdfs_server import TEST_AT_MOST_S, HdfsServer
-from tests.support.http_proxy import Answer, HttpProxy, Lost
+from tests.support.http_proxy import Answer, HttpProxy, Lost, hdfs_error
 from twopc import Committable, Participant, Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable, TransactionLost, TwoPhaseCommitError
-from twopc_files import committed_files
 from twopc_files.file_names import decidable_files
-from twopc_files.sink import FileSink
 
 TOKEN = "the-delegation-token"  # noqa: S105  # of nobody
 
@@ -29,46 +26,6 @@ def test_a_file_of_several_blocks_of_the_client_is_whole(hdfs: Place, monkeypatc
     monkeypatch.setattr("twopc.stores.webhdfs.BLOCK_BYTES", 4 * 1024 * 1024)
     hdfs.sink().commit(hdfs.pre_commit(*values))  # 11 MB
     assert hdfs.values() == values
-
-
-def test_an_empty_folder_is_as_before_after_the_checks(hdfs: Place) -> None:
-    sink = FileSink({"path": hdfs.url, "storage_options": hdfs.storage_options, "batch_logs": "spark,manifest"})
-    sink.bind("orders", "log")
-    sink.open()
-    assert [check for check in sink.check() if check.result is not CheckStatus.PASSED] == []
-    assert not hdfs.fs.exists(hdfs.path("").rstrip("/"))
-    assert not hdfs.fs.exists(hdfs.path("").rsplit("/", 2)[0])
-
-
-@pytest.mark.parametrize("logs", ["spark", "manifest"])
-def test_a_log_of_complete_batches_lists_each_batch_and_survives_a_repeat(logs: str, hdfs: Place) -> None:
-    for batch_id in range(12):
-        committable = hdfs.pre_commit(f"{batch_id}", batch_id=batch_id)
-        for _ in range(2):
-            sink = hdfs.sink(batch_logs=logs)
-            sink.open()
-            sink.commit(committable)
-            sink.complete(batch_id, [committable])
-    if logs == "manifest":
-        listed = committed_files(hdfs.url, hdfs.storage_options)
-        assert all(path.startswith(f"{hdfs.url}/part-") for path in listed)
-        records = "".join(hdfs.fs.cat_file(path).decode() for path in listed)
-        assert [json.loads(line)["value"] for line in records.splitlines()] == [f"{n}" for n in range(12)]
-    assert not [path for path in hdfs.files() if path.endswith((".aside", ".probe"))]
-
-
-def test_a_second_query_is_refused_by_a_log_of_complete_batches(hdfs: Place) -> None:
-    committable = hdfs.pre_commit()
-    sink = hdfs.sink(batch_logs="manifest")
-    sink.open()
-    sink.commit(committable)
-    sink.complete(0, [committable])
-    with pytest.raises(ConfigurationError, match="was written by"):
-        hdfs.sink("other", batch_logs="manifest").open()
-
-
-def remote_exception(status: int, name: str, message: str) -> Answer:
-    return Answer(status, json.dumps({"RemoteException": {"exception": name, "message": message}}).encode())
 
 
 def stranger(place: Place) -> Place:
@@ -119,87 +76,78 @@ def test_a_wrong_name_node_is_refused_or_asked_again_and_its_token_is_not_shown(
 
 
 @pytest.fixture
-def proxied(hdfs: Place, hdfs_server: HdfsServer) -> Iterator[tuple[Place, HttpProxy]]:
-    direct = f"127.0.0.1:{hdfs_server.port}"
-    with HttpProxy(f"http://{direct}") as proxy:
-        yield Place(hdfs.url.replace(direct, proxy.url.removeprefix("http://")), hdfs.storage_options), proxy
+def proxy(hdfs_server: HdfsServer) -> Iterator[HttpProxy]:
+    with HttpProxy(f"http://127.0.0.1:{hdfs_server.port}") as proxy:
+        yield proxy
 
 
-@pytest.mark.parametrize("logs", ["spark", "manifest"])
-def test_a_server_whose_rename_replaces_keeps_no_log_of_complete_batches(
-    logs: str, proxied: tuple[Place, HttpProxy]
-) -> None:
-    place, proxy = proxied
-    proxy.disturb_all("PUT", Answer(200), "op=RENAME")
-    with pytest.raises(ConfigurationError, match=r"a log of complete batches can't be kept at .*replaces a file"):
-        place.sink(batch_logs=logs).open()
-    assert [path for path in place.files() if not path.endswith(".aside")] == []
+@pytest.fixture
+def proxied(hdfs: Place, hdfs_server: HdfsServer, proxy: HttpProxy) -> Place:
+    """The folder as it is reached through the proxy."""
+    return Place(
+        hdfs.url.replace(f"127.0.0.1:{hdfs_server.port}", proxy.url.removeprefix("http://")), hdfs.storage_options
+    )
 
 
 @pytest.mark.parametrize("lost", Lost)
-def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
-    committable = place.pre_commit()
+def test_a_rename_whose_request_or_reply_is_lost_is_repeated(lost: Lost, proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
     proxy.disturb_next("PUT", lost, "op=RENAME")
     with pytest.raises(Retriable):
-        place.sink().commit(committable)
+        proxied.sink().commit(committable)
     assert proxy.is_done
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
-    assert list(place.sink().recover()) == []
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
+    assert list(proxied.sink().recover()) == []
 
 
 def test_a_commit_ends_with_an_edit_though_another_process_has_renamed_the_file(
-    proxied: tuple[Place, HttpProxy],
+    proxied: Place, proxy: HttpProxy
 ) -> None:
     """The NameNode shows a rename before its journal is synced, and syncs it before it answers a later edit."""
-    place, proxy = proxied
-    committable = place.pre_commit()
-    place.sink().commit(committable)
+    committable = proxied.pre_commit()
+    proxied.sink().commit(committable)
     proxy.requests.clear()
-    place.sink().commit(committable)
+    proxied.sink().commit(committable)
     assert proxy.sent("PUT", "op=RENAME") == []
     assert len(proxy.sent("PUT", "op=SETTIMES")) == 1
     proxy.disturb_all("PUT", Lost.REQUEST, "op=SETTIMES")
     with pytest.raises(Retriable):
-        place.sink().commit(committable)
+        proxied.sink().commit(committable)
 
 
-def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
+def test_the_checks_notice_that_a_commit_would_leave_an_encryption_zone(proxied: Place, proxy: HttpProxy) -> None:
     cause = "/a can't be moved from an encryption zone."
-    refused = remote_exception(403, "IOException", cause)
+    refused = hdfs_error(403, "IOException", cause)
     proxy.disturb_next("PUT", refused, "op=RENAME")
-    [failed] = [check for check in place.sink().check() if check.result is not CheckStatus.PASSED]
+    [failed] = [check for check in proxied.sink().check() if check.result is not CheckStatus.PASSED]
     assert cause in str(failed)
-    committable = place.pre_commit()
+    committable = proxied.pre_commit()
     proxy.disturb_next("PUT", refused, "op=RENAME")
     with pytest.raises(OperatorRequired, match=cause):
-        place.sink().commit(committable)
+        proxied.sink().commit(committable)
 
 
-def test_an_error_of_httpfs_is_waited_for(proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
-    committable = place.pre_commit()
-    proxy.disturb_next("PUT", remote_exception(500, "IOException", "Failed on local exception"), "op=RENAME")
+def test_an_error_of_httpfs_is_waited_for(proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
+    proxy.disturb_next("PUT", hdfs_error(500, "IOException", "Failed on local exception"), "op=RENAME")
     with pytest.raises(Retriable, match="Failed on local exception"):
-        place.sink().commit(committable)
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
+        proxied.sink().commit(committable)
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     "answer",
     [
         *(Answer(401), Answer(403), Answer(500), Lost.REPLY),
-        remote_exception(403, "InvalidToken", f"token {TOKEN} is expired"),
+        hdfs_error(403, "InvalidToken", f"token {TOKEN} is expired"),
     ],
     ids=str,
 )
-def test_no_credential_is_in_an_error_of_a_decided_file(answer: Any, proxied: tuple[Place, HttpProxy]) -> None:
-    place, proxy = proxied
-    committable = place.pre_commit()
-    with_token = Place(place.url, {"token": TOKEN})
+def test_no_credential_is_in_an_error_of_a_decided_file(answer: Any, proxied: Place, proxy: HttpProxy) -> None:
+    committable = proxied.pre_commit()
+    with_token = Place(proxied.url, {"token": TOKEN})
     for method in ("GET", "PUT", "DELETE"):
         proxy.disturb_all(method, answer)
     shown = [repr(with_token.sink()), repr(with_token.store), repr(committable)]
@@ -216,8 +164,8 @@ def test_no_credential_is_in_an_error_of_a_decided_file(answer: Any, proxied: tu
     assert any(TOKEN in request.target for request in proxy.requests)
     assert not [text for text in shown if TOKEN in text]
     proxy.heal()
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
+    proxied.sink().commit(committable)
+    assert proxied.values() == ["a", "b"]
 
 
 @pytest.mark.crash

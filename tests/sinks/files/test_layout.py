@@ -1,7 +1,6 @@
 """Every record is in exactly one file, in the folder of its values; files, memory and what is left open are bounded."""
 
 import datetime as dt
-import json
 from collections import defaultdict
 from collections.abc import Iterator
 from decimal import Decimal
@@ -280,27 +279,6 @@ def test_the_least_recently_written_file_makes_room_and_later_records_get_a_new_
     assert lines(staging) == [['{"n":0}', '{"n":2}', '{"n":4}'], ['{"n":1}'], ['{"n":3}'], ['{"n":5}']]
 
 
-def test_records_of_more_folders_than_may_be_open_wait_so_that_files_are_few(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_files, "HELD_BYTES", 500_000)
-    files = Files(JsonLines(), Layout(("p",), max_open_files=3), staging.create)
-    rows = [(n % 20, n) for n in range(100_000)]
-    for start in range(0, len(rows), 1000):
-        part = rows[start : start + 1000]
-        files.write(batch(p=[p for p, _ in part], n=[n for _, n in part]))
-        assert staging.states().count("open") <= 3
-        assert files._open._waiting_bytes.total() <= 500_000
-    files.finish()
-    assert len(staging.files) < 200
-    found = [
-        (int(folder.removeprefix("p=")), json.loads(line)["n"])
-        for folder, part in zip(staging.folders(), lines(staging), strict=True)
-        for line in part
-    ]
-    assert sorted(found, key=lambda row: row[1]) == rows
-
-
 def test_a_folder_that_gets_room_may_fill_its_file_at_once(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_files, "HELD_BYTES", 1)
     files = Files(JsonLines(), Layout(("p",), max_records_per_file=2, max_open_files=1), staging.create)
@@ -330,16 +308,6 @@ def test_many_open_files_hold_no_more_together_than_a_few(
     files.finish()
     read = {Parquet: pq.read_table, Orc: paorc.read_table}[type(kind)]
     assert sum(read(str(file.path)).num_rows for file in staging.files) == 50_000
-
-
-def test_what_is_held_of_a_rare_value_does_not_keep_its_whole_batches_in_memory(staging: Staging) -> None:
-    files = Files(Parquet(), Layout(("p",)), staging.create)
-    before = pa.total_allocated_bytes()
-    for _ in range(30):
-        files.write(batch(p=["rare", *["often"] * 100_000], s=["x" * 10] * 100_001))
-        files._open._open["p=often"].flush()
-    assert pa.total_allocated_bytes() - before < 5_000_000
-    files.discard()
 
 
 @pytest.mark.parametrize(

@@ -102,11 +102,6 @@ def by_listing(folder: Path) -> Batches:
     return Counter(table["batch"].to_pylist()) if table.num_columns else {}
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "data" / "orders"
-
-
 @pytest.mark.long
 def test_at_every_step_of_phase_two_readers_see_whole_batches_and_a_listing_sees_committed_files(
     spark: SparkSession, folder: Path

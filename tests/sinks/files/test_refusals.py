@@ -4,7 +4,6 @@ import datetime as dt
 import io
 import json
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from tests.support.typed_records import unchecked_text
 from twopc import Participant, Round
 from twopc.errors import RecordRefused
 from twopc.refusals import Check, Rule, checker, first_true
-from twopc_files.delimited import Csv, _taken_for_null
+from twopc_files.delimited import Csv
 from twopc_files.formats import Format
 from twopc_files.json_lines import JsonLines
 from twopc_files.lines import Text
@@ -208,14 +207,6 @@ def test_a_null_in_a_column_without_nulls_is_refused_by_parquet_before_its_file_
     assert (error.record, error.column) == (1, "id")
 
 
-@pytest.mark.parametrize("type_", [pa.float32(), pa.float64(), pa.decimal128(38, 18)])
-@pytest.mark.parametrize(("null_value", "is_looked_for"), [("\\N", False), ("n/a", False), ("NaN", True), ("-1", True)])
-def test_nulls_of_csv_are_looked_for_among_numbers_only_if_their_text_is_one(
-    null_value: str, is_looked_for: bool, type_: pa.DataType
-) -> None:
-    assert _taken_for_null(null_value).concerns(pa.field("c", type_)) == is_looked_for
-
-
 @pytest.mark.parametrize("kind", [JsonLines(), Csv()], ids=str)
 def test_the_first_and_the_last_year_are_written(kind: Format) -> None:
     days = pa.array([dt.date.min, dt.date.max])
@@ -242,11 +233,6 @@ def test_days_and_moments_at_the_borders_are_written_to_orc() -> None:
     assert write(Orc(), of(pa.array([dt.date(1582, 10, 15)])))
 
 
-def test_a_negative_zero_is_written_to_orc_and_read_back() -> None:
-    column = pa.array([0.0, -0.0])
-    assert repr(orc.read_table(io.BytesIO(write(Orc(), of(column))))["c"].to_pylist()) == "[0.0, -0.0]"
-
-
 def test_what_lies_below_a_null_is_no_value() -> None:
     """Arrow may keep anything there, such as after a filter."""
     bad, gone = pa.array([2_932_897, 0, 2_932_897], pa.int32()).cast(pa.date32()), pa.array([True, False, False])
@@ -268,15 +254,6 @@ def test_no_reason_shows_a_value_and_the_error_names_the_record_among_those_of_i
     error = refused.value
     assert (error.sink, error.task, error.record, error.column) == ("orders", 3, 3, "value")
     assert "secret" not in str(error)
-
-
-def test_a_refused_batch_has_written_nothing(make_sink: MakeSink, folder: Path) -> None:
-    sink = make_sink(format="text", partition_by="p")
-    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition=0))
-    with pytest.raises(RecordRefused):
-        sink.write(transaction, pa.record_batch({"value": ["a", "b\n"], "p": ["x", "y"]}))
-    assert transaction.pending == []
-    assert not folder.exists()
 
 
 LARGE = Rule(

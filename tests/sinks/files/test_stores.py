@@ -1,16 +1,23 @@
-"""What every store does alike, whichever it is: files of one transaction, their names, and what is not ours."""
+"""What every store does alike, whichever it is: files of one transaction, their names, and logs of complete batches."""
 
+import json
+import time
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.sinks.files.conftest import ON_AZURE, ON_GCS, Place
+from tests.sinks.files.conftest import ON_AZURE, ON_GCS, ON_HDFS, Place
 from tests.sinks.files.uploads import the_file
 from twopc import Committable, Round
 from twopc.errors import CorruptLog, OperatorRequired, Refused, Retriable, TransactionLost
+from twopc_files import committed_files
+from twopc_files.batch_log import CommittedFile
 from twopc_files.file_names import decidable_files
 from twopc_files.sink import FileSink
+from twopc_files.spark_metadata import spark_metadata
+from twopc_files.stores.by_protocol import store_at
 
 FOLDERS = ("day=2024-05-01/city=Bern", "day=2024-05-02/city=Zürich %2F", "day=2024-05-01/city=Bern", "")
 
@@ -33,13 +40,6 @@ def test_all_files_of_a_transaction_appear_in_their_folders_and_none_before_the_
     assert sorted(target.rpartition("/")[0] for target in place.targets()) == sorted(FOLDERS)
     assert sorted(place.values()) == ["0", "1", "2", "3"]
     assert list(place.sink().recover()) == []
-
-
-def test_the_files_of_a_folder_sort_by_batch_and_then_by_number(place: Place) -> None:
-    for batch_id in (10, 9):
-        place.sink().commit(pending_in_folders(place.sink(), batch_id, folders=("a=1", "a=1")))
-    orders = [target.split("-")[1:4:2] for target in place.targets()]
-    assert [(int(batch), int(number)) for batch, number in orders] == [(9, 0), (9, 1), (10, 0), (10, 1)]
 
 
 def test_a_transaction_that_is_half_published_is_recovered_as_the_decided_one_and_completed(place: Place) -> None:
@@ -75,7 +75,7 @@ def test_a_commit_that_died_before_it_removed_what_was_pending_is_completed_by_t
         ("memory", "info"),
         ("renaming", "info"),
         pytest.param("azure", "call", marks=ON_AZURE.marks),
-        pytest.param("gcs", "_object", marks=ON_GCS.marks),
+        pytest.param("gcs", "found", marks=ON_GCS.marks),
     ],
 )
 def test_a_file_that_another_process_publishes_amid_a_commit_is_not_taken_for_lost(
@@ -132,43 +132,27 @@ def test_an_aborted_participant_leaves_no_file(place: Place) -> None:
     assert (list(place.sink().recover()), place.files()) == ([], [])
 
 
-def test_a_target_that_is_there_is_vetoed_and_never_overwritten(place: Place) -> None:
-    committable = place.pre_commit()
-    target = place.path(the_file(committable).target)
-    place.fs.pipe_file(target, b"somebody else's")
+@pytest.mark.advice("a foreign file has the target's name")
+@pytest.mark.parametrize("longer_bytes", [0, 1], ids=["as long", "longer"])
+def test_a_foreign_file_of_the_targets_name_is_vetoed_and_never_overwritten_and_the_own_one_waits_for_its_name(
+    longer_bytes: int, place: Place
+) -> None:
+    committable = place.pre_commit(batch_id=7)
+    file = the_file(committable)
+    target, foreign = place.path(file.target), b"x" * ((file.size_bytes or 0) + longer_bytes)
+    place.fs.pipe_file(target, foreign)
     with pytest.raises(Refused, match="never overwrites"):
         place.sink().seal([committable], age_s=0)
     with pytest.raises(OperatorRequired, match="a foreign file has the target's name") as error:
         place.sink().commit(committable)
     assert type(error.value) is OperatorRequired
-    assert place.fs.cat_file(target) == b"somebody else's"
-
-
-@pytest.mark.advice("a foreign file has the target's name")
-@pytest.mark.parametrize("store", ["local", "s3", "memory", "renaming"])
-def test_a_file_is_committed_when_the_foreign_one_of_its_name_is_gone(
-    store: str, request: pytest.FixtureRequest
-) -> None:
-    """Not on Azure, where a blob that is written replaces the uncommitted blocks of its name."""
-    place: Place = request.getfixturevalue(store)
-    committable = place.pre_commit()
-    target = place.path(the_file(committable).target)
-    place.fs.pipe_file(target, b"somebody else's")
-    with pytest.raises(OperatorRequired):
+    for part in ("batch 7", committable.transaction_id, file.target, file.pending):
+        assert part in str(error.value)
+    assert place.fs.cat_file(target) == foreign
+    if not place.url.startswith("abfs:"):  # a blob that is written replaces the uncommitted blocks of its name
+        place.fs.rm_file(target)
         place.sink().commit(committable)
-    place.fs.rm_file(target)
-    place.sink().commit(committable)
-    assert place.values() == ["a", "b"]
-
-
-def test_a_foreign_file_of_the_same_length_is_not_taken_for_the_transactions_own(place: Place) -> None:
-    committable = place.pre_commit()
-    file = the_file(committable)
-    assert file.size_bytes
-    place.fs.pipe_file(place.path(file.target), b"x" * file.size_bytes)
-    with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
-        place.sink().commit(committable)
-    assert place.fs.cat_file(place.path(file.target)) == b"x" * file.size_bytes
+        assert place.values() == ["a", "b"]
 
 
 def test_what_was_removed_after_its_decision_is_lost_and_named(place: Place) -> None:
@@ -178,7 +162,8 @@ def test_what_was_removed_after_its_decision_is_lost_and_named(place: Place) -> 
         place.sink().seal([committable], age_s=0)
     with pytest.raises(TransactionLost) as error:
         place.sink().commit(committable)
-    for part in ("batch 7", committable.transaction_id, the_file(committable).target, "2 records", "'path'"):
+    file = the_file(committable)
+    for part in ("batch 7", committable.transaction_id, file.target, file.pending, "2 records", "'path'"):
         assert part in str(error.value)
 
 
@@ -213,25 +198,51 @@ def test_a_handle_that_no_file_sink_writes_is_refused_on_every_store(place: Plac
     assert place.files() == before
 
 
-def test_a_sweep_finds_nothing_of_another_log_sink_or_program(place: Place) -> None:
-    place.pre_commit(log_id="log2")
-    other = place.sink("log")
-    other.prefix = "twopc.log"
-    other = other.unbound()
-    other.bind("orders", "log")
-    pending_in_folders(other)
-    place.fs.makedirs(place.path("_twopc"), exist_ok=True)
-    for name in ("notes.txt", ".staged", "twopc.log.orders.1.0.0.0.0-0.staged", ".twopc.log.orders.1.0.0.0-0.staged"):
-        place.fs.pipe_file(place.path(f"_twopc/{name}"), b"keep")
-    before = place.files()
-    assert list(place.sink("log").recover()) == []
-    assert place.files() == before
+@pytest.mark.parametrize("store", ["local", "s3", ON_AZURE, ON_GCS, "memory", ON_HDFS])
+def test_logs_of_complete_batches_list_each_batch_once_though_its_completion_is_repeated(
+    store: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: Place = request.getfixturevalue(store)
+    monkeypatch.setattr("twopc_files.batch_log.COMPACTION_INTERVAL", 2)
+    an_hour_later = SimpleNamespace(time=lambda: time.time() + 3600)  # whatever is old enough is pruned
+    monkeypatch.setattr("twopc_files.batch_log.time", an_hour_later)
+    for batch_id in range(6):
+        committable = place.pre_commit(f"{batch_id}", batch_id=batch_id)
+        for _ in range(2):
+            sink = place.sink(batch_logs="spark,manifest")
+            sink.open()
+            sink.commit(committable)
+            sink.complete(batch_id, [committable])
+    listed = committed_files(place.url, place.storage_options)
+    names = [path for path in place.files() if path.startswith("part-")]
+    assert [path.rpartition("/")[2] for path in listed] == names
+    assert store in ("local", "memory") or listed == [f"{place.url}/{name}" for name in names]
+    assert [json.loads(place.fs.cat_file(place.path(name)))["value"] for name in names] == [f"{n}" for n in range(6)]
+    for folder in ("_manifest", "_spark_metadata"):
+        entries = [path for path in place.files() if path.startswith(f"{folder}/")]
+        assert entries == [f"{folder}/{name}" for name in ("3.compact", "4", "5.compact", "6")]
+        assert place.fs.cat_file(place.path(f"{folder}/5.compact")).count(b"part-") == 5
 
 
-def test_a_participant_that_begins_after_its_round_was_swept_is_found_by_the_next_sweep(place: Place) -> None:
-    late = place.sink()
-    assert list(place.sink().recover()) == []
-    pending_in_folders(late)
-    for found in place.sink().recover():
-        place.sink().abort(found)
-    assert (list(place.sink().recover()), place.files()) == ([], [])
+@pytest.mark.parametrize(
+    ("url", "options", "named"),
+    [
+        pytest.param("s3://bucket/orders", {}, "s3a://bucket/orders", id="s3"),
+        *(
+            pytest.param(
+                "az://container/orders",
+                {"connection_string": f"AccountName=a;AccountKey=a2V5;BlobEndpoint=https://a.blob.{cloud}"},
+                f"abfss://container@a.dfs.{cloud}/orders",
+                id=cloud,
+            )
+            for cloud in ("core.windows.net", "core.chinacloudapi.cn")
+        ),
+        pytest.param("gs://bucket/orders", {"token": "anon"}, "gs://bucket/orders", id="gs"),
+        pytest.param("webhdfs://host:9870/orders", {}, "webhdfs://host:9870/orders", id="webhdfs"),
+    ],
+)
+def test_sparks_log_of_complete_batches_names_files_as_hadoop_does(
+    url: str, options: dict[str, Any], named: str
+) -> None:
+    log: Any = spark_metadata(*store_at(url, options).located(), "owner")
+    assert f'"{named}/day=a%20b/old"'.encode() in log._format.encode("owner", [CommittedFile("day=a b/old", 1)])

@@ -13,7 +13,14 @@ from tests.sinks.files.conftest import Place
 from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
 from tests.support.raising import raising
 from twopc import Committable, Coordinator, Participant, Round
-from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, TwoPhaseCommitError
+from twopc.errors import (
+    ConfigurationError,
+    OperatorRequired,
+    OutcomeUnknown,
+    Refused,
+    Retriable,
+    TwoPhaseCommitError,
+)
 from twopc_files.file_names import FileHandle, decidable_files
 from twopc_files.sink import FileSink
 
@@ -56,7 +63,58 @@ def one_batch(sink: FileSink, round: Round) -> list[Any]:
     return votes
 
 
-class UploadContract:
+class PublicationContract:
+    """What proves that a file is published: an object with the transaction's mark, and nothing else.
+
+    Attributes:
+        publication: method and part of the target of the request that publishes a file.
+        accepted: the answer of a server that has published it.
+    """
+
+    publication: tuple[str, str]
+    accepted: Answer
+
+    def put(self, place: Place, target: str, contents: bytes, owner: str) -> None:
+        """Put an object with the mark of the transaction ``owner``."""
+        raise NotImplementedError
+
+    def test_a_publication_that_is_accepted_and_makes_no_file_is_no_success_and_is_repeated(
+        self, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        committable = proxied.pre_commit(batch_id=7)
+        method, target = self.publication
+        proxy.disturb_next(method, self.accepted, target)
+        with pytest.raises(Retriable, match=r"batch 7.*has not appeared"):
+            proxied.sink().commit(committable)
+        assert proxied.targets() == []
+        proxied.sink().commit(committable)
+        assert proxied.values() == ["a", "b"]
+
+    @pytest.mark.parametrize(("contents", "owner"), [(b"abc", "another"), (b"x", ID)], ids=["another's", "length"])
+    def test_an_object_that_is_not_the_transactions_own_and_whole_does_not_prove_a_publication(
+        self, contents: bytes, owner: str, proxied: Place, proxy: HttpProxy
+    ) -> None:
+        handle = upload(proxied, b"abc")
+        seen = proxied.store.look(handle)
+        self.put(proxied, TARGET, contents, owner)
+        method, target = self.publication
+        proxy.disturb_next(method, self.accepted, target)
+        with pytest.raises(OSError, match="has not appeared as this transaction's file"):
+            proxied.store.publish(handle, seen)
+
+    def test_an_object_in_the_place_of_a_file_that_is_gone_is_a_strangers_or_in_doubt(self, proxied: Place) -> None:
+        committable = proxied.pre_commit()
+        file = the_file(committable)
+        proxied.store.discard(file)
+        self.put(proxied, file.target, b"x" * (file.size_bytes or 0), "another")
+        with pytest.raises(OperatorRequired, match="a foreign file has the target's name"):
+            proxied.sink().commit(committable)
+        self.put(proxied, file.target, b"x", committable.transaction_id)
+        with pytest.raises(OutcomeUnknown, match="has 1 bytes"):
+            proxied.sink().commit(committable)
+
+
+class UploadContract(PublicationContract):
     """What the sink does about each reply, and about none.
 
     A module has the fixtures ``proxied``, a place whose client repeats nothing that a server has answered,
@@ -64,7 +122,6 @@ class UploadContract:
     that nobody has made, and ``secrets``.
 
     Attributes:
-        publication: method and part of the target of the request that publishes a file.
         part: the same of the request that uploads a part.
         creation: the same of the first request of a file.
         replies: bad replies to the publication, with the error of the commit.
@@ -75,7 +132,6 @@ class UploadContract:
         sends_lost: how often the client's HTTP library sends a request whose reply is lost.
     """
 
-    publication: tuple[str, str]
     part: tuple[str, str]
     creation: tuple[str, str]
     replies: Replies

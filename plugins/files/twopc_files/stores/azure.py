@@ -28,14 +28,14 @@ from azure.storage.blob import BlobBlock
 
 from twopc.stores.places import file_system
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
-from twopc_files.stores.store import FileOfParts, Sight, Store
+from twopc_files.stores.store import FileOfParts, MarkingStore, Sight
 
 MARK = "twopc_transaction"
 """The key of the blob's metadata that holds the exact transactional id. Azure takes only names without hyphens."""
 
 
 @dataclass(frozen=True, slots=True)
-class Azure(Store):
+class Azure(MarkingStore):
     """A folder of a container.
 
     Attributes:
@@ -62,17 +62,11 @@ class Azure(Store):
         return f"{self.url}/{_marker(file)}, blocks of {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
-        # The pending file first: this order upholds the guarantee of ``Store.look``.
-        has_marker = self._properties(_marker(file)) is not None
+        has_marker = self.found(_marker(file)) is not None
         blocks = self._blocks(file) if has_marker else []
-        target = self._properties(file.target)
         is_pending = bool(blocks) or (has_marker and file.size_bytes == 0)  # an empty file has no blocks
-        return Sight(
-            pending_bytes=sum(block.size for block in blocks) if is_pending else None,
-            target_bytes=None if target is None else target.size,
-            is_foreign=target is not None and target.metadata.get(MARK) != file.transaction_id,
-            parts=tuple({"id": block.id} for block in blocks),
-        )
+        pending_bytes = sum(block.size for block in blocks) if is_pending else None
+        return self.sight(file, pending_bytes, tuple({"id": block.id} for block in blocks))
 
     def publish(self, file: FileHandle, seen: Sight) -> None:
         blocks = [BlobBlock(part["id"]) for part in seen.parts]
@@ -83,9 +77,7 @@ class Azure(Store):
             self.call(
                 file.target, "commit_block_list", blocks, metadata=mark, match_condition=MatchConditions.IfMissing
             )
-        target = self._properties(file.target)
-        if target is None or (target.size, target.metadata.get(MARK)) != (file.size_bytes, file.transaction_id):
-            raise OSError(errno.EAGAIN, f"{self.url}/{file.target} has not appeared as this transaction's file")
+        self.require_target(file)
 
     def discard(self, file: FileHandle) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -110,12 +102,11 @@ class Azure(Store):
         fs, folder = self.located()
         return fs.call(f"{folder.rstrip('/')}/{below}", method, *arguments, **keywords)
 
-    def _properties(self, below: str) -> Any:
-        """Return the properties of a blob, or None only if Azure reports that there is none."""
-        try:
-            return self.call(below, "get_blob_properties")
-        except FileNotFoundError:
-            return None
+    def found(self, below: str) -> tuple[int, str | None] | None:
+        with contextlib.suppress(FileNotFoundError):
+            properties = self.call(below, "get_blob_properties")
+            return properties.size, properties.metadata.get(MARK)
+        return None
 
     def _blocks(self, file: FileHandle) -> list[Any]:
         """Return the uncommitted blocks of this transaction, in order."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ class Gcs(Bucket):
         return fs, self.url.removeprefix("gs://")
 
     def require_answer(self) -> None:
-        self._page(self._name(""), maxResults=1)
+        self._page(self.key(""), maxResults=1)
 
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
         fs, folder = self.located()
@@ -47,39 +47,34 @@ class Gcs(Bucket):
         return RemoteFile(self, FileHandle(transaction_id, name, target), opened)
 
     def look(self, file: FileHandle) -> Sight:
-        # The pending file first: this order upholds the guarantee of ``Store.look``.
-        pending, target = self._object(self._pending(file)), self._object(self._name(file.target))
-        if pending is None and target is None:
+        pending = self.found(_pending(file))
+        seen = self.sight(file, pending[0] if pending else None)
+        if seen.pending_bytes is seen.target_bytes is None:
             self.require_answer()  # in a bucket that is gone, nothing is found either
-        return Sight(
-            _size(pending), _size(target), is_foreign=target is not None and _mark(target) != file.transaction_id
-        )
+        return seen
 
     def obstacle(self, file: FileHandle) -> str | None:
         # Other object stores meet the final name when the file is created.
-        length = len(self._name(file.target).encode())
+        length = len(self.key(file.target).encode())
         if length <= _LONGEST_NAME:
             return None
         return f"its name has {length} bytes, and GCS takes {_LONGEST_NAME}. Partition by columns with shorter values."
 
     def publish(self, file: FileHandle, seen: Sight) -> None:  # noqa: ARG002  # the names are enough
         with contextlib.suppress(FileExistsError):  # the look below shows whose it is
-            self._rewrite(self._pending(file), self._name(file.target))
-        target = self._object(self._name(file.target))
-        if target is None or (_size(target), _mark(target)) != (file.size_bytes, file.transaction_id):
-            raise OSError(errno.EAGAIN, f"{self.url}/{file.target} has not appeared, though GCS accepted the request")
+            self._rewrite(_pending(file), file.target)
+        self.require_target(file)
 
     def rehearse(self, file: FileHandle) -> None:
-        hidden = self._name(file.pending)
-        self._remove(hidden)  # a killed process may have left it
-        self._rewrite(self._pending(file), hidden)
-        self._remove(hidden)
+        self._remove(file.pending)  # a killed process may have left it
+        self._rewrite(_pending(file), file.pending)
+        self._remove(file.pending)
 
     def discard(self, file: FileHandle) -> None:
-        self._remove(self._pending(file))
+        self._remove(_pending(file))
 
     def pending_names(self) -> Iterator[str]:
-        prefix, token = self._name(f"{PENDING_FOLDER}/"), None
+        prefix, token = self.key(f"{PENDING_FOLDER}/"), None
         while True:
             page = self._page(prefix, pageToken=token)
             for listed in page.get("items", ()):
@@ -87,14 +82,14 @@ class Gcs(Bucket):
             if not (token := page.get("nextPageToken")):
                 return
 
-    def _rewrite(self, name: str, target: str) -> None:
-        """Copy an object within the bucket. Raises FileExistsError if the target exists."""
+    def _rewrite(self, below: str, target: str) -> None:
+        """Copy an object within this folder. Raises FileExistsError if the target exists."""
         token = None
         while True:
             answer = self._call(
                 "POST",
                 "b/{}/o/{}/rewriteTo/b/{}/o/{}",
-                *(self.bucket, name, self.bucket, target),
+                *(self.bucket, self.key(below), self.bucket, self.key(target)),
                 headers={"Content-Type": "application/json"},
                 ifGenerationMatch="0",
                 rewriteToken=token,
@@ -103,14 +98,15 @@ class Gcs(Bucket):
                 return
             token = answer["rewriteToken"]
 
-    def _object(self, name: str) -> dict[str, Any] | None:
+    def found(self, below: str) -> tuple[int, str | None] | None:
         with contextlib.suppress(FileNotFoundError):
-            return self._call("GET", "b/{}/o/{}", self.bucket, name)
+            found = self._call("GET", "b/{}/o/{}", self.bucket, self.key(below))
+            return int(found["size"]), found.get("metadata", {}).get(MARK)
         return None
 
-    def _remove(self, name: str) -> None:
+    def _remove(self, below: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self.located()[0].call("DELETE", "b/{}/o/{}", self.bucket, name)
+            self.located()[0].call("DELETE", "b/{}/o/{}", self.bucket, self.key(below))
 
     def _page(self, prefix: str, **parameters: object) -> dict[str, Any]:
         try:
@@ -123,18 +119,6 @@ class Gcs(Bucket):
         answer: dict[str, Any] = self.located()[0].call(*request, json_out=True, **parameters)
         return answer
 
-    def _pending(self, file: FileHandle) -> str:
-        return self._name(f"{PENDING_FOLDER}/{file.pending}")
 
-    def _name(self, below: str) -> str:
-        return f"{self.folder}/{below}".lstrip("/")
-
-
-def _size(found: Mapping[str, Any] | None) -> int | None:
-    return None if found is None else int(found["size"])
-
-
-def _mark(found: Mapping[str, Any]) -> str | None:
-    """Return the transactional id in an object's metadata, or None."""
-    mark: str | None = found.get("metadata", {}).get(MARK)
-    return mark
+def _pending(file: FileHandle) -> str:
+    return f"{PENDING_FOLDER}/{file.pending}"

@@ -30,15 +30,12 @@ class Local(Store):
     """A folder on a disk that every process of the query has at the same path."""
 
     asks_at_once = 1
+    longest_name = LONGEST_NAME
     folder: Path
 
     @property
     def url(self) -> str:
         return str(self.folder)
-
-    @property
-    def longest_name(self) -> int | None:
-        return LONGEST_NAME
 
     def located(self) -> tuple[Any, str]:
         return LocalFileSystem(), str(self.folder)

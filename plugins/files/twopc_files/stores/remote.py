@@ -9,17 +9,17 @@ and no other process writes a name with this exact transactional id.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from fsspec.spec import AbstractBufferedFile
 
 from twopc.stores.places import file_system
-from twopc.stores.remote import folder_at_store
+from twopc.stores.remote import by_kind, folder_at_store, folder_for_a_trial
 from twopc_files.file_names import PENDING_FOLDER, FileHandle, pending_name
 from twopc_files.stores.store import LONGEST_NAME, NO_FILE, PendingFile, Sight, Store
 
@@ -41,30 +41,15 @@ class Remote(Store):
         renames: whether to publish by a rename, which must be atomic; otherwise by a copy.
     """
 
+    longest_name = LONGEST_NAME
     url: str = field()  # and not the property
     storage_options: Mapping[str, Any] = field(repr=False)
     renames: bool
 
-    @property
-    def longest_name(self) -> int | None:
-        return LONGEST_NAME if self.renames else None
-
-    @contextlib.contextmanager
-    def for_a_trial(self) -> Iterator[None]:
-        if not self.renames:  # there are no folders
-            yield
-            return
-        missing, path = [], self._path(PENDING_FOLDER)
-        while path and self._size(path) is None:
-            missing.append(path)
-            path = path.rpartition("/")[0]
-        _ask(self._fs.makedirs, self._path(PENDING_FOLDER), exist_ok=True)
-        try:
-            yield
-        finally:
-            for made in missing:
-                if not _ask(self._fs.ls, made, detail=False):
-                    _ask(self._fs.rmdir, made)
+    def for_a_trial(self) -> AbstractContextManager[None]:
+        if self.renames:
+            return folder_for_a_trial(self._fs, self._path(PENDING_FOLDER))
+        return contextlib.nullcontext()  # there are no folders
 
     def create(self, transaction_id: str, number: int, target: str) -> RemoteFile:
         name = pending_name(transaction_id, number)
@@ -212,23 +197,7 @@ def _ask(call: Callable[..., ResultT], *arguments: object, **keywords: object) -
     try:
         return call(*arguments, **keywords)
     except Exception as error:
-        translated = _translated(error)
+        translated = by_kind(error)
         if translated is error:
             raise
         raise translated from error
-
-
-def _translated(error: Exception) -> OSError:
-    if isinstance(error, OSError) and error.errno is not None:
-        return error
-    text = f"{type(error).__name__}: {error}"
-    for kinds, number in (
-        (PermissionError, errno.EACCES),
-        (FileNotFoundError, errno.ENOENT),
-        (FileExistsError, errno.EEXIST),
-        ((TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
-        (OSError, errno.EAGAIN),  # no subclass, no errno: HTTP libraries raise it for a failed request
-    ):
-        if isinstance(error, kinds):
-            return OSError(number, text)
-    return OSError(errno.EIO, text)

@@ -54,7 +54,7 @@ class S3(Bucket):
         return fs, self.url.removeprefix("s3://")
 
     def require_answer(self) -> None:
-        self.call("list_multipart_uploads", Prefix=self._key(""), MaxUploads=1)
+        self.call("list_multipart_uploads", Prefix=self.key(""), MaxUploads=1)
 
     def check(self) -> Iterator[CheckResult]:
         yield self._lists_open_uploads()
@@ -65,7 +65,7 @@ class S3(Bucket):
         """Check whether the sweep can find the uploads that killed writers leave. MinIO lists an upload only for its
         exact key, or, without any key, the uploads in its memory since its start."""
         check = f"list of open uploads in bucket {self.bucket!r}, by key prefix"
-        folder = self._key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}/")
+        folder = self.key(f"{PENDING_FOLDER}/.{uuid.uuid4().hex}/")
         key = f"{folder}probe"
         try:
             upload = self.call("create_multipart_upload", Key=key)["UploadId"]
@@ -111,7 +111,7 @@ class S3(Bucket):
 
     def _ends_uploads(self, rule: Mapping[str, Any]) -> bool:
         """Whether ``rule`` removes open uploads of this folder, or of a part of it."""
-        prefix, here = rule.get("Filter", rule).get("Prefix", ""), self._key("")
+        prefix, here = rule.get("Filter", rule).get("Prefix", ""), self.key("")
         return rule["Status"] == "Enabled" and _ENDS_UPLOADS in rule and here[: len(prefix)] == prefix[: len(here)]
 
     def _shows_objects(self) -> Iterator[CheckResult]:
@@ -119,7 +119,7 @@ class S3(Bucket):
         folder without objects: there S3 answers 404 with or without s3:GetObject."""
         check = f"metadata of an object in {self.url}"
         try:
-            for listed in self.call("list_objects_v2", Prefix=self._key(""), MaxKeys=1).get("Contents", ()):
+            for listed in self.call("list_objects_v2", Prefix=self.key(""), MaxKeys=1).get("Contents", ()):
                 self._head(listed["Key"])
                 yield CheckResult.passed(check)
         except PermissionError as error:
@@ -131,7 +131,7 @@ class S3(Bucket):
 
     def create(self, transaction_id: str, number: int, target: str) -> S3File:  # noqa: ARG002  # an upload has its own id
         mark = {MARK: transaction_id}
-        upload = self.call("create_multipart_upload", Key=self._key(target), Metadata=mark)["UploadId"]
+        upload = self.call("create_multipart_upload", Key=self.key(target), Metadata=mark)["UploadId"]
         return S3File(self, FileHandle(transaction_id, upload, target))
 
     def owns(self, file: FileHandle) -> bool:
@@ -143,18 +143,15 @@ class S3(Bucket):
         return f"upload {file.pending} to {self.url}/{file.target}"
 
     def look(self, file: FileHandle) -> Sight:
-        # The parts first: this order upholds the guarantee of ``Store.look``.
-        parts, target = self._parts(file), self._object(file)
+        parts = self._parts(file)
         pending_bytes = sum(part["Size"] for part in parts) if parts else None
-        is_whole = target is None and pending_bytes == file.size_bytes
+        seen = self.sight(
+            file, pending_bytes, tuple({key: part[key] for key in _OF_A_PART if key in part} for part in parts)
+        )
+        is_whole = seen.target_bytes is None and pending_bytes == file.size_bytes
         if is_whole and file.parts != digest(part["ETag"] for part in parts):
             raise OSError(errno.EIO, f"the upload's {len(parts)} parts are not those that were pre-committed")
-        return Sight(
-            pending_bytes=pending_bytes,
-            target_bytes=None if target is None else target["ContentLength"],
-            is_foreign=target is not None and _mark(target) != file.transaction_id,
-            parts=tuple({key: part[key] for key in _OF_A_PART if key in part} for part in parts),
-        )
+        return seen
 
     def may_hide_s(self, file: FileHandle) -> float:
         return HIDDEN_S + (file.size_bytes or 0) / ASSEMBLED_BYTES_PER_S
@@ -162,32 +159,30 @@ class S3(Bucket):
     def publish(self, file: FileHandle, seen: Sight) -> None:
         self.call(
             "complete_multipart_upload",
-            Key=self._key(file.target),
+            Key=self.key(file.target),
             UploadId=file.pending,
             MultipartUpload={"Parts": list(seen.parts)},
         )
         # Only the object proves that it was published. S3 sends 200 before it begins. A versitygw 1.8.0 that was killed
         # during a completion answers every repeat with 200, including the client's own, and never publishes the object.
         try:
-            target = self._object(file)
+            self.require_target(file)
         except PermissionError as error:
             raise OSError(
                 errno.EIO,
                 "S3 accepted the completion, so the file is probably published, but refuses to show it:"
                 f" {error.strerror}",
             ) from error
-        if target is None or (target["ContentLength"], _mark(target)) != (file.size_bytes, file.transaction_id):
-            raise OSError(errno.EAGAIN, f"{self.url}/{file.target} has not appeared, though S3 accepted its completion")
 
     def settle(self, file: FileHandle) -> None:
         """Do nothing: a completed upload is durable, and leaves no remains."""
 
     def discard(self, file: FileHandle) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self.call("abort_multipart_upload", Key=self._key(file.target), UploadId=file.pending)
+            self.call("abort_multipart_upload", Key=self.key(file.target), UploadId=file.pending)
 
     def pending(self) -> Iterable[FileHandle]:
-        prefix = self._key("")
+        prefix = self.key("")
         for upload in self._pages("list_multipart_uploads", "Uploads", ("KeyMarker", "UploadIdMarker"), Prefix=prefix):
             target = upload["Key"].removeprefix(prefix)
             if owner := owner_of_target(target):
@@ -210,19 +205,20 @@ class S3(Bucket):
     def _parts(self, file: FileHandle) -> list[dict[str, Any]]:
         """Return the parts of an upload. Pre-commit uploads at least one, so an empty list means that the upload is
         gone, or that its server is assembling the object."""
-        key = {"Key": self._key(file.target), "UploadId": file.pending}
+        key = {"Key": self.key(file.target), "UploadId": file.pending}
         try:
             return list(self._pages("list_parts", "Parts", ("PartNumberMarker",), **key))
         except FileNotFoundError:
             return []
 
-    def _object(self, file: FileHandle) -> dict[str, Any] | None:
+    def found(self, below: str) -> tuple[int, str | None] | None:
         try:
-            return self._head(self._key(file.target))
+            head = self._head(self.key(below))
         except FileNotFoundError:
             return None
         except PermissionError as error:
             raise OSError(errno.EACCES, f"{error.strerror}; {_GRANT}") from error
+        return head["ContentLength"], head["Metadata"].get(MARK)
 
     def _head(self, key: str) -> dict[str, Any]:
         return self.call("head_object", Key=key)
@@ -234,9 +230,6 @@ class S3(Bucket):
             if not page.get("IsTruncated"):
                 return
             arguments |= {marker: page[f"Next{marker}"] for marker in markers}
-
-    def _key(self, below: str) -> str:
-        return f"{self.folder}/{below}".lstrip("/")
 
 
 class S3File(FileOfParts):
@@ -252,7 +245,7 @@ class S3File(FileOfParts):
     def upload_part(self, number: int, data: bytearray) -> None:
         answer = self._store.call(
             "upload_part",
-            Key=self._store._key(self.handle.target),  # noqa: SLF001  # the other half of one module
+            Key=self._store.key(self.handle.target),
             UploadId=self.handle.pending,
             PartNumber=number + 1,
             Body=data,
@@ -267,12 +260,6 @@ class S3File(FileOfParts):
 
 def _not_known(check: str, error: OSError) -> CheckResult:
     return CheckResult.warning(check, f"not known: {error}", "repeat the check")
-
-
-def _mark(target: Mapping[str, Any]) -> str | None:
-    """Return the transactional id in an object's metadata, or None."""
-    mark: str | None = target["Metadata"].get(MARK)
-    return mark
 
 
 def digest(etags: Iterable[str]) -> str:

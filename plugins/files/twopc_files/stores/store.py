@@ -160,10 +160,8 @@ class Store(Protocol):
     asks_at_once: ClassVar[int] = 16
     """How many requests to send to the store in parallel."""
 
-    @property
-    def longest_name(self) -> int | None:
-        """How many bytes the name of a folder may have; None without a limit for single names."""
-        return None  # a whole key may have one
+    longest_name: ClassVar[int | None] = None
+    """How many bytes the name of a folder may have; None if only a whole key has a limit."""
 
     def located(self) -> tuple[Any, str]:
         """Return fsspec's file system, and the folder of committed files as one of its paths."""
@@ -173,8 +171,7 @@ class Store(Protocol):
         self.pending()
 
     def for_a_trial(self) -> AbstractContextManager[None]:
-        """Return a context in which the folder and the folder of pending files exist. Afterwards, those that were
-        missing before are removed if they are empty."""
+        """Return a context for a trial. Afterwards, folders that were missing before are removed if they are empty."""
         return contextlib.nullcontext()
 
     def check(self) -> Iterable[CheckResult]:
@@ -240,8 +237,33 @@ class Store(Protocol):
         return ()  # of a store without such a folder
 
 
+class MarkingStore(Store):
+    """An object store that keeps the transactional id in the metadata of each object that it publishes."""
+
+    @abstractmethod
+    def found(self, below: str) -> tuple[int, str | None] | None:
+        """Return the size of an object in this folder, and the transactional id in its metadata, if any. None if there
+        is certainly no such object."""
+
+    def sight(self, file: FileHandle, pending_bytes: int | None, parts: tuple[Mapping[str, Any], ...] = ()) -> Sight:
+        """Look at the target, and return what was seen. The pending file must have been looked at before: this order
+        upholds the guarantee of ``look``."""
+        target = self.found(file.target)
+        size_bytes, owner = target or (None, file.transaction_id)
+        return Sight(pending_bytes, size_bytes, owner != file.transaction_id, parts)
+
+    def require_target(self, file: FileHandle) -> None:
+        """Raise OSError unless the target is the transaction's own, whole object."""
+        if self.found(file.target) != (file.size_bytes, file.transaction_id):
+            raise OSError(
+                errno.EAGAIN,
+                f"{self.url}/{file.target} has not appeared as this transaction's file, though the store accepted the"
+                " request",
+            )
+
+
 @dataclass(frozen=True, slots=True)
-class Bucket(Store):
+class Bucket(MarkingStore):
     """A folder of a bucket.
 
     Attributes:
@@ -260,3 +282,7 @@ class Bucket(Store):
     @property
     def url(self) -> str:
         return f"{self.protocol}://{self.bucket}/{self.folder}".rstrip("/")
+
+    def key(self, below: str) -> str:
+        """Return the name of an object in this folder, as the bucket has it."""
+        return f"{self.folder}/{below}".lstrip("/")
