@@ -56,13 +56,8 @@ class FloatBounds:
     def bounds(self) -> tuple[float, float] | None:
         """Least and most; None with NaN, an infinity, which JSON does not have, or without a value."""
         is_bounded = not self.is_unbounded and math.isfinite(self.least) and math.isfinite(self.most)
-        return (_below_zeros(self.least), self.most + 0.0) if is_bounded else None
-
-
-def _below_zeros(least: float) -> float:
-    """Return ``least``, as -0.0 if it is a zero. DuckDB tells -0.0 from 0.0 when it skips files, so the least value is
-    -0.0, and the greatest 0.0."""
-    return least or -0.0
+        # DuckDB tells -0.0 from 0.0 when it skips files. So a least zero is -0.0, and a greatest one 0.0.
+        return (self.least or -0.0, self.most + 0.0) if is_bounded else None
 
 
 def statistics(

@@ -236,13 +236,13 @@ def test_no_upkeep_by_spark_is_taken_for_a_loss(spark: SparkSession, empty: Plac
     for batch_id in range(4):
         sink.commit_batch(batch_id, [empty.pre_commit([f"{batch_id}"], Round(1, batch_id), sink=sink)])
     for name in (".left.probe", ".left.aside"):
-        (empty.folder / "_delta_log" / name).touch()
+        (empty.log / name).touch()
     is_old = keep_up.startswith(("OPTIMIZE", "VACUUM"))  # the others need the entries, or reset the interval
     for path in empty.folder.glob("_*/*" if is_old else "_twopc/*"):
         os.utime(path, (1, 1))
     spark.sql(keep_up.format(empty.path))
     assert empty.receipt.exists()
-    assert (empty.folder / "_delta_log" / f"{4:020d}.json").exists() is not is_old
+    assert empty.entry_path(4).exists() is not is_old
     for batch_id, driver in ((4, sink), (5, empty.sink())):  # the one that runs, and a later one
         driver.commit_batch(batch_id, [empty.pre_commit([f"{batch_id}"], Round(1, batch_id), sink=driver)])
     assert {"4", "5"} <= {row["value"] for row in rows(spark, empty)}

@@ -23,7 +23,7 @@ def query(place: Place, tmp_path: Path) -> Query:
 def put(place: Place, **changes: object) -> None:
     """Another writer's entry, with other metadata of the table."""
     [metadata] = [json.loads(line)["metaData"] for line in place.entry(0).splitlines() if b"metaData" in line]
-    entry = place.folder / "_delta_log" / f"{place.table().version() + 1:020d}.json"
+    entry = place.entry_path(place.table().version() + 1)
     entry.write_text(json.dumps({"metaData": {**metadata, **changes}}))
 
 
@@ -41,7 +41,7 @@ def committed(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
 
 def cleaned_up(place: Place, version: int) -> None:
     place.table().create_checkpoint()
-    (place.folder / "_delta_log" / f"{version:020d}.json").unlink()
+    place.entry_path(version).unlink()
 
 
 def another_table(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
@@ -74,11 +74,11 @@ def forgetful(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
 
 def restored(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
     query.run(0, "a")
-    shutil.copytree(place.folder / "_delta_log", query.log.with_name("delta"))
+    shutil.copytree(place.log, query.log.with_name("delta"))
     query.run(1, "b")
     query.decide(2, "lost")
-    shutil.rmtree(place.folder / "_delta_log")
-    shutil.copytree(query.log.with_name("delta"), place.folder / "_delta_log")
+    shutil.rmtree(place.log)
+    shutil.copytree(query.log.with_name("delta"), place.log)
 
 
 def without_files(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ def reported(place: Place, about: str) -> CheckResult:
 
 def put(place: Place, **info: str) -> None:
     """An entry of another writer."""
-    entry = place.folder / "_delta_log" / f"{place.table().version() + 1:020d}.json"
+    entry = place.entry_path(place.table().version() + 1)
     entry.write_text(json.dumps({"commitInfo": {"timestamp": 1, **info}}))
 
 
@@ -46,7 +46,7 @@ def test_what_spark_wrote_long_ago_is_not_reported(place: Place) -> None:
 def test_a_log_that_begins_with_a_checkpoint_is_looked_at(place: Place) -> None:
     place.append("a")
     place.table().create_checkpoint()
-    (place.folder / "_delta_log" / f"{0:020d}.json").unlink()
+    place.entry_path(0).unlink()
     assert reported(place, "Spark").result is CheckStatus.PASSED
 
 
@@ -54,5 +54,5 @@ def test_a_damaged_entry_that_no_reader_needs_ends_no_check(place: Place) -> Non
     place.append("a")
     place.append("b")
     place.table().create_checkpoint()
-    (place.folder / "_delta_log" / f"{1:020d}.json").write_bytes(b"damaged")
+    place.entry_path(1).write_bytes(b"damaged")
     assert reported(place, "Spark").result is CheckStatus.PASSED

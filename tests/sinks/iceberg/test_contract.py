@@ -67,8 +67,7 @@ class TestAppend(SinkContract):
     spec = PartitionSpec()
 
     @pytest.fixture(autouse=True)
-    def _place(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    def _place(self, place: Place) -> None:
         self.place = place
         place.create(SCHEMA, self.spec)
 

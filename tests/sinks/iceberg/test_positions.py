@@ -20,12 +20,13 @@ from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import RemovePropertiesUpdate
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.typedef import IcebergBaseModel, Record
 from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 
 from tests.sinks.iceberg import test_upserts as of_upserts
-from tests.sinks.iceberg.conftest import Place, few
+from tests.sinks.iceberg.conftest import Place, few, on_disk
 from tests.sinks.iceberg.test_contract import SCHEMA
 from tests.sinks.iceberg.test_upserts import BY_DAY, COLUMNS, PAIRS, append, commit_manifests, compact, names, read
 from tests.support.between import Between, lost, once
@@ -69,7 +70,7 @@ def live(place: Place, content: DataFileContent) -> list[ManifestEntry]:
 
 
 def path_of(entry: ManifestEntry) -> Path:
-    return Path(entry.data_file.file_path.removeprefix("file://"))
+    return on_disk(entry.data_file.file_path)
 
 
 def positions_of(place: Place, entry: ManifestEntry) -> dict[str, list[int]]:
@@ -162,17 +163,16 @@ def shared_deletes(place: Place, *rows: int, of_format: FileFormat = FileFormat.
     table, io = place.table(), upserts(place)._lake.io()
     files = [entry.data_file for entry in live(place, DataFileContent.DATA)]
     location = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
-    of_rows = [(file.file_path, row) for file in sorted(files, key=lambda each: each.file_path) for row in rows]
-    pq.write_table(
-        pa.table({"file_path": [path for path, _ in of_rows], "pos": [row for _, row in of_rows]}), location[7:]
-    )
+    of_rows = [(path, row) for path in sorted(each.file_path for each in files) for row in rows]
+    paths, positions = (list(column) for column in zip(*of_rows, strict=True))
+    pq.write_table(pa.table({"file_path": paths, "pos": positions}), on_disk(location))
     deletes = data_file(
         content=DataFileContent.POSITION_DELETES,
         file_path=location,
         file_format=of_format,
         partition=files[0].partition,
         record_count=len(of_rows),
-        file_size_in_bytes=Path(location[7:]).stat().st_size,
+        file_size_in_bytes=on_disk(location).stat().st_size,
     )
     output = io.new_output(f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro")
     with ManifestWriter(ManifestContent.DELETES, table.metadata, table.spec(), table.schema(), output, None) as writer:
@@ -229,7 +229,6 @@ def test_a_batch_that_finds_no_row_is_an_append(table: Place) -> None:
     """A Spark stream from the table goes on over it."""
     run(table, 0, [(1, "a", "mon")])
     run(table, 1, [(2, "b", "mon")], 7)
-    snapshots = table.table().snapshots()
     run(table, 2, [], 7)
     snapshots = table.table().snapshots()
     assert [each.summary.operation for each in snapshots if each.summary] == [Operation.APPEND] * 4
@@ -239,8 +238,7 @@ def test_a_batch_that_finds_no_row_is_an_append(table: Place) -> None:
 def test_rows_of_version_3_get_ids_that_no_other_row_has(table: Place) -> None:
     if table.version == "2":
         pytest.skip("rows of version 2 have no ids")
-    with table.table().transaction() as transaction:
-        transaction.set_properties({"commit.manifest.min-count-to-merge": "3"})
+    table.set_properties({"commit.manifest.min-count-to-merge": "3"})
     run(table, 0, [(number, f"{number}", "mon") for number in range(3)])
     for batch_id in range(1, 8):
         run(table, batch_id, [(batch_id, "again", "mon"), (batch_id + 10, "new", "mon")])
@@ -364,9 +362,7 @@ def test_columns_of_the_key_that_were_renamed_and_widened_are_found_by_their_ids
         update.update_column("id", LongType())
     with by_files.table().update_schema() as update:
         update.rename_column("id", "number")
-    sink = by_files.unbound(upsert_by="number")
-    sink.bind("orders", "log")
-    sink.commit_batch(1, batch)
+    by_files.bound(upsert_by="number").commit_batch(1, batch)
     assert sorted(row["name"] for row in by_files.records()) == ["new", "old"]
 
 
@@ -410,8 +406,7 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
     batch = sealed(table, vote(table, [(1, "A", "wed")], round=Round(1, 1)))
     known = {path_of(each).name for each in live(table, DataFileContent.DATA)}
     names_of = [name for name in table.files() if name.endswith(".parquet") and Path(name).name not in known]
-    [keys] = [name for name in names_of if pq.read_schema(Path(table.table().location()[7:]) / name).names == ["id"]]
-    path = Path(table.table().location()[7:]) / keys
+    [path] = [table.folder / name for name in names_of if pq.read_schema(table.folder / name).names == ["id"]]
     content = path.read_bytes()
     path.unlink()
     with pytest.raises(TransactionLost, match=path.name):
@@ -504,15 +499,8 @@ def test_rows_of_files_without_ids_and_without_the_partitions_column_are_found(b
 
 def _imported(place: Place, day: str, number: int) -> str:
     location = f"{place.table().location()}/day={day}/{number}.parquet"
-    Path(location[7:]).parent.mkdir(exist_ok=True)
-    names = pa.field("name", pa.string(), nullable=False)
-    pq.write_table(
-        pa.table(
-            {"id": [number], "name": [f"{day} {number}"], "day": [day]},
-            schema=pa.schema([("id", pa.int64()), names, ("day", pa.string())]),
-        ),
-        location[7:],
-    )
+    on_disk(location).parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_batches([records([(number, f"{day} {number}", day)])]), on_disk(location))
     return location
 
 
@@ -529,19 +517,15 @@ def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the
 def imported(place: Place) -> None:
     """A file of another program, which a table without a mapping of names can't read by ids."""
     place.table().add_files([_imported(place, "mon", 1)])
-    with place.table().transaction() as transaction:
-        transaction.remove_properties("schema.name-mapping.default")
+    place.change(RemovePropertiesUpdate(removals=["schema.name-mapping.default"]))
 
 
 def mapped(place: Place) -> None:
-    with place.table().transaction() as transaction:
-        transaction.set_properties(
-            {"schema.name-mapping.default": place.table().schema().name_mapping.model_dump_json()}
-        )
+    place.set_properties({"schema.name-mapping.default": place.table().schema().name_mapping.model_dump_json()})
 
 
 def deleted_in_avro(place: Place) -> None:
-    Path(shared_deletes(place, 1, of_format=FileFormat.AVRO)[7:]).write_bytes(b"Obj\x01")
+    on_disk(shared_deletes(place, 1, of_format=FileFormat.AVRO)).write_bytes(b"Obj\x01")
 
 
 def rewritten(place: Place) -> None:
@@ -603,8 +587,7 @@ def test_the_option_needs_a_key(place: Place) -> None:
 
 @pytest.mark.variants
 @pytest.mark.parametrize("reader", ["native", "pyiceberg"])
-def test_polars_reads_the_result(reader: Any, table: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+def test_polars_reads_the_result(reader: Any, table: Place) -> None:
     for batch_id in range(3):
         run(table, batch_id, [(1, f"{batch_id}", "mon"), (batch_id + 5, "new", "tue")], 5)
     found = pl.scan_iceberg(table.table(), reader_override=reader).collect()
