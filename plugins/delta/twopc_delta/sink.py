@@ -220,8 +220,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         fit = replace(fit, longest_folder_bytes=self._storage.longest_folder_bytes)
         notes, name = Notes(self._storage), transaction.id.exact
 
-        def announce(paths: list[str]) -> None:
-            notes.write(name, Note([*{**dict.fromkeys(transaction.paths), **dict.fromkeys(paths)}]))
+        def announce() -> None:
+            notes.write(name, Note(transaction.paths))
 
         return TaskFiles(self._storage, fit, name, self._options.target_file_bytes, announce)
 

@@ -12,7 +12,6 @@ from pyiceberg.types import FixedType, IntegerType, LongType, NestedField, Strin
 
 from tests.sinks.iceberg.conftest import Place, on_disk
 from tests.support.between import Between, lost, once
-from twopc import Round
 from twopc.checks import CheckStatus
 from twopc.errors import ConfigurationError, OperatorRequired, Refused, Retriable, RoundAborted
 from twopc_iceberg import checks
@@ -56,10 +55,8 @@ def test_files_do_not_claim_a_sort_order_that_the_table_got_meanwhile(place: Pla
     sink = place.sink()
     with place.table().update_sort_order() as update:
         update.asc("value", IdentityTransform())
-    batch = sink.seal([place.vote(["b", "c", "a"], sink=sink)], 0.0)
-    sink.commit_batch(0, batch)
-    after = sink.seal([place.vote(["f", "d"], Round(1, 1), sink=sink)], 0.0)
-    sink.commit_batch(1, after)
+    place.run(0, ["b", "c", "a"], sink=sink)
+    place.run(1, ["f", "d"], sink=sink)
     orders = place.table().inspect.files()["sort_order_id"].to_pylist()
     assert orders == [None, None]
     assert place.values() == ["a", "b", "c", "d", "f"]
