@@ -44,8 +44,9 @@ class Fit:
         Raises:
             RecordRefused: a value is null in a NOT NULL column, too long, or one that readers misread.
         """
-        columns = [values.cast(field.type) for values, field in zip(batch.columns, self.nullable, strict=True)]
-        records = pa.record_batch(columns, schema=self.nullable)
+        schema = self.nullable
+        columns = [values.cast(field.type) for values, field in zip(batch.columns, schema, strict=True)]
+        records = pa.record_batch(columns, schema=schema)
         checker(self.schema, _RULES)(records)
         for values, field in zip(columns, self.schema, strict=True):
             if (longest := self.view.longest_text(field.name)) is not None:

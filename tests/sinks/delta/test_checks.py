@@ -5,7 +5,10 @@ import json
 import pytest
 
 from tests.sinks.delta.conftest import Place
+from tests.support.raising import raising
 from twopc.checks import CheckResult, CheckStatus
+from twopc.errors import Retriable
+from twopc_delta.log_files import LogFiles
 
 
 def reported(place: Place, about: str) -> CheckResult:
@@ -41,6 +44,13 @@ def test_what_spark_wrote_long_ago_is_not_reported(place: Place) -> None:
     for _ in range(20):
         put(place, engineInfo="delta-rs", operation="WRITE")
     assert reported(place, "Spark").result is CheckStatus.PASSED
+
+
+def test_a_store_that_is_away_during_a_check_has_not_answered(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = place.sink()
+    monkeypatch.setattr(LogFiles, "entry", raising(OSError("timed out")))
+    with pytest.raises(Retriable, match="no answer: timed out"):
+        list(sink.check())
 
 
 def test_a_log_that_begins_with_a_checkpoint_is_looked_at(place: Place) -> None:
