@@ -94,7 +94,7 @@ class Prepared:
     def from_json(cls, handle: Mapping[str, Any]) -> Prepared:
         """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
         # A log of an older release lacks what has a default.
-        found = {
+        found: dict[str, Any] = {
             each.name: handle[each.name] if each.default is MISSING else handle.get(each.name) for each in fields(cls)
         }
         kinds: dict[str, Any] = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}

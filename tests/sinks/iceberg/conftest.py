@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from pyarrow.fs import S3FileSystem
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV3
@@ -30,6 +30,7 @@ from pyiceberg.table.update import (
     SetPropertiesUpdate,
     TableUpdate,
 )
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import NestedField, StringType
 
@@ -42,6 +43,8 @@ from twopc_iceberg import IcebergSink
 leave_syncs_to_the_system()
 
 VALUE = Schema(NestedField(1, "value", StringType(), required=False))
+
+BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 
 NAME = "db.orders"
 
@@ -189,6 +192,15 @@ class Place(SinkPlace[IcebergSink]):
     @property
     def options(self) -> dict[str, str]:
         return {"table": self.name, **{f"catalog.{name}": value for name, value in self.properties.items()}}
+
+    def left_over(self) -> list[str]:
+        """Data files, delete files and manifests that no snapshot has."""
+        table = self.table()
+        manifests = [each for snapshot in table.snapshots() for each in snapshot.manifests(table.io)]
+        entries = (entry for each in manifests for entry in each.fetch_manifest_entry(table.io))
+        known = {each.manifest_path for each in manifests} | {entry.data_file.file_path for entry in entries}
+        names, ends = {Path(path).name for path in known}, (".parquet", "-m0.avro")
+        return [name for name in self.files() if name.endswith(ends) and Path(name).name not in names]
 
     def unbound(self, **options: Any) -> IcebergSink:
         deletes = {"deletes": self.deletes} if "upsert_by" in options else {}

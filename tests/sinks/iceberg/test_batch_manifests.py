@@ -12,9 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.expressions import BooleanExpression, EqualTo, IsNaN, IsNull, Reference
 from pyiceberg.manifest import ManifestFile
-from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -26,14 +24,13 @@ from pyiceberg.types import (
     StringType,
 )
 
-from tests.sinks.iceberg.conftest import Place, on_disk
+from tests.sinks.iceberg.conftest import BY_VALUE, Place, on_disk
 from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support.between import Between, lost, once
 from tests.support.observing import Killed
 from twopc.errors import Retriable
 
 MERGE_AT = "commit.manifest.min-count-to-merge"
-BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 TASKS = [[f"{task:02}"] for task in range(12)]
 RECORDS = [value for [value] in TASKS]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -78,11 +77,7 @@ class TestAppend(SinkContract):
         return self.place.values()
 
     def leftovers(self) -> list[str]:
-        table, ends = self.place.table(), (".parquet", "-m0.avro")
-        known = {task.file.file_path for task in table.scan().plan_files()}
-        known |= {each.manifest_path for snapshot in table.snapshots() for each in snapshot.manifests(table.io)}
-        names = {Path(path).name for path in known}
-        return [name for name in self.place.files() if name.endswith(ends) and Path(name).name not in names]
+        return self.place.left_over()
 
     def sample(self) -> pa.RecordBatch:
         return typed()

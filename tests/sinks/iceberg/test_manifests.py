@@ -10,13 +10,12 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
-from tests.sinks.iceberg.conftest import Place, Query
+from tests.sinks.iceberg.conftest import BY_VALUE, Place, Query
 from tests.support.between import Between, lost, nothing, once
 from tests.support.raising import raising
 from twopc import Round
 from twopc_iceberg import IcebergSink
 
-BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 FEW = {"commit.manifest.min-count-to-merge": "4"}
 
 

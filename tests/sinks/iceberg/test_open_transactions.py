@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyiceberg.partitioning import PartitionField, PartitionSpec
-from pyiceberg.transforms import IdentityTransform
 
-from tests.sinks.iceberg.conftest import Place
+from tests.sinks.iceberg.conftest import BY_VALUE, Place
 from tests.support.between import Between
 from tests.support.observing import Killed
 from tests.support.raising import raising
 from twopc import Committable, Participant, Round
 from twopc.errors import RoundAborted
 from twopc_iceberg.notes import FOLDER
-
-BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 
 
 def notes(place: Place) -> list[str]:

@@ -366,15 +366,6 @@ def test_doctor_warns_of_the_first_change_to_a_table_that_only_grew_as_readers_m
     assert found(upserts(table)).result is CheckStatus.PASSED
 
 
-def left_over(place: Place) -> list[str]:
-    """Data and delete files that the table does not have."""
-    table = place.table()
-    snapshot = table.current_snapshot()
-    manifests = [] if snapshot is None else snapshot.manifests(table.io)
-    known = {Path(e.data_file.file_path).name for each in manifests for e in each.fetch_manifest_entry(table.io)}
-    return [name for name in place.files() if name.endswith(".parquet") and Path(name).name not in known]
-
-
 @pytest.mark.long
 class TestUpserts(SinkContract):
     """Records whose keys are new replace none: the contract of appends holds."""
@@ -408,7 +399,7 @@ class TestUpserts(SinkContract):
         return read(self.place)
 
     def leftovers(self) -> list[str]:
-        return left_over(self.place)
+        return self.place.left_over()
 
 
 class TestUpsertsIntoPartitions(TestUpserts):
@@ -434,7 +425,7 @@ class TestKeyed(KeyedSinkContract):
         return [(row["id"], row["value"]) for row in read(self.place)]
 
     def leftovers(self) -> list[str]:
-        return left_over(self.place)
+        return self.place.left_over()
 
 
 class TestKeyedInPartitions(TestKeyed):
