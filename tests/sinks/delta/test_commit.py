@@ -16,6 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.sinks.delta.conftest import Place
+from tests.support.counting import counted
 from tests.support.raising import raising
 from tests.support.sink_place import from_log
 from tests.support.waiting import until
@@ -159,14 +160,7 @@ def test_a_note_that_was_changed_is_never_committed(place: Place) -> None:
 
 def test_a_driver_reads_no_note_that_a_vote_has_brought(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long one stays where it is, and is read once."""
-    reads: list[str] = []
-    read = Notes.read
-
-    def counted(notes: Notes, name: str) -> bytes | None:
-        reads.append(name)
-        return read(notes, name)
-
-    monkeypatch.setattr(Notes, "read", counted)
+    reads = counted(monkeypatch, Notes, "read")
     for batch_id, longest in enumerate((prepared._LONGEST_IN_VOTE, 10)):
         monkeypatch.setattr(prepared, "_LONGEST_IN_VOTE", longest)
         votes = [place.vote([value], Round(1, batch_id), partition) for partition, value in enumerate("abc")]
@@ -824,14 +818,7 @@ def test_a_process_loads_the_table_only_at_first_and_for_checkpoints(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each load reads all files of the table."""
-    loads: list[str] = []
-    load = commit.load
-
-    def counted(*arguments: Any) -> DeltaTable:
-        loads.append("load")
-        return load(*arguments)
-
-    monkeypatch.setattr(commit, "load", counted)
+    loads = counted(monkeypatch, commit, "load")
     sink = place.sink()
     for batch_id in range(12):  # over two checkpoints
         sink.commit_batch(batch_id, [place.pre_commit([str(batch_id)], Round(1, batch_id), sink=sink)])

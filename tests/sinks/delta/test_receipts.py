@@ -10,6 +10,7 @@ import pytest
 from tests.sinks.delta.conftest import Place
 from tests.sinks.delta.test_commit import commit_and_die, recreate
 from tests.support.advice import Query, told
+from tests.support.counting import counted
 from tests.support.raising import raising
 from twopc import Round
 from twopc.errors import LogMismatch
@@ -206,15 +207,8 @@ def test_a_batch_is_found_in_the_log_by_few_reads_after_a_crash(
     commit_and_die(place, 0, committable, monkeypatch)
     for number in range(following):
         place.append(str(number))
-    reads: list[int] = []
-    real = LogFiles.entry
-
-    def entry(files: LogFiles, version: int) -> bytes | None:
-        reads.append(version)
-        return real(files, version)
-
     sink = place.sink()
-    monkeypatch.setattr(LogFiles, "entry", entry)
+    reads = counted(monkeypatch, LogFiles, "entry")
     sink.commit_batch(0, [committable])
     assert len(reads) <= 2
     monkeypatch.undo()

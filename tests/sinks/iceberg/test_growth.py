@@ -1,8 +1,6 @@
 """A commit does not become slower with each snapshot and manifest that the table keeps, and is none the less exact."""
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -11,19 +9,7 @@ from pyiceberg.table.snapshots import Snapshot
 
 from tests.sinks.iceberg.conftest import Place
 from tests.support.between import Between, once
-
-
-def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[object]:
-    """Count the calls of a function."""
-    calls: list[object] = []
-    call: Callable[..., Any] = getattr(owner, name)
-
-    def count(*arguments: Any, **named: Any) -> Any:
-        calls.append(arguments)
-        return call(*arguments, **named)
-
-    monkeypatch.setattr(owner, name, count)
-    return calls
+from tests.support.counting import counted
 
 
 def test_a_driver_reads_no_metadata_and_no_manifest_list_that_it_wrote(

@@ -30,6 +30,7 @@ from tests.sinks.iceberg.conftest import Place, few, on_disk
 from tests.sinks.iceberg.test_contract import SCHEMA
 from tests.sinks.iceberg.test_upserts import BY_DAY, COLUMNS, PAIRS, append, commit_manifests, compact, names, read
 from tests.support.between import Between, lost, once
+from tests.support.counting import counted
 from tests.support.keyed_table import records, run, sealed, upserts, vote
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
@@ -423,18 +424,14 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
 
 @pytest.mark.variants
 @pytest.mark.parametrize("spec", [UNPARTITIONED_PARTITION_SPEC, BY_BUCKET], ids=["bounds", "partitions"])
-def test_files_whose_bounds_or_partition_have_no_key_are_not_read(spec: PartitionSpec, by_files: Place) -> None:
+def test_files_whose_bounds_or_partition_have_no_key_are_not_read(
+    spec: PartitionSpec, by_files: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_files.create(COLUMNS, spec)
     for batch_id in range(4):
         run(by_files, batch_id, [(batch_id * 100 + number, f"{number}", "mon") for number in (0, 9)])
-    search, opened = positions._Search._columns, list[str]()
-
-    def counted(self: Any, file: Any, parquet: Any) -> Any:
-        opened.append(file.path)
-        return search(self, file, parquet)
-
-    with patch.object(positions._Search, "_columns", counted):
-        run(by_files, 4, [(209, "new", "tue")])
+    opened = counted(monkeypatch, positions._Search, "_columns")
+    run(by_files, 4, [(209, "new", "tue")])
     assert len(opened) == 1
     assert len(read(by_files)) == 8
     assert "new" in names(by_files)
@@ -559,13 +556,10 @@ def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_
     assert names(by_files) == ["A", "b"]
 
 
-def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_otherwise(by_files: Place) -> None:
-    sink, opened = upserts(by_files), list[str]()
-    real = positions._Search.require_columns
-
-    def counted(search: Any, file: Any) -> None:
-        opened.append(file.path)
-        real(search, file)
+def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_otherwise(
+    by_files: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, opened = upserts(by_files), counted(monkeypatch, positions._Search, "require_columns")
 
     def batch(number: int) -> int:
         opened.clear()
@@ -573,10 +567,9 @@ def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_o
         sink.commit_batch(number, found)
         return len(opened)
 
-    with patch.object(positions._Search, "require_columns", counted):
-        assert [batch(number) for number in range(3)] == [0, 1, 1]
-        mapped(by_files)
-        assert batch(3) == 3
+    assert [batch(number) for number in range(3)] == [0, 1, 1]
+    mapped(by_files)
+    assert batch(3) == 3
 
 
 def test_the_option_needs_a_key(place: Place) -> None:
