@@ -149,7 +149,11 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         return outcomes.Failure.of(error, self._storage)
 
     def validate(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatch that names a column which does not fit into the table."""
+        """Make sure that records fit into the table, which gets the columns that it lacks with ``merge_schema``.
+
+        Raises:
+            SchemaMismatch: names a column that does not fit.
+        """
         view = self._looked_at()
         if self._options.merge_schema and (new := missing(schema, view)):
             wider = pa.schema([*view.schema, *as_added(new, view, self._name)])

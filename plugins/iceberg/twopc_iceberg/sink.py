@@ -469,8 +469,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             notes.remove([name])
 
     def _may_be_visible(self, name: str, note: Note) -> bool:
-        """Whether a snapshot may have the transaction's files. An attempt that lost against another one of its task is
-        in no snapshot, and its batch is visible."""
+        """Return whether a snapshot may have the transaction's files. An attempt that lost against another one of its
+        task is in no snapshot, although its batch is visible."""
         table = self._lake.load()
         batch_id = self.transactional_ids.round_of(name).batch_id
         found = self._mark().found(table.metadata)

@@ -167,7 +167,7 @@ class Attempt(NewSnapshot):
         return metadata.last_sequence_number >= self.sequence_number
 
     def is_dead(self, metadata: TableMetadata) -> bool:
-        """Whether the attempt can't land any more, and has not landed: another snapshot has its sequence number.
+        """Return whether the attempt can't land any more, and has not landed: another snapshot has its sequence number.
 
         If none has, the attempt may have landed and expired since, and later snapshots may have its delete files.
         Without a parent it may always land: catalogs do not compare its sequence number.
@@ -268,7 +268,7 @@ class BatchCommitter:
         return self._asked(lambda: self._propose(table, batch, added), batch)
 
     def _end(self, table: Table, batch: DecidedBatch) -> None:
-        """The batch is visible: forget its attempts.
+        """Forget the attempts of a batch that is visible.
 
         Raises:
             OperatorRequired: an attempt of this process has landed, and the table can't be read any more.
