@@ -88,6 +88,17 @@ class Place(TablePlace):
         """One entry of the table's log."""
         return self.entry_path(version).read_bytes()
 
+    def put(self, **actions: Any) -> Path:
+        """Add an entry of another writer. Return its path."""
+        path = self.entry_path(self.table().version() + 1)
+        path.write_text(json.dumps(actions))
+        return path
+
+    def change_metadata(self, **changes: object) -> None:
+        """Add an entry of another writer with other metadata of the table."""
+        [metadata] = [json.loads(line)["metaData"] for line in self.entry(0).splitlines() if b"metaData" in line]
+        self.put(metaData={**metadata, **changes})
+
     def actions(self, kind: str) -> list[dict[str, Any]]:
         """Those of the newest entry of the log."""
         found = [json.loads(line) for line in self.entry(self.table().version()).splitlines()]

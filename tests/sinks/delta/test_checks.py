@@ -1,7 +1,5 @@
 """What ``twopc doctor`` reports of a table."""
 
-import json
-
 import pytest
 
 from tests.sinks.delta.conftest import Place
@@ -10,20 +8,16 @@ from twopc.checks import CheckResult, CheckStatus
 from twopc.errors import Retriable
 from twopc_delta.log_files import LogFiles
 
+OF_SPARK = {"engineInfo": "Apache-Spark/4.2.0 Delta-Lake/4.4.0"}
+
 
 def reported(place: Place, about: str) -> CheckResult:
     [found] = [each for each in place.sink().check() if about in each.check]
     return found
 
 
-def put(place: Place, **info: str) -> None:
-    """An entry of another writer."""
-    entry = place.entry_path(place.table().version() + 1)
-    entry.write_text(json.dumps({"commitInfo": {"timestamp": 1, **info}}))
-
-
 def test_a_table_to_which_spark_writes_on_a_disk_is_reported(place: Place) -> None:
-    put(place, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0", operation="WRITE")
+    place.put(commitInfo={**OF_SPARK, "operation": "WRITE"})
     place.append("newer")
     found = reported(place, "Spark")
     assert found.result is CheckStatus.WARNING
@@ -33,16 +27,16 @@ def test_a_table_to_which_spark_writes_on_a_disk_is_reported(place: Place) -> No
 
 @pytest.mark.parametrize("operation", ["CREATE TABLE", "SET TBLPROPERTIES"])
 def test_a_table_that_spark_has_only_made_is_not(place: Place, operation: str) -> None:
-    put(place, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0", operation=operation)
-    put(place)
+    place.put(commitInfo={**OF_SPARK, "operation": operation})
+    place.put(commitInfo={"timestamp": 1})
     place.append("newer")
     assert reported(place, "Spark").result is CheckStatus.PASSED
 
 
 def test_what_spark_wrote_long_ago_is_not_reported(place: Place) -> None:
-    put(place, engineInfo="Apache-Spark/4.2.0 Delta-Lake/4.4.0", operation="WRITE")
+    place.put(commitInfo={**OF_SPARK, "operation": "WRITE"})
     for _ in range(20):
-        put(place, engineInfo="delta-rs", operation="WRITE")
+        place.put(commitInfo={"engineInfo": "delta-rs", "operation": "WRITE"})
     assert reported(place, "Spark").result is CheckStatus.PASSED
 
 

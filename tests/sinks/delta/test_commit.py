@@ -510,9 +510,7 @@ def test_a_batch_that_was_committed_before_its_table_was_replaced_in_the_same_lo
     """CREATE OR REPLACE gives the table another id."""
     committable = place.pre_commit(["a"])
     place.sink().commit_batch(0, [committable])
-    [metadata] = [line for line in place.entry(0).splitlines() if b"metaData" in line]
-    replaced = metadata.replace(str(place.table().metadata().id).encode(), b"another")
-    place.entry_path(2).write_bytes(replaced)
+    place.change_metadata(id="another")
     assert str(place.table().metadata().id) == "another"
     place.sink().commit_batch(0, [committable])
     assert place.table().version() == 2
@@ -524,9 +522,7 @@ def test_a_table_replaced_in_a_log_that_was_cleaned_up_since_leaves_the_outcome_
     """Nothing shows any more whether it is the log for which the batch was decided."""
     committable = place.pre_commit(["a"])
     commit_and_die(place, 0, committable, monkeypatch)
-    [metadata] = [line for line in place.entry(0).splitlines() if b"metaData" in line]
-    replaced = metadata.replace(str(place.table().metadata().id).encode(), b"another")
-    place.entry_path(2).write_bytes(replaced)
+    place.change_metadata(id="another")
     place.table().create_checkpoint()
     place.entry_path(0).unlink()
     with pytest.raises(OutcomeUnknown, match=r"Either the batch was committed, .* Or another table"):

@@ -400,19 +400,15 @@ def test_what_is_inside_of_a_column_and_not_null_by_the_commit_stops_the_query(p
     make(place, column("s", inner))
     written = {"value": ["a"], "s": pa.array([{"x": None}], pa.struct({"x": pa.int64()}))}
     committable, sink = place.pre_commit(written), place.sink()
-    log = place.log
-    [first] = log.glob("*.json")
-    actions = [json.loads(line) for line in first.read_text().splitlines()]
-    metadata = next(action["metaData"] for action in actions if "metaData" in action)
+    [metadata] = place.actions("metaData")
     schema = json.loads(metadata["schemaString"])
     schema["fields"][1]["type"]["fields"][0]["nullable"] = False
     schema["fields"].append(column("new", {"type": "struct", "fields": [column("y", nullable=False)]}))
-    changed = json.dumps({"metaData": {**metadata, "schemaString": json.dumps(schema)}})
-    (log / f"{1:020d}.json").write_text(changed)
+    place.change_metadata(schemaString=json.dumps(schema))
     with pytest.raises(OperatorRequired, match=r"s\.x"):
         sink.commit_batch(0, [committable])
     schema["fields"][1]["type"]["fields"][0]["nullable"] = True
-    (log / f"{2:020d}.json").write_text(json.dumps({"metaData": {**metadata, "schemaString": json.dumps(schema)}}))
+    place.change_metadata(schemaString=json.dumps(schema))
     sink.commit_batch(0, [committable])  # a new column is null, with all that is inside of it
     assert place.rows() == [{"value": "a", "s": {"x": None}, "new": None}]
 
