@@ -279,10 +279,12 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place.close()
 
 
-@pytest.fixture(autouse=True)
-def _planner(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def _planner() -> Iterator[None]:
     """polars warns where a faster planner of its own is not installed."""
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+        yield
 
 
 @pytest.fixture(scope="module")
