@@ -122,6 +122,8 @@ class IcebergSpark:
 
 def main() -> None:
     """Execute each statement of standard input."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the JVM prints, such as that its code cache is full, is no answer: it goes to the log
     set_java_and_python()
     settings = {
         "spark.sql.extensions": _EXTENSIONS,
@@ -130,7 +132,8 @@ def main() -> None:
         "spark.sql.catalog.lake.cache-enabled": "false",
         **json.loads(sys.argv[1]),
     }
-    spark = session(settings=settings, jars=os.pathsep.join(map(str, iceberg_jars())), log_level="WARN")
+    jars, java = os.pathsep.join(map(str, iceberg_jars())), "-XX:ReservedCodeCacheSize=200m"
+    spark = session(settings=settings, jars=jars, java=java, log_level="WARN")
     with tempfile.TemporaryDirectory() as folder:
         for number, line in enumerate(sys.stdin):
             file = Path(folder, f"{number}.arrow")
@@ -142,7 +145,7 @@ def main() -> None:
                 answer = {"file": str(file)}
             except Exception as error:  # noqa: BLE001  # whatever it is, the test decides
                 answer = {"error": f"{type(error).__name__}: {_without_stack(str(error))}"}
-            print(json.dumps(answer), flush=True)  # noqa: T201  # the answer
+            print(json.dumps(answer), file=answers, flush=True)
     spark.stop()
 
 

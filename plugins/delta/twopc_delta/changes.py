@@ -122,11 +122,6 @@ class LiveFile:
         found: Mapping[str, Any] | None = self.action.get("deletionVector")
         return found
 
-    @property
-    def key(self) -> tuple[str, str]:
-        """The identity of a file in a version, by Delta's protocol."""
-        return _key_of(self.action)
-
     def without(self, rows: BitMap64, total: int, vector: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
         """Return the actions that leave the file in the table without more rows.
 
@@ -164,6 +159,7 @@ def _not_tight(stats: str | None, total: int) -> str:
 
 
 def _key_of(action: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the identity of a file in a version, by Delta's protocol."""
     vector = action.get("deletionVector") or {}
     parts = (vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))
     # Paths are URLs, which writers spell in different ways: delta-rs removes %C3%BC where Spark has added ü.
@@ -188,7 +184,7 @@ def live_files(files: LogFiles, version: int) -> list[LiveFile]:
     def take(added: Iterable[Mapping[str, Any]], removed: Iterable[Mapping[str, Any]] = ()) -> None:
         new = [LiveFile(action) for action in added if _key_of(action) not in seen]
         live.extend(new)
-        seen.update(each.key for each in new)
+        seen.update(_key_of(each.action) for each in new)
         seen.update(map(_key_of, removed))
 
     for number in versions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -12,9 +12,8 @@ import pyarrow.compute as pc
 from deltalake import Schema
 from pyarrow import types
 
-from twopc.bad_records import first_bad
 from twopc.columns import check_names, has_room, require_each
-from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.errors import SchemaMismatch
 from twopc.refusals import KEY_TWICE, NOT_UTF8, Rule, checker, first_null, is_list, parts
 from twopc_delta.partitions import IN_LOG, require_readable
 from twopc_delta.storage import LONGEST_NAME_ON_DISKS
@@ -43,10 +42,11 @@ class Fit:
         """Return the records with the table's names and types.
 
         Raises:
-            RecordRefused: a value is null in a NOT NULL column, too long, or has no equal in the table's type.
+            RecordRefused: a value is null in a NOT NULL column, too long, or one that readers misread.
         """
-        columns = [_cast(batch.column(number), field) for number, field in enumerate(self.schema)]
-        records = pa.record_batch(columns, schema=self.nullable)
+        schema = self.nullable
+        columns = [values.cast(field.type) for values, field in zip(batch.columns, schema, strict=True)]
+        records = pa.record_batch(columns, schema=schema)
         checker(self.schema, _RULES)(records)
         for values, field in zip(columns, self.schema, strict=True):
             if (longest := self.view.longest_text(field.name)) is not None:
@@ -71,26 +71,6 @@ _RULES = (
     NOT_UTF8,
     KEY_TWICE,
 )
-
-
-def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    target = _nullable(field).type
-    try:
-        return column if column.type == target else column.cast(target)
-    except pa.ArrowInvalid:
-        raise RecordRefused(
-            f"a value does not fit into the table's type {field.type}",
-            record=first_bad(column, lambda part: _can_be_cast(part, target)),
-            column=field.name,
-        ) from None
-
-
-def _can_be_cast(column: pa.Array, target: pa.DataType) -> bool:
-    try:
-        column.cast(target)
-    except pa.ArrowInvalid:
-        return False
-    return True
 
 
 def missing(schema: pa.Schema, view: TableView) -> list[pa.Field]:
@@ -157,9 +137,9 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
     return Fit(pa.schema(fields), view.partition_by, view)
 
 
-def type_names(schema: pa.Schema) -> dict[str, str]:
+def type_names(fields: Iterable[pa.Field]) -> dict[str, str]:
     """Return the type of each column, without its nullability, as text to compare."""
-    return {field.name: str(_nullable_type(field.type, _quoted)) for field in schema}
+    return {field.name: str(_nullable_type(field.type, _quoted)) for field in fields}
 
 
 def _quoted(name: str) -> str:

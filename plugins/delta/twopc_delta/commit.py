@@ -34,7 +34,7 @@ from twopc.transaction import Committable, JsonValue
 from twopc_delta import changes, outcomes
 from twopc_delta.changes import Keys, actions_of, live_files
 from twopc_delta.columns import type_names
-from twopc_delta.entry import NO_ENTRY, Entry, entry_of
+from twopc_delta.entry import Entry, entry_of
 from twopc_delta.log_files import LogFiles
 from twopc_delta.notes import Note, digest
 from twopc_delta.prepared import Prepared, without_note
@@ -210,7 +210,7 @@ class TableLog:
         table = load(self._storage, what, is_decided)
         version = table.version()
         data = self._files.entry(version)
-        entry = NO_ENTRY if data is None else self._parsed(version, data, what, is_decided)
+        entry = self._parsed(version, data or b"", what, is_decided)
         own = entry.marks.get(self._mark)  # then no older entry counts
         mark = table.transaction_version(self._mark) if own is None else own
         return Snapshot(TableView.of(table), mark, data, entry.adds_files)

@@ -112,9 +112,6 @@ class Entry:
         return cls(changes_table, "add" in names, changes_rows, marks, operation, engine)
 
 
-NO_ENTRY = Entry(changes_table=False, adds_files=False, changes_rows=False, marks={}, operation="", engine="")
-
-
 def _action(line: bytes) -> dict[str, Any]:
     action = orjson.loads(line)
     if not isinstance(action, dict):

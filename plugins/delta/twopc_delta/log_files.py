@@ -113,8 +113,7 @@ class LogFiles:
         """Remove an entry that was just put, and follows no other one. It stays where a checkpoint stands for those
         before it."""
         names = self._names()
-        checkpoints = (int(found[1]) for found in map(_CHECKPOINT.match, names) if found)
-        if _entry_name(version - 1) in names or max(checkpoints, default=-1) >= version - 1:
+        if _entry_name(version - 1) in names or max(map(_of_checkpoint, names), default=-1) >= version - 1:
             return
         if self.entry(version) == data:
             self._storage.remove(f"{_LOG}/{_entry_name(version)}")
@@ -125,14 +124,10 @@ class LogFiles:
         names = self._names_after(_entry_name(version))
         if names is None:
             return None
-        entries, newest_checkpoint = set[int](), -1
-        for name in names:
-            if found := _ENTRY.fullmatch(name):
-                entries.add(int(found[1]))
-            elif found := _CHECKPOINT.match(name):
-                newest_checkpoint = max(newest_checkpoint, int(found[1]))
+        entries = _versions(names)
         newest = max(entries, default=version)
-        return newest if len(entries) == newest - version and newest_checkpoint <= newest else None
+        is_whole = len(entries) == newest - version and max(map(_of_checkpoint, names), default=-1) <= newest
+        return newest if is_whole else None
 
     def _names_after(self, name: str) -> list[str] | None:
         """Return the names in the log that come after ``name`` and begin with a digit; None if they are too many for
@@ -192,7 +187,7 @@ class LogFiles:
         Raises:
             ValueError: a file of the checkpoint is gone or can't be read.
         """
-        names = [name for name in self._names() if (found := _CHECKPOINT.match(name)) and int(found[1]) == version]
+        names = [name for name in self._names() if _of_checkpoint(name) == version]
         by_uuid = [name for name in names if not _PART.fullmatch(name) and not name.endswith(".checkpoint.parquet")]
         for name in by_uuid[:1] or names:  # each of several stands for the whole table
             added, others = self._added(name)
@@ -218,12 +213,12 @@ class LogFiles:
         names one that is not there, each with the reason; and whether readers get on without these files."""
         names = self._names()
         _, newest = _after_checkpoint(names)
-        files = [name for name in names if (found := _CHECKPOINT.match(name)) and int(found[1]) == newest]
+        files = [name for name in names if _of_checkpoint(name) == newest >= 0]
         damaged = {name: why for name in files if (why := self._why_unreadable(name))}
         left = [name for name in names if name not in damaged]
         if _LAST_CHECKPOINT in names:
             noted = self.last_checkpoint()
-            if not any((found := _CHECKPOINT.match(name)) and int(found[1]) == noted for name in left):
+            if noted not in map(_of_checkpoint, left):
                 damaged[_LAST_CHECKPOINT] = f"it names version {noted}, which has no readable checkpoint"
         versions, checkpoint = _after_checkpoint(left)
         return damaged, len(versions) == max(versions, default=checkpoint) - checkpoint
@@ -275,10 +270,19 @@ class LogFiles:
 
 def _after_checkpoint(names: Iterable[str]) -> tuple[list[int], int]:
     names = [*names]
-    checkpoints = {int(found[1]) for found in map(_CHECKPOINT.match, names) if found}
-    checkpoint = max(checkpoints - _torn_checkpoints(names), default=-1)
-    versions = (int(found[1]) for found in map(_ENTRY.fullmatch, names) if found)
-    return sorted((each for each in versions if each > checkpoint), reverse=True), checkpoint
+    checkpoint = max({*map(_of_checkpoint, names)} - _torn_checkpoints(names), default=-1)
+    return sorted((each for each in _versions(names) if each > checkpoint), reverse=True), checkpoint
+
+
+def _versions(names: Iterable[str]) -> list[int]:
+    """Return the versions of the entries among names."""
+    return [int(found[1]) for found in map(_ENTRY.fullmatch, names) if found]
+
+
+def _of_checkpoint(name: str) -> int:
+    """Return the version of the checkpoint that a file belongs to; -1 for any other file."""
+    found = _CHECKPOINT.match(name)
+    return int(found[1]) if found else -1
 
 
 def _torn_checkpoints(names: Iterable[str]) -> set[int]:

@@ -300,7 +300,7 @@ def table_changed(what: str, why: str) -> OperatorRequired:
 
 
 def unreadable(what: str, why: str) -> OperatorRequired:
-    """The rows that a decided batch replaces can't be found."""
+    """Return the error for a decided batch that replaces rows which can't be found."""
     return OperatorRequired(
         f"{what} is decided, and the rows that it replaces can't be found: {why}. Nothing of it is visible. Repair the"
         " table, such as with RESTORE, and start again."

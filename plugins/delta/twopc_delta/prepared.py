@@ -64,26 +64,17 @@ class Prepared:
 
         Upholds: a late driver commits nothing that was rolled back. A transaction without its note is ended.
         """
-        there = self._listed()
         kept = self._kept
-        unread = [each for each in committables if each.transaction_id not in there or _key(each) not in kept]
-        contents = self._storage.at_once(self._read, [each.transaction_id for each in unread])
+        with self._asking("notes beside"):
+            there = {*self._notes.transaction_ids()} if kept else set[str]()
+            unread = [each for each in committables if each.transaction_id not in there or _key(each) not in kept]
+            contents = self._storage.at_once(self._notes.read, [each.transaction_id for each in unread])
         gone = [
             f"the note of {each.transaction_id}"
             for each, data in zip(unread, contents, strict=True)
             if data is None or not self._remember(each, data)
         ]
         return gone or {each.transaction_id: kept[_key(each)] for each in committables}
-
-    def _listed(self) -> set[str]:
-        if not self._kept:
-            return set()
-        with self._asking("notes beside"):
-            return set(self._notes.transaction_ids())
-
-    def _read(self, transaction_id: str) -> bytes | None:
-        with self._asking("notes beside"):
-            return self._notes.read(transaction_id)
 
     def gone(self, notes: Mapping[str, Note]) -> list[str]:
         """Return the files that are not there as they were written."""

@@ -44,16 +44,19 @@ class DeltaTransaction(Transaction):
     """The files of one task attempt.
 
     Attributes:
-        files: distributes its records, once there are any.
+        files: the schema of records → what distributes them. Columns may come in another order with each write.
         deletes: distributes the keys of its deletes, once there are any.
     """
 
-    files: TaskFiles | None = None
     deletes: TaskFiles | None = None
+
+    def __init__(self, transaction_id: TransactionId) -> None:
+        super().__init__(transaction_id)
+        self.files: dict[pa.Schema, TaskFiles] = {}
 
     @property
     def written(self) -> list[TaskFiles]:
-        return [each for each in (self.files, self.deletes) if each is not None]
+        return [*self.files.values(), *([self.deletes] if self.deletes is not None else [])]
 
     @property
     def paths(self) -> list[str]:
@@ -146,7 +149,11 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         return outcomes.Failure.of(error, self._storage)
 
     def validate(self, schema: pa.Schema) -> None:
-        """Raises SchemaMismatch that names a column which does not fit into the table."""
+        """Make sure that records fit into the table, which gets the columns that it lacks with ``merge_schema``.
+
+        Raises:
+            SchemaMismatch: names a column that does not fit.
+        """
         view = self._looked_at()
         if self._options.merge_schema and (new := missing(schema, view)):
             wider = pa.schema([*view.schema, *as_added(new, view, self._name)])
@@ -179,7 +186,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         view = self._looked_at()
         yield CheckResult.passed(f"{self._name}: existence", f"columns {', '.join(view.schema.names)}")
         yield CheckResult.of("put-if-absent in the table's store", self._require_put_if_absent)
-        yield from checks(view, self._storage, is_keyed=bool(self.key))
+        with outcomes.looking(self._storage, f"a look at {self._name}", is_decided=False):
+            yield from checks(view, self._storage, is_keyed=bool(self.key))
 
     # On the participant. ----------------------------------------------------------------------------------------
 
@@ -189,11 +197,11 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
 
     def write(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> None:
         with self._writing(transaction.id):
-            if transaction.files is None:
+            if (files := transaction.files.get(batch.schema)) is None:
                 fitted = fit(batch.schema, self._table(), self._name)
                 self._require_whole(batch.schema, fitted.view)
-                transaction.files = self._files(transaction, fitted)
-            self._write(transaction.files, batch)
+                files = transaction.files[batch.schema] = self._files(transaction, fitted)
+            self._write(files, batch)
 
     def delete(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> None:
         with self._writing(transaction.id):
@@ -216,8 +224,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         fit = replace(fit, longest_folder_bytes=self._storage.longest_folder_bytes)
         notes, name = Notes(self._storage), transaction.id.exact
 
-        def announce(paths: list[str]) -> None:
-            notes.write(name, Note([*{**dict.fromkeys(transaction.paths), **dict.fromkeys(paths)}]))
+        def announce() -> None:
+            notes.write(name, Note(transaction.paths))
 
         return TaskFiles(self._storage, fit, name, self._options.target_file_bytes, announce)
 
@@ -226,7 +234,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         if not transaction.written:
             raise ValueError(f"transaction {name} has no record")
         with self._writing(transaction.id):
-            files = [] if transaction.files is None else transaction.files.finish()
+            files = [file for each in transaction.files.values() for file in each.finish()]
             deletes = [] if transaction.deletes is None else transaction.deletes.finish()
             for file in (*files, *deletes):
                 if (found := self._storage.size_bytes(file.path)) != file.size_bytes:
@@ -236,8 +244,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                         " Was it removed or replaced, or does its store keep something else than it was sent? The batch"
                         " can be run again."
                     )
-            fit = transaction.written[0].fit
-            view, columns = fit.view, type_names(fit.schema)
+            view = transaction.written[0].fit.view
+            columns = type_names([field for each in transaction.written for field in each.fit.schema])
             note = Note([], view.id, columns, view.required, view.partition_by, files, self.key, deletes)
             data = Notes(self._storage).write(name, note)
         return vote_of(name, data, len(files), transaction.records)

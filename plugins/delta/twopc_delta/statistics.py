@@ -56,13 +56,8 @@ class FloatBounds:
     def bounds(self) -> tuple[float, float] | None:
         """Least and most; None with NaN, an infinity, which JSON does not have, or without a value."""
         is_bounded = not self.is_unbounded and math.isfinite(self.least) and math.isfinite(self.most)
-        return (_below_zeros(self.least), self.most + 0.0) if is_bounded else None
-
-
-def _below_zeros(least: float) -> float:
-    """Return ``least``, as -0.0 if it is a zero. DuckDB tells -0.0 from 0.0 when it skips files, so the least value is
-    -0.0, and the greatest 0.0."""
-    return least or -0.0
+        # DuckDB tells -0.0 from 0.0 when it skips files. So a least zero is -0.0, and a greatest one 0.0.
+        return (self.least or -0.0, self.most + 0.0) if is_bounded else None
 
 
 def statistics(
@@ -111,7 +106,7 @@ def statistics(
 
 
 def _bounds(chunks: list[Any], type: pa.DataType) -> tuple[Any, Any] | None:
-    """The bounds of a column as JSON has them, or None where it can't have them."""
+    """Return the bounds of a column as JSON has them; None where it can't have them."""
     if types.is_binary(type):
         return None
     try:
@@ -134,7 +129,7 @@ def _as_json(least: Any, most: Any) -> tuple[Any, Any] | None:
 
 
 def _number(value: Decimal) -> orjson.Fragment:
-    """With all of its digits, which a float would not have."""
+    """Return a number with all of its digits, which a float would not have."""
     return orjson.Fragment(format(value, "f"))
 
 
@@ -143,7 +138,8 @@ def _day(days: int) -> str:
 
 
 def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
-    """In milliseconds, as Delta has them; rounded outwards, as not every reader adds what was cut off."""
+    """Return moments in milliseconds, as Delta has them. They are rounded outwards, as not every reader adds what was
+    cut off."""
     ending = "Z" if is_instant else ""
     first, last = least_us // 1000, -(-most_us // 1000)
     return tuple(  # type: ignore[return-value]  # of two
@@ -152,7 +148,7 @@ def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
 
 
 def _text_above(text: str) -> str:
-    """A text that is not less than ``text``, and as a rule of bounded length."""
+    """Return a text that is not less than ``text`` and, as a rule, of bounded length."""
     # Behind the first character that has a greater one. A text without any is its own bound.
     end = next((at for at in range(_LONGEST_TEXT, len(text)) if text[at] != _LAST_CHARACTER), None)
     return text if end is None else text[:end] + _LAST_CHARACTER

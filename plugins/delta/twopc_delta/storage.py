@@ -236,18 +236,19 @@ class Storage:
 
     def size_bytes(self, path: str) -> int | None:
         """Return how long a file is; None where there is none."""
+        whole = f"{self.path}/{path}"
         with self.meaning():
             try:
                 if self.is_local:
-                    return (Path(self.path) / path).stat().st_size
-                return int(self.filesystem.info(f"{self.path}/{path}")["size"])
+                    return os.stat(whole).st_size  # noqa: PTH116  # of hundreds, a Path takes most of the time
+                return int(self.filesystem.info(whole)["size"])
             except FileNotFoundError:
                 return None
 
     def sizes_bytes(self, paths: Sequence[str]) -> list[int | None]:
         """Return how long each of many files is, in their order; None where there is none."""
         if self.is_local:
-            return [_local_size(f"{self.path}/{path}") for path in paths]
+            return [self.size_bytes(path) for path in paths]
         by_folder: dict[str, list[str]] = defaultdict(list)
         for path in paths:
             by_folder[path.rpartition("/")[0]].append(path)
@@ -304,10 +305,3 @@ class Storage:
                 self.filesystem.rm([f"{self.path}/{path}" for path in paths])
         except (OSError, NotImplementedError):  # not every server takes such a request
             self.at_once(self.remove, paths)
-
-
-def _local_size(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size  # noqa: PTH116  # of hundreds, a Path takes most of the time
-    except FileNotFoundError:
-        return None

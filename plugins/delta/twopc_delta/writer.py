@@ -73,17 +73,21 @@ class TaskFiles:
         fit: how the records go into the table.
         name: a part of every file's name; the same in all files of the transaction.
         target_bytes: the size at which a file is finished.
-        begins: called with the paths of all files before new ones are created.
+        announce: called before new files are created. ``paths`` has theirs by then.
+
+    Attributes:
+        paths: the paths of all files.
+        finished: those that are durable.
     """
 
     def __init__(
-        self, storage: Storage, fit: Fit, name: str, target_bytes: int, begins: Callable[[list[str]], object]
+        self, storage: Storage, fit: Fit, name: str, target_bytes: int, announce: Callable[[], object]
     ) -> None:
         self._storage = storage
         self.fit = fit
         self._name = name
         self._target_bytes = target_bytes
-        self._begins = begins
+        self._announce = announce
         self._schema = pa.schema([column for column in fit.nullable if column.name not in fit.partition_by])
         self._indexed = indexed(fit.view.schema, fit.view.configuration)
         self._open = OpenFiles(self._create_each, fixed_bytes=_OpenFile.fixed_bytes)
@@ -95,11 +99,11 @@ class TaskFiles:
         self._open.write(split(self.fit.convert(batch), self.fit.partition_by))
 
     def _create_each(self, partitions: Sequence[Partition]) -> Iterator[_OpenFile]:
-        """Create a file for each partition, once ``begins`` knows the paths of all."""
+        """Create a file for each partition, once the paths of all are announced."""
         created = [dict(zip(self.fit.partition_by, each, strict=True)) for each in partitions]
         paths = [self._new_path(values, number) for number, values in enumerate(created, len(self.paths))]
         self.paths += paths
-        self._begins(self.paths)
+        self._announce()
         for path, values in zip(paths, created, strict=True):
             finished = functools.partial(self._finished, path, values)
             yield _OpenFile(self._storage.create(path), self._schema, self._target_bytes, finished)

@@ -20,6 +20,7 @@ from pyiceberg.manifest import ManifestContent
 from twopc_iceberg.files import DurableFileIO
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.manifests import InMemory, blocks_of, header, with_blocks
+from twopc_iceberg.outcomes import Damaged, reading
 from twopc_iceberg.prepared import Prepared, digest_of, joined_partitions
 
 ItemT = TypeVar("ItemT")
@@ -119,15 +120,14 @@ def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, cha
     """Return what a commit has made of manifests that are gone: the catalog has lost that commit, or does not show it
     yet."""
     try:
-        found = _described(pack, location, io.read(location))
-        if len(found.files()) == found.prepared.files:
-            return found
+        with reading(location):
+            found = _described(pack, location, io.read(location))
+            if len(found.files()) == found.prepared.files:
+                return found
     except FileNotFoundError:
         raise changed from None
-    except OSError:
-        raise
-    except Exception:  # noqa: BLE001  # pyiceberg's decoder raises anything
-        raise FileChanged(location) from None
+    except Damaged:
+        pass
     raise FileChanged(location)
 
 

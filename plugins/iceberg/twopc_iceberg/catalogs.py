@@ -7,7 +7,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -66,8 +66,11 @@ class Lake:
 
     def load(self) -> Table:
         """Return the table as the catalog has it now."""
-        with self._forgetting():
+        try:
             table = self._table = self.catalog().load_table(self._options.table)
+        except CATALOG_ERRORS:
+            self.close()  # what the catalog found out as it connected may be wrong, too
+            raise
         self._is_renewing = are_given_out(table.io.properties) and not are_given_out(self._options.properties)
         assume_end(table.io.properties)
         return table
@@ -118,15 +121,6 @@ class Lake:
         if catalog is not None:
             with contextlib.suppress(Exception):
                 catalog.close()
-
-    @contextlib.contextmanager
-    def _forgetting(self) -> Iterator[None]:
-        """Forget the catalog on an error: what it found out as it connected may be wrong, too."""
-        try:
-            yield
-        except CATALOG_ERRORS:
-            self.close()
-            raise
 
 
 def connected(options: IcebergOptions) -> Catalog:

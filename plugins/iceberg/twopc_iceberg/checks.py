@@ -11,7 +11,7 @@ from pyiceberg.table.snapshots import Operation, ancestors_of
 
 from twopc.checks import CheckResult
 from twopc_iceberg.files import DurableFileIO
-from twopc_iceberg.manifests import entries
+from twopc_iceberg.manifests import ManifestLists, entries
 from twopc_iceberg.notes import FOLDER
 from twopc_iceberg.options import POSITION
 from twopc_iceberg.support import require_honest
@@ -63,8 +63,7 @@ def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterato
 def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterator[CheckResult]:
     """Report the delete files of the branch, if it has any."""
     snapshot = table.metadata.snapshot_by_name(options.branch)
-    manifests = [] if snapshot is None else snapshot.manifests(io)
-    of_deletes = [each for each in manifests if each.content is ManifestContent.DELETES]
+    of_deletes = [each for each in ManifestLists().live(io, snapshot) if each.content is ManifestContent.DELETES]
     found = [entry.data_file.content for each in of_deletes for entry in entries(io, each)]
     of_keys = found.count(DataFileContent.EQUALITY_DELETES)
     check, kept = "delete files that the table keeps", f"{of_keys} of keys, {len(found) - of_keys} of positions"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import types
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.schema import Schema
 from pyiceberg.types import (
     BinaryType,
@@ -38,7 +39,7 @@ from pyiceberg.types import (
 
 from twopc.columns import ADVICE, check_names, has_room, require_each
 from twopc.errors import RecordRefused, SchemaMismatch
-from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, checker, holder, is_list
+from twopc.refusals import KEY_TWICE, NOT_UTF8, TIMES, YEARS, Rule, checker, first_null, is_list
 
 _INTS = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
 _TEXTS = (pa.string(), pa.large_string())
@@ -141,10 +142,13 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
 # Records. -------------------------------------------------------------------------------------------------------
 
 
-_NULL = "the value is null, and the column is required"
-
 _RULES = (NOT_UTF8, TIMES, YEARS, KEY_TWICE)
 """What readers misread, and what pyiceberg can't hold: it would find out when it makes the statistics of a file."""
+
+_REQUIRED = Rule(
+    lambda field: not field.nullable, first_null, f"the value is null, and the column is required. {ADVICE}"
+)
+"""Parquet would take a null in a nested column."""
 
 
 def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.RecordBatch:
@@ -166,52 +170,20 @@ def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> p
         position = batch.schema.get_field_index(field.name)
         given = pa.nulls(batch.num_rows, target.type) if position < 0 else batch.column(position)
         columns.append(_converted(given, field, target))
-    return pa.record_batch(columns, schema=arrow_schema)
+    records = pa.record_batch(columns, schema=arrow_schema)
+    checker(schema_to_pyarrow(schema), (_REQUIRED,))(records)
+    return records
 
 
 def _converted(given: pa.Array, field: NestedField, target: pa.Field) -> pa.Array:
     if types.is_dictionary(given.type):
         given = given.dictionary_decode()
-    _require_values(given, field, field.name)
     if isinstance(field.field_type, UUIDType) and given.type in _TEXTS:
         given = _uuids(given, field.name)
     if isinstance(field.field_type, FixedType) and given.type in _BYTES:
         is_of_length = pc.equal(pc.binary_length(given), field.field_type.root)
         require_each(is_of_length, f"the value is no {field.field_type}", field.name)
     return given if given.type == target.type else given.cast(target.type)
-
-
-def _require_values(given: pa.Array, field: NestedField, path: str) -> None:
-    """Refuse a null where none may be. Parquet would take it in a nested column."""
-    if field.required and given.null_count:
-        require_each(pc.is_valid(given), _NULL, path)
-    match field.field_type:
-        case StructType() as wanted:
-            present = pc.is_valid(given)
-            for child in wanted.fields:
-                if given.type.get_field_index(child.name) < 0:
-                    continue
-                values = pc.struct_field(given, child.name)
-                if child.required and values.null_count:
-                    is_fine = pc.or_(pc.invert(present), pc.is_valid(values))
-                    require_each(is_fine, _NULL, f"{path}.{child.name}")
-                nested = child if not child.required else child.model_copy(update={"required": False})
-                _require_values(values, nested, f"{path}.{child.name}")
-        case ListType() as wanted:
-            _require_parts(given, wanted.element_field, f"{path}.element")
-        case MapType() as wanted:
-            entries = given.cast(pa.list_(pa.struct([("key", given.type.key_type), ("value", given.type.item_type)])))
-            parts = StructType(wanted.key_field, wanted.value_field)
-            _require_parts(entries, NestedField(-1, "entries", parts, required=False), path)
-
-
-def _require_parts(lists: pa.Array, field: NestedField, path: str) -> None:
-    """Look at the elements of lists. A refusal names the record, not the element."""
-    try:
-        _require_values(pc.list_flatten(lists), field, path)
-    except RecordRefused as refused:
-        refused.record = holder(lists, refused.record or 0)
-        raise
 
 
 def _uuids(given: pa.Array, column: str) -> pa.Array:

@@ -280,7 +280,7 @@ def _manifest(
             writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=each))
         for entry in before:
             (writer.delete if _identity(entry.data_file) in gone else writer.existing)(entry)
-    _store(io, location, in_memory.content)
+    io.create(location, in_memory.getvalue())
     return writer.to_manifest_file()
 
 
@@ -291,7 +291,7 @@ def _file_of_positions(io: DurableFileIO, location: str, file: LiveFile, rows: B
         table, content, compression="zstd", column_encoding={"pos": "DELTA_BINARY_PACKED"}, use_dictionary=["file_path"]
     )
     data = content.getvalue().to_pybytes()
-    _store(io, location, data)
+    io.create(location, data)
     return _delete(file, rows, location, len(data), FileFormat.PARQUET)
 
 
@@ -315,15 +315,10 @@ def _vectors(io: DurableFileIO, location: str, touched: Mapping[LiveFile, BitMap
         content += blob
     footer = json.dumps({"blobs": blobs, "properties": {"created-by": "twopc"}}).encode()
     content += _PUFFIN + footer + struct.pack("<i", len(footer)) + bytes(4) + _PUFFIN
-    _store(io, location, bytes(content))
+    io.create(location, bytes(content))
     return [
         _delete(file, rows, location, len(content), FileFormat.PUFFIN, *places[file]) for file, rows in touched.items()
     ]
-
-
-def _store(io: DurableFileIO, location: str, data: bytes) -> None:
-    with io.new_output(location).create(overwrite=True) as stream:
-        stream.write(data)
 
 
 def _delete(

@@ -71,14 +71,17 @@ class DurableFileIO(PyArrowFileIO):
         with self.new_input(location).open() as stream:
             return stream.read()
 
+    def create(self, location: str, data: bytes) -> None:
+        """Write a file of a name that no other file has."""
+        with self.new_output(location).create(overwrite=True) as stream:
+            stream.write(data)
+
     def write(self, location: str, data: bytes) -> None:
         """Create or replace a file. On a local disk, a crash leaves the old file or the new one."""
         if self.scheme(location) != LOCAL:
-            with self.new_output(location).create(overwrite=True) as stream:
-                stream.write(data)
+            self.create(location, data)
             return
-        with self.new_output(location + ASIDE).create(overwrite=True) as stream:
-            stream.write(data)
+        self.create(location + ASIDE, data)
         _, path = self._located(location)
         Path(path + ASIDE).replace(path)
         sync_folder(Path(path).parent)
@@ -125,13 +128,9 @@ class DurableFileIO(PyArrowFileIO):
             if os.path.isdir(folder):  # noqa: PTH112
                 sync_folder(Path(folder))
 
-    def lengths(self, locations: Sequence[str]) -> list[int | None]:
-        """Return the length of each file, or None where there is none."""
-        return self.at_once(self._length, locations)
-
     def first_changed(self, lengths: Mapping[str, int]) -> str | None:
         """Return the first of the files that is gone or has another length; None if there is none."""
-        found = zip(lengths.items(), self.lengths(list(lengths)), strict=True)
+        found = zip(lengths.items(), self.at_once(self._length, list(lengths)), strict=True)
         return next((location for (location, wanted), length in found if length != wanted), None)
 
     def _length(self, location: str) -> int | None:

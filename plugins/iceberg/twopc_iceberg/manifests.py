@@ -120,18 +120,14 @@ class InMemory(BytesIO):
         super().__init__(content)
         self.location = location
 
-    @property
-    def content(self) -> bytes:
-        return self.getvalue()
-
     def __len__(self) -> int:
-        return len(self.content)
+        return len(self.getvalue())
 
     def new_input(self, location: str) -> InMemory:  # noqa: ARG002
         return self
 
     def open(self) -> BytesIO:
-        return BytesIO(self.content)
+        return BytesIO(self.getvalue())
 
     def create(self, overwrite: bool = False) -> InMemory:  # noqa: ARG002
         return self
@@ -329,8 +325,7 @@ class ManifestLists:
             blocks, kept = [*last.blocks], last.manifests
         start = header(content)[1]
         blocks = [*blocks_of(content, start), *blocks]
-        with io.new_output(new.manifest_list).create(overwrite=True) as stream:
-            stream.write(with_blocks(content, start, blocks))
+        io.create(new.manifest_list, with_blocks(content, start, blocks))
         added = _parsed(InMemory(content))
         self._last = _Written(new.manifest_list, form, tuple(blocks), (*added, *kept))
         return rows

@@ -121,10 +121,6 @@ class Mark:
 
     scope: str
 
-    @classmethod
-    def of(cls, scope: str) -> Mark:
-        return cls(scope.rstrip("."))
-
     @property
     def property(self) -> str:
         """The name of the property."""

@@ -17,7 +17,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform, TruncateTransform, UnknownTransform, VoidTransform
 from pyiceberg.typedef import Record
-from pyiceberg.types import BinaryType, DecimalType, FixedType, IcebergType, IntegerType, LongType, StructType
+from pyiceberg.types import BinaryType, DecimalType, FixedType, IcebergType, IntegerType, LongType
 
 from twopc.columns import require_each
 from twopc.errors import ConfigurationError
@@ -46,6 +46,10 @@ class Partition:
     values: Record = of_dataclass(compare=False)
     folder: str = of_dataclass(compare=False)
     content: DataFileContent = DataFileContent.DATA
+
+    def to_path(self) -> str:
+        """Return the folder, as a location provider of pyiceberg asks for it."""
+        return self.folder
 
 
 WHOLE = Partition((), Record(), "")
@@ -125,26 +129,12 @@ def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name:
 
 def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) -> pa.Array:
     """Return the column of a field, which may be within structs. Found by its id, as names may have dots."""
-    for position, top in enumerate(schema.fields):
-        if path := _path_to(top.field_type, source_id, (top.field_id,)):
-            column, within = _one_chunk(records.column(position)), top.field_type
-            for field_id in path[1:]:
-                assert isinstance(within, StructType)
-                place = [field.field_id for field in within.fields].index(field_id)
-                column, within = pc.struct_field(column, [place]), within.fields[place].field_type
-            return column
-    raise ConfigurationError(
-        f"the partition spec has a source with the id {source_id}, which is no column of the table"
-    )
-
-
-def _path_to(kind: Any, field_id: int, path: tuple[int, ...]) -> tuple[int, ...] | None:
-    if path[-1] == field_id:
-        return path
-    if not isinstance(kind, StructType):
-        return None
-    found = (_path_to(field.field_type, field_id, (*path, field.field_id)) for field in kind.fields)
-    return next(filter(None, found), None)
+    place = schema.accessor_for_field(source_id)
+    column = _one_chunk(records.column(place.position))
+    while place.inner is not None:
+        place = place.inner
+        column = pc.struct_field(column, [place.position])
+    return column
 
 
 def _folder(path: str) -> str:

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.conversions import from_bytes
-from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.io.pyarrow import PYARROW_PARQUET_FIELD_ID_KEY, schema_to_pyarrow
 from pyiceberg.manifest import FileFormat, ManifestContent, ManifestFile
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import parse_mapping_from_json
@@ -189,7 +189,8 @@ class _Search:
         return self._schema, self._mapping
 
     def require_columns(self, file: LiveFile) -> None:
-        """Raises Unsearchable, or Damaged; errors of the store pass through."""
+        """Make sure that the key's columns of a file are found. Raises Unsearchable, or Damaged; errors of the store
+        pass through."""
         with reading(file.path), self._io.new_input(file.path).open() as source:
             known = self._names(file, pq.read_schema(source))
         for each, target in zip(self._schema.fields, self._arrow, strict=True):
@@ -255,9 +256,9 @@ class _Search:
 
     def _names(self, file: LiveFile, schema: pa.Schema) -> dict[int, str]:
         """Return the name of each column of a file by its id."""
-        ids = {int(each.metadata[b"PARQUET:field_id"]): each.name for each in schema if _has_id(each)}
-        if ids:
-            return ids
+        with_ids = [each for each in schema if PYARROW_PARQUET_FIELD_ID_KEY in (each.metadata or {})]
+        if with_ids:
+            return {int(each.metadata[PYARROW_PARQUET_FIELD_ID_KEY]): each.name for each in with_ids}
         if self._mapping is None:
             raise Unsearchable(
                 f"file {file.path} has no ids of columns, and the table no property {_NAME_MAPPING!r}: set it, or"
@@ -278,10 +279,6 @@ class _Search:
         if column.initial_default is not None:
             raise Unsearchable(f"file {file.path} lacks column {column.name!r}, which has a default: {REWRITE}")
         return pa.nulls(rows, kind)
-
-
-def _has_id(column: pa.Field) -> bool:
-    return column.metadata is not None and b"PARQUET:field_id" in column.metadata
 
 
 def _comparable_type(kind: pa.DataType) -> pa.DataType:

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 from pyiceberg.avro.file import AvroFile
@@ -20,7 +20,6 @@ from twopc_iceberg.layout import Layout
 
 _TEXTS = ("table", "manifest", "layout")
 _SEVERAL = "manifests"
-_LATER = ("digest", "equality_ids", "by_position")  # what a log of an older release does not have
 _IF_ANY = ("equality_ids", "by_position")
 
 MOST_SUMMARY_CHARACTERS = 1000
@@ -94,8 +93,10 @@ class Prepared:
     @classmethod
     def from_json(cls, handle: Mapping[str, Any]) -> Prepared:
         """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
-        found = {each.name: handle[each.name] for each in fields(cls) if each.name not in _LATER}
-        found.update({name: handle.get(name) for name in _LATER})
+        # A log of an older release lacks what has a default.
+        found: dict[str, Any] = {
+            each.name: handle[each.name] if each.default is MISSING else handle.get(each.name) for each in fields(cls)
+        }
         kinds: dict[str, Any] = {**dict.fromkeys(_TEXTS, str), "partitions": list | None, "digest": str | None}
         kinds |= {"equality_ids": list | None, "by_position": bool | None}
         if not all(isinstance(found[name], kind) for name, kind in kinds.items()):

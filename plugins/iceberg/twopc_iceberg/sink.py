@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,7 +40,7 @@ from twopc_iceberg.keys import require_key, require_spec, require_whole
 from twopc_iceberg.manifests import ManifestLists, entries
 from twopc_iceberg.merging import ManifestMerger, target_bytes
 from twopc_iceberg.notes import Mark, Note, Notes
-from twopc_iceberg.options import POSITION, IcebergOptions
+from twopc_iceberg.options import IcebergOptions
 from twopc_iceberg.outcomes import (
     CATALOG_ERRORS,
     CatalogAnswer,
@@ -56,8 +55,8 @@ from twopc_iceberg.positions import REWRITE, Keys, Positions, unfit
 from twopc_iceberg.prepared import Prepared, of_committable, to_handle
 from twopc_iceberg.snapshot import Added, BatchCommitter, DecidedBatch, head
 from twopc_iceberg.support import obstacle, require_honest, require_supported
-from twopc_iceberg.table import TableForTasks, are_given_out
-from twopc_iceberg.writer import TransactionWriter, target_file_bytes
+from twopc_iceberg.table import TableForTasks, are_expiring, are_given_out
+from twopc_iceberg.writer import TransactionWriter
 
 if TYPE_CHECKING:
     from pyiceberg.manifest import ManifestFile
@@ -108,11 +107,6 @@ class _Look:
     keys: Keys | None = None
 
 
-_NOTHING = frozenset[str]()
-
-_NO_LOOK = _Look(_NOTHING, -math.inf, ())
-
-
 class IcebergTransaction(Transaction):
     """A live transaction and its files."""
 
@@ -148,8 +142,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self._positions = Positions()
         self._committer = BatchCommitter(self._lake, self._lists, self._positions)
         self._merger = ManifestMerger(self._lake, self._lists)
-        self._look = _NO_LOOK
-        self._protected = _NOTHING  # the transactions whose notes this process has removed
+        self._look: _Look | None = None
+        self._protected = frozenset[str]()  # the transactions whose notes this process has removed
         self._committed: int | None = None
         self._lag = Lag()
 
@@ -169,15 +163,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def begin(self, transaction_id: TransactionId) -> IcebergTransaction:
         name = transaction_id.exact
         with self._writing(name):
-            if self._for_tasks is None or self._for_tasks.is_expiring:
+            if self._for_tasks is None or are_expiring(self._for_tasks.io_properties):
                 self._for_tasks = TableForTasks.of(self._lake.load())
             table = self._for_tasks
             notes = Notes(table.io(), table.parsed.location, self.transactional_ids.scope)
-            target = target_file_bytes(self._options.target_file_bytes, table.parsed.properties)
-            what, key = str(self._options), self.key
-            by_position = self._options.deletes == POSITION
-            announce = functools.partial(notes.write, name)
-            writer = TransactionWriter(table, name, announce, target, what, key, by_position)
+            writer = TransactionWriter(table, name, functools.partial(notes.write, name), self._options)
             return IcebergTransaction(transaction_id, writer, notes)
 
     def write(self, transaction: IcebergTransaction, batch: pa.RecordBatch) -> None:
@@ -264,9 +254,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         if not committables:
             return committables
         what = f"a look at {self._options} before the decision"
-        prepared = [each for committable in committables for each in of_committable(committable)]
         with self._undecided(what):
-            table = self._lake.load()
+            prepared, table = self._prepared(committables), self._lake.load()
             metadata = table.metadata
             self._require_same_table(metadata, prepared)
             found = self._undecided_mark(metadata, committables)
@@ -315,7 +304,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             LogMismatch: the table has this batch, which the log has not decided: it is older than the table. Raises
                 otherwise like ``_require_no_gap``.
         """
-        batch_id = self._batch_of(committables)
+        batch_id = self.transactional_ids.round_of(committables[0].transaction_id).batch_id
         found = self._mark().found(metadata)
         if found is not None and found >= batch_id:
             raise older_log(str(self._options), found, batch_id)
@@ -379,7 +368,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
         part = self._part(batch_id, committables)
         self._committer.commit(part.batch, part.manifests)
-        self._look, self._protected, self._committed = _NO_LOOK, _NOTHING, max(batch_id, self._committed or 0)
+        self._look, self._protected, self._committed = None, frozenset(), max(batch_id, self._committed or 0)
         with self._asking(part.batch.what, commit_failed):
             self._use(TableForTasks.of(self._lake.table()))
 
@@ -387,8 +376,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         """Return what is to be committed to this table, and protect its files before readers can see them."""
         branch = self._branch(committables)
         where = replace(self._options, branch=branch)
-        prepared = [each for committable in committables for each in self._prepared(committable)]
-        names = _names(committables)
+        prepared, names = self._prepared(committables), _names(committables)
         batch = DecidedBatch(
             mark=self._mark(),
             mark_before=self._mark_before(committables),
@@ -407,7 +395,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Added:
         """Write the manifests of a decided batch, and read its keys. Raises FileChanged."""
         look, io = self._look, self._lake.io()
-        if look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
+        if look is not None and look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
             manifests, keys = look.manifests, look.keys
         else:
             manifests, keys = self._of_batch(prepared)
@@ -421,12 +409,16 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             self._validated = None
         self._for_tasks = table
 
-    def _prepared(self, committable: Committable) -> list[Prepared]:
-        self.transactional_ids.exact(committable.transaction_id)
-        try:
-            return of_committable(committable)
-        except (KeyError, TypeError):
-            self._not_ours(committable)
+    def _prepared(self, committables: Iterable[Committable]) -> list[Prepared]:
+        """Return the manifests of this sink's transactions. Raises CorruptLog for another one."""
+        found: list[Prepared] = []
+        for committable in committables:
+            self.transactional_ids.exact(committable.transaction_id)
+            try:
+                found += of_committable(committable)
+            except (KeyError, TypeError):
+                self._not_ours(committable)
+        return found
 
     def _mark_before(self, committables: Sequence[Committable]) -> int | None:
         found = [committable.handle.get(_MARK) for committable in committables]
@@ -444,9 +436,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         what = f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"
         with self._asking(what, commit_failed):
             if (snapshot := self._snapshot_of(batch_id)) is not None:
-                used = {manifest.manifest_path for manifest in self._lists.read(self._lake.io(), snapshot)}
-                prepared = [each for committable in committables for each in self._prepared(committable)]
-                io = self._lake.io()
+                io, prepared = self._lake.io(), self._prepared(committables)
+                used = {manifest.manifest_path for manifest in self._lists.read(io, snapshot)}
                 io.remove(_files_of_keys(io, prepared))
                 io.remove({each.manifest for each in prepared} - used)
         self._merger.merge(self._branch(committables))
@@ -478,8 +469,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             notes.remove([name])
 
     def _may_be_visible(self, name: str, note: Note) -> bool:
-        """Whether a snapshot may have the transaction's files. An attempt that lost against another one of its task is
-        in no snapshot, and its batch is visible."""
+        """Return whether a snapshot may have the transaction's files. An attempt that lost against another one of its
+        task is in no snapshot, although its batch is visible."""
         table = self._lake.load()
         batch_id = self.transactional_ids.round_of(name).batch_id
         found = self._mark().found(table.metadata)
@@ -506,7 +497,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         with self._asking(f"a look at {self._options}"):
             table = self._lake.load()
             require_supported(table, self._options)
-            return examine(table, self._options, self._lake.io())
+            yield from examine(table, self._options, self._lake.io())
 
     def close(self) -> None:
         self._lake.close()
@@ -514,14 +505,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     # What these share. ------------------------------------------------------------------------------------------
 
     def _mark(self) -> Mark:
-        return Mark.of(self.transactional_ids.scope)
+        return Mark(self.transactional_ids.scope.rstrip("."))
 
     def _notes(self) -> Notes:
         return Notes(self._lake.io(), self._lake.table().metadata.location, self.transactional_ids.scope)
-
-    def _batch_of(self, committables: Sequence[Committable]) -> int:
-        ids = self.transactional_ids
-        return max(ids.round_of(ids.exact(each.transaction_id)).batch_id for each in committables)
 
     def _not_ours(self, committable: Committable) -> NoReturn:
         raise self.transactional_ids.not_owned(committable.transaction_id)

@@ -167,7 +167,7 @@ class Attempt(NewSnapshot):
         return metadata.last_sequence_number >= self.sequence_number
 
     def is_dead(self, metadata: TableMetadata) -> bool:
-        """Whether the attempt can't land any more, and has not landed: another snapshot has its sequence number.
+        """Return whether the attempt can't land any more, and has not landed: another snapshot has its sequence number.
 
         If none has, the attempt may have landed and expired since, and later snapshots may have its delete files.
         Without a parent it may always land: catalogs do not compare its sequence number.
@@ -241,12 +241,12 @@ class BatchCommitter:
             if failure is None:
                 table = self._asked(self._lake.table, batch)
                 continue
-            before, table = table, self._loaded(batch, failure)
+            logger.debug("%s: %s", batch.what, told(failure))
+            before, table = table, self._asked(self._lake.load, batch)
             if is_visible(table.metadata, batch):
                 return self._end(table, batch)
             if table.metadata_location == before.metadata_location or is_denial(failure):
                 raise self._unchanged(failure, batch)
-            logger.debug("%s: %s", batch.what, told(failure))
             self.clean_up(table)
             pause(number)
         raise Retriable(f"{batch.what}: other writers were faster {ATTEMPTS} times in a row")
@@ -268,7 +268,7 @@ class BatchCommitter:
         return self._asked(lambda: self._propose(table, batch, added), batch)
 
     def _end(self, table: Table, batch: DecidedBatch) -> None:
-        """The batch is visible: forget its attempts.
+        """Forget the attempts of a batch that is visible.
 
         Raises:
             OperatorRequired: an attempt of this process has landed, and the table can't be read any more.
@@ -300,14 +300,6 @@ class BatchCommitter:
             return call()
         except CATALOG_ERRORS as error:
             raise commit_failed(self._lake.failed(error), batch.what) from error
-
-    def _loaded(self, batch: DecidedBatch, failure: Exception) -> Table:
-        """Return the table as the catalog has it after a failed attempt."""
-        try:
-            return self._lake.load()
-        except CATALOG_ERRORS as error:
-            logger.debug("%s: %s, and then: %s", batch.what, told(failure), told(error))
-            raise commit_failed(self._lake.failed(error), batch.what) from failure
 
     def _unchanged(self, failure: Exception, batch: DecidedBatch) -> Exception:
         """Return the error for a failed attempt after which the table is as it was: it may still land."""
@@ -462,21 +454,18 @@ def new_snapshot(metadata: TableMetadata, attempt: Attempt, summary: Summary) ->
     Its time is never before that of the table's last change, whatever this machine's clock says: Iceberg for Java reads
     no table whose times go back by more than a minute.
     """
+    newest = (entry.timestamp_ms for entry in metadata.snapshot_log[-1:])
     return Snapshot(  # type: ignore[call-arg]  # pydantic's aliases
         snapshot_id=attempt.snapshot_id,
         parent_snapshot_id=attempt.parent_snapshot_id,
         sequence_number=attempt.sequence_number,
-        timestamp_ms=max(int(time.time() * 1000), metadata.last_updated_ms, *_times(metadata)),
+        timestamp_ms=max(int(time.time() * 1000), metadata.last_updated_ms, *newest),
         manifest_list=attempt.manifest_list,
         summary=summary,
         schema_id=metadata.current_schema_id,
         first_row_id=attempt.first_row_id,
         added_rows=None if attempt.first_row_id is None else attempt.rows,
     )
-
-
-def _times(metadata: TableMetadata) -> tuple[int, ...]:
-    return tuple(entry.timestamp_ms for entry in metadata.snapshot_log[-1:])
 
 
 def moved(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> tuple[TableUpdate, ...]:

@@ -50,11 +50,6 @@ class TableForTasks:
         slim = IcebergBaseModel.model_dump_json(_without_history(table.metadata))  # pyiceberg 0.12 refuses version 3
         return cls(slim, io_of(table.io.properties).properties)
 
-    @property
-    def is_expiring(self) -> bool:
-        """Whether the credentials that the catalog gave with the table end soon."""
-        return are_expiring(self.io_properties)
-
     @cached_property
     def parsed(self) -> TableMetadata:
         return TableMetadataUtil.parse_raw(self.metadata)

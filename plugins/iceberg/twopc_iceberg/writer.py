@@ -27,7 +27,7 @@ from pyiceberg.manifest import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import TableProperties
-from pyiceberg.types import DoubleType, FloatType, IcebergType
+from pyiceberg.types import DoubleType, FloatType
 
 from twopc.open_files import OpenFiles, RowGroups
 from twopc.stores.disk import discard
@@ -37,6 +37,7 @@ from twopc_iceberg.keys import Deletes, require_whole
 from twopc_iceberg.layout import Layout
 from twopc_iceberg.manifests import InMemory, ManifestWriter
 from twopc_iceberg.notes import Note
+from twopc_iceberg.options import POSITION, IcebergOptions
 from twopc_iceberg.partitions import WHOLE, Partition, split
 from twopc_iceberg.prepared import Prepared, digest_of
 from twopc_iceberg.pyiceberg_internals import data_file, parquet_options
@@ -90,7 +91,8 @@ class _OpenFile(RowGroups):
         super().__init__(self._write_group, min(ROW_GROUP_BYTES, target_bytes))
         self._output, self._schema, self._target_bytes, self._finished = output, schema, target_bytes, finished
         self._ids = parquet_path_to_id_mapping(schema)
-        self._floats = {path for path, leaf in self._ids.items() if _is_float(schema.find_type(leaf))}
+        floats = FloatType | DoubleType
+        self._floats = {path for path, leaf in self._ids.items() if isinstance(schema.find_type(leaf), floats)}
         names = (schema.find_column_name(self._ids[path]) for path in self._floats)
         modes = {f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{name}": "none" for name in names}
         self._properties = {**properties, **modes}  # else pyiceberg would warn of each
@@ -152,29 +154,17 @@ class TransactionWriter:
         table: the table as it was when the task began.
         name: the transaction's name, with which every file's name begins.
         announce: makes the transaction's note, before the files that it names exist.
-        target_file_bytes: when a file is full.
-        what: names the table in errors.
-        key: the columns by which a record replaces another; empty to append.
-        by_position: whether the commit finds the rows of the keys.
+        options: the sink's.
     """
 
     def __init__(
-        self,
-        table: TableForTasks,
-        name: str,
-        announce: Callable[[Note], None],
-        target_file_bytes: int,
-        what: str,
-        key: Sequence[str] = (),
-        by_position: bool = False,
+        self, table: TableForTasks, name: str, announce: Callable[[Note], None], options: IcebergOptions
     ) -> None:
-        self._table = table
-        self._what = what
+        self._table, self._options, self._what = table, options, str(options)
         self._checked: pa.Schema | None = None
         self._name = name
         self._announce = announce
-        self._target_file_bytes = target_file_bytes
-        self._by_position = by_position
+        self._target_file_bytes = options.target_file_bytes or _target_file_bytes(table.parsed.properties)
         self._io = table.io()
         self._locations = table.locations
         self._open = OpenFiles(self._create_each, fixed_bytes=_OpenFile.fixed_bytes)
@@ -182,15 +172,10 @@ class TransactionWriter:
         self._named: list[str] = []
         of_data, of_deletes = (self._locations.new_metadata_location(f"{name}-m{number}.avro") for number in (0, 1))
         self._forms = {DataFileContent.DATA: _Form(table.file_schema, table.spec, None, of_data)}
-        self._deletes = Deletes.of(table.parsed, key, what) if key else None
+        self._deletes = Deletes.of(table.parsed, options.upsert_by, self._what) if options.upsert_by else None
         if (deletes := self._deletes) is not None:
             of_keys = _Form(deletes.file_schema, deletes.spec, deletes.equality_ids, of_deletes)
             self._forms[DataFileContent.EQUALITY_DELETES] = of_keys
-
-    @property
-    def note(self) -> Note:
-        manifest, *others = (form.manifest for form in self._forms.values())
-        return Note(manifest, (*others, *self._named))
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write records.
@@ -223,7 +208,8 @@ class TransactionWriter:
         """Create a file for each partition, once the note names all of them."""
         locations = [self._new_location(each, number) for number, each in enumerate(partitions, len(self._named))]
         self._named += locations
-        self._announce(self.note)
+        manifest, *others = (form.manifest for form in self._forms.values())
+        self._announce(Note(manifest, (*others, *self._named)))
         for partition, location in zip(partitions, locations, strict=True):
             output, schema = self._io.new_output(location), self._forms[partition.content].schema
             finished = functools.partial(self._finished, partition, location)
@@ -231,7 +217,7 @@ class TransactionWriter:
 
     def _new_location(self, partition: Partition, number: int) -> str:
         name = f"{self._name}-{number:05d}.parquet"
-        return self._locations.new_data_location(name, _Folder(partition.folder) if partition.folder else None)  # type: ignore[arg-type]
+        return self._locations.new_data_location(name, partition if partition.folder else None)  # type: ignore[arg-type]
 
     def _finished(self, partition: Partition, location: str, file: _OpenFile) -> None:
         statistics, form = file.close(), self._forms[partition.content]
@@ -254,10 +240,8 @@ class TransactionWriter:
         """Make every record durable, and write the manifests: one of data files, and with a key one of delete files.
         What is empty has none."""
         self._open.finish()
-        return [self._described(files, form) for form in self._forms.values() if (files := self._files_of(form))]
-
-    def _files_of(self, form: _Form) -> list[DataFile]:
-        return [each for each in self._done if self._forms[each.content] is form]
+        done = {content: [each for each in self._done if each.content is content] for content in self._forms}
+        return [self._described(files, self._forms[content]) for content, files in done.items() if files]
 
     def _described(self, files: Sequence[DataFile], form: _Form) -> Prepared:
         """Write a manifest."""
@@ -267,10 +251,9 @@ class TransactionWriter:
             for each in files:
                 writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=each))
         sizes = sum(each.file_size_in_bytes for each in files)
-        with self._io.new_output(form.manifest).create(overwrite=True) as stream:
-            stream.write(in_memory.content)
-        digest, table = digest_of(in_memory.content), str(metadata.table_uuid)
-        by_position = True if self._by_position and form.equality_ids is not None else None
+        self._io.create(form.manifest, in_memory.getvalue())
+        digest, table = digest_of(in_memory.getvalue()), str(metadata.table_uuid)
+        by_position = True if self._options.deletes == POSITION and form.equality_ids is not None else None
         layout, manifest = Layout.of(self._table.schema, form.spec), writer.to_manifest_file()
         return Prepared.of(table, layout.fingerprint, manifest, sizes, digest, form.equality_ids, by_position)
 
@@ -284,25 +267,10 @@ class TransactionWriter:
         self._io.remove([*self._named, *(form.manifest for form in self._forms.values())])
 
 
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """A partition as a location provider asks for it."""
-
-    folder: str
-
-    def to_path(self) -> str:
-        return self.folder
-
-
-def target_file_bytes(given: int | None, properties: dict[str, str]) -> int:
-    """Return when a file is full: by the option, or by the table's property."""
-    if given is not None:
-        return given
-    return int(
-        properties.get(
-            TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
-        )
-    )
+def _target_file_bytes(properties: dict[str, str]) -> int:
+    """Return when a file is full by the table's property."""
+    default = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
+    return int(properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, default))
 
 
 def _upper_bound(text: str, length: int | None) -> str | None:
@@ -314,10 +282,6 @@ def _upper_bound(text: str, length: int | None) -> str | None:
         if (character := ord(text[end - 1])) < sys.maxunicode:
             return text[: end - 1] + chr(0xE000 if character == 0xD7FF else character + 1)
     return None
-
-
-def _is_float(kind: IcebergType) -> bool:
-    return isinstance(kind, FloatType | DoubleType)
 
 
 def without_dictionary(table: pa.Table) -> set[str]:

@@ -23,8 +23,31 @@ from twopc_delta.storage import Storage
 VALUE = pa.schema({"value": pa.string()})
 
 
+class TablePlace(SinkPlace[DeltaSink]):
+    """A table, wherever it is."""
+
+    def table(self) -> DeltaTable:
+        raise NotImplementedError
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What a reader sees."""
+        found = QueryBuilder().register("t", self.table()).execute("SELECT * FROM t").read_all()
+        return list(pa.table(found).to_pylist())
+
+    def values(self) -> list[str]:
+        return sorted(row["value"] for row in self.rows())
+
+    def pre_commit(
+        self, records: Written, round: Round = ROUND, partition: int = 0, sink: DeltaSink | None = None
+    ) -> Committable:
+        """What a participant that is gone has pre-committed, sealed, and read back from a log."""
+        vote = self.vote(records, round, partition, sink)
+        [sealed] = (sink or self.sink()).seal([vote], 0.0)
+        return from_log(sealed)
+
+
 @dataclass(frozen=True)
-class Place(SinkPlace[DeltaSink]):
+class Place(TablePlace):
     """A table on a local disk."""
 
     path: str
@@ -42,24 +65,8 @@ class Place(SinkPlace[DeltaSink]):
     def table(self) -> DeltaTable:
         return DeltaTable(self.path)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """What a reader sees."""
-        found = QueryBuilder().register("t", self.table()).execute("SELECT * FROM t").read_all()
-        return list(pa.table(found).to_pylist())
-
-    def values(self) -> list[str]:
-        return sorted(row["value"] for row in self.rows())
-
     def unbound(self, **options: Any) -> DeltaSink:
         return DeltaSink({"path": self.path, **options})
-
-    def pre_commit(
-        self, records: Written, round: Round = ROUND, partition: int = 0, sink: DeltaSink | None = None
-    ) -> Committable:
-        """What a participant that is gone has pre-committed, sealed, and read back from a log."""
-        vote = self.vote(records, round, partition, sink)
-        [sealed] = (sink or self.sink()).seal([vote], 0.0)
-        return from_log(sealed)
 
     def append(self, *values: str) -> None:
         """What a writer that is not ours adds."""
@@ -70,14 +77,36 @@ class Place(SinkPlace[DeltaSink]):
         files = (path.relative_to(self.folder) for path in self.folder.rglob("*.parquet"))
         return sorted(str(path) for path in files if "_delta_log" not in path.parts)
 
+    @property
+    def log(self) -> Path:
+        return self.folder / "_delta_log"
+
+    def entry_path(self, version: int) -> Path:
+        return self.log / f"{version:020d}.json"
+
     def entry(self, version: int) -> bytes:
         """One entry of the table's log."""
-        return (self.folder / "_delta_log" / f"{version:020d}.json").read_bytes()
+        return self.entry_path(version).read_bytes()
+
+    def put(self, **actions: Any) -> Path:
+        """Add an entry of another writer. Return its path."""
+        path = self.entry_path(self.table().version() + 1)
+        path.write_text(json.dumps(actions))
+        return path
+
+    def change_metadata(self, **changes: object) -> None:
+        """Add an entry of another writer with other metadata of the table."""
+        [metadata] = [json.loads(line)["metaData"] for line in self.entry(0).splitlines() if b"metaData" in line]
+        self.put(metaData={**metadata, **changes})
+
+    def actions(self, kind: str) -> list[dict[str, Any]]:
+        """Those of the newest entry of the log."""
+        found = [json.loads(line) for line in self.entry(self.table().version()).splitlines()]
+        return [action[kind] for action in found if kind in action]
 
     def added(self) -> list[dict[str, Any]]:
         """What the newest entry of the log adds."""
-        actions = [json.loads(line) for line in self.entry(self.table().version()).splitlines()]
-        return [action["add"] for action in actions if "add" in action]
+        return self.actions("add")
 
     @property
     def receipt(self) -> Path:
@@ -88,7 +117,7 @@ class Place(SinkPlace[DeltaSink]):
 
 
 @dataclass(frozen=True)
-class Bucket(SinkPlace[DeltaSink]):
+class Bucket(TablePlace):
     """A table in a bucket of its own.
 
     Attributes:
@@ -140,21 +169,8 @@ class Bucket(SinkPlace[DeltaSink]):
     def unbound(self, **options: Any) -> DeltaSink:
         return DeltaSink({**self.options, **options})
 
-    def pre_commit(self, records: Written, round: Round = ROUND) -> Committable:
-        """What a participant that is gone has pre-committed, sealed, and read back from a log."""
-        [sealed] = self.sink().seal([self.vote(records, round)], 0.0)
-        return from_log(sealed)
-
     def table(self) -> DeltaTable:
         return DeltaTable(self.url, storage_options=self.reached.delta_options())
-
-    def rows(self) -> list[dict[str, Any]]:
-        """What a reader sees."""
-        found = QueryBuilder().register("t", self.table()).execute("SELECT * FROM t").read_all()
-        return list(pa.table(found).to_pylist())
-
-    def values(self) -> list[str]:
-        return sorted(row["value"] for row in self.rows())
 
     def objects(self) -> list[str]:
         """Every object of the table but its log."""

@@ -20,15 +20,8 @@ def query(place: Place, tmp_path: Path) -> Query:
     return Query(tmp_path, "delta", {"path": place.path})
 
 
-def put(place: Place, **changes: object) -> None:
-    """Another writer's entry, with other metadata of the table."""
-    [metadata] = [json.loads(line)["metaData"] for line in place.entry(0).splitlines() if b"metaData" in line]
-    entry = place.folder / "_delta_log" / f"{place.table().version() + 1:020d}.json"
-    entry.write_text(json.dumps({"metaData": {**metadata, **changes}}))
-
-
 def with_required(place: Place) -> None:
-    put(place, schemaString=json.dumps({"type": "struct", "fields": [
+    place.change_metadata(schemaString=json.dumps({"type": "struct", "fields": [
         {"name": "value", "type": "string", "nullable": False, "metadata": {}}]}))  # fmt: skip
 
 
@@ -41,7 +34,7 @@ def committed(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
 
 def cleaned_up(place: Place, version: int) -> None:
     place.table().create_checkpoint()
-    (place.folder / "_delta_log" / f"{version:020d}.json").unlink()
+    place.entry_path(version).unlink()
 
 
 def another_table(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
@@ -59,7 +52,7 @@ def another_table_meanwhile(place: Place, query: Query, patch: pytest.MonkeyPatc
 
 def replaced_in_a_log_that_was_cleaned_up(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
     committed(place, query, patch)
-    put(place, id="another")
+    place.change_metadata(id="another")
     cleaned_up(place, 0)
 
 
@@ -69,16 +62,16 @@ def forgetful(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
     cleaned_up(place, 1)
     error = query.stops(0, "the delta sink can't write to …")
     assert told(error, r"UNSET TBLPROPERTIES \('(.*?)'\)")[1] == FORGETS
-    put(place)
+    place.change_metadata()
 
 
 def restored(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
     query.run(0, "a")
-    shutil.copytree(place.folder / "_delta_log", query.log.with_name("delta"))
+    shutil.copytree(place.log, query.log.with_name("delta"))
     query.run(1, "b")
     query.decide(2, "lost")
-    shutil.rmtree(place.folder / "_delta_log")
-    shutil.copytree(query.log.with_name("delta"), place.folder / "_delta_log")
+    shutil.rmtree(place.log)
+    shutil.copytree(query.log.with_name("delta"), place.log)
 
 
 def without_files(place: Place, query: Query, patch: pytest.MonkeyPatch) -> None:
@@ -134,7 +127,7 @@ def test_a_batch_whose_table_was_dropped_is_given_up_beside_another_table(place:
 
 def require_values(place: Place) -> Callable[[], object]:
     with_required(place)
-    return lambda: put(place)
+    return place.change_metadata
 
 
 def move(path: Path) -> Callable[[], object]:

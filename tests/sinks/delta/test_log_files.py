@@ -103,7 +103,7 @@ def test_an_entry_is_on_the_disk_before_it_is_in_the_log_and_its_name_before_the
     with pytest.raises(FileExistsError):
         files.put(1, b"other")
     assert files.entry(1) == b"{}"
-    assert sorted(path.name for path in (place.folder / "_delta_log").iterdir()) == [entry(0), entry(1)]
+    assert sorted(path.name for path in place.log.iterdir()) == [entry(0), entry(1)]
     assert not (place.folder / "_twopc").exists()
 
 
@@ -126,12 +126,12 @@ def test_a_log_on_another_file_system_than_the_table_takes_entries(
 def test_what_a_killed_trial_has_left_in_the_log_is_removed_once_it_is_old(place: Place) -> None:
     names = (".old.aside", ".old.probe", ".new.aside", ".new.probe")
     for name in names:
-        left = place.folder / "_delta_log" / name
+        left = place.log / name
         left.touch()
         if "old" in name:
             os.utime(left, (1, 1))
     place.sink()
-    assert [(place.folder / "_delta_log" / name).exists() for name in names] == [False, False, True, True]
+    assert [(place.log / name).exists() for name in names] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES, errno.EROFS])
@@ -148,7 +148,7 @@ def test_a_log_that_takes_no_entries_is_refused_before_anything_is_decided(
     monkeypatch.setattr(os, "link", not_into_the_log)
     with pytest.raises(ConfigurationError, match="can't use"):
         place.sink()
-    assert sorted(path.name for path in (place.folder / "_delta_log").iterdir()) == [entry(0)]
+    assert sorted(path.name for path in place.log.iterdir()) == [entry(0)]
 
 
 @pytest.mark.parametrize(

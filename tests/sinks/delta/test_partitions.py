@@ -106,15 +106,21 @@ def test_a_folder_has_the_whole_value_in_its_name(one: str, other: str) -> None:
     assert (partition_folder("c", one) == partition_folder("c", other)) is (one == other)
 
 
-@pytest.mark.variants
+def day(number: int) -> pa.Array:
+    return pa.array([number], pa.int32()).cast(pa.date32())
+
+
 @pytest.mark.parametrize(
     ("fine", "refused"),
     [
+        (pa.array(["null"]), pa.array([""])),
+        (pa.array(["null"]), pa.array(["__HIVE_DEFAULT_PARTITION__"])),
         (pa.array(["x" * 253]), pa.array(["x" * 254])),  # with "k=", 255 bytes are what a disk's names have
         (pa.array(["é" * 126]), pa.array(["é" * 127])),
         (pa.array(["%" * 84]), pa.array(["%" * 85])),
         (pa.array([Decimal("-7.00")]), pa.array([Decimal("-0.01")], pa.decimal128(10, 2))),
-        (pa.array([-719_162], pa.int32()).cast(pa.date32()), pa.array([-719_163], pa.int32()).cast(pa.date32())),
+        (day(-719_162), day(-719_163)),  # of the years 1 and 9999
+        (day(2_932_896), day(2_932_897)),
     ],
 )
 def test_a_value_that_no_disk_or_not_every_reader_takes_is_refused(
@@ -123,10 +129,10 @@ def test_a_value_that_no_disk_or_not_every_reader_takes_is_refused(
     place = Place(str(tmp_path / "parted"))
     place.create(pa.schema({"id": pa.int64(), "k": refused.type}), ["k"])
     good = pa.record_batch({"id": [0], "k": fine.cast(refused.type)})
-    bad = pa.record_batch({"id": [0, 1], "k": pa.concat_arrays([good["k"], refused])})
+    bad = pa.record_batch({"id": [0, 1, 2], "k": pa.concat_arrays([good["k"], pa.nulls(1, refused.type), refused])})
     with pytest.raises(RecordRefused) as error:
         place.pre_commit(bad)
-    assert (error.value.column, error.value.record) == ("k", 1)
+    assert (error.value.column, error.value.record) == ("k", 2)
     place.sink().commit_batch(0, [place.pre_commit(good, partition=1)])
     for read in READERS:
         assert read(place)["k"].to_pylist() == fine.to_pylist()

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.sinks.delta.conftest import Place
-from tests.sinks.delta.test_commit import commit_and_die, lose, recreate
+from tests.sinks.delta.test_commit import commit_and_die, recreate
 from tests.support.advice import Query, told
+from tests.support.counting import counted
+from tests.support.raising import raising
 from twopc import Round
 from twopc.errors import LogMismatch
 from twopc.stores.disk import LocalFolder
@@ -25,7 +27,7 @@ def commit(place: Place, batch_id: int, sink: DeltaSink | None = None) -> None:
 
 def rename_over(place: Place, version: int) -> None:
     """As Spark's log store does on a disk: it looks first, and then renames over what is there by then."""
-    log = place.folder / "_delta_log"
+    log = place.log
     place.append("foreign")
     os.replace(log / f"{place.table().version():020d}.json", log / f"{version:020d}.json")  # noqa: PTH105
 
@@ -72,7 +74,7 @@ def test_a_batch_whose_entry_was_cleaned_up_is_not_taken_for_replaced(place: Pla
     place.sink().commit_batch(0, [place.pre_commit(["a"])])
     place.append("foreign")
     place.table().create_checkpoint()
-    (place.folder / "_delta_log" / f"{1:020d}.json").unlink()
+    place.entry_path(1).unlink()
     place.sink().commit_batch(1, [place.pre_commit(["b"], Round(1, 1))])
     assert place.values() == ["a", "b", "foreign"]
 
@@ -84,19 +86,11 @@ def test_a_receipt_of_a_table_that_was_dropped_says_nothing_of_the_new_one(place
     assert place.values() == ["b", "new0"]
 
 
-@pytest.mark.parametrize("damage", [b"", b"{}", b"[]"])
-def test_a_damaged_receipt_stops_the_query_before_the_next_decision(place: Place, damage: bytes) -> None:
-    place.sink().commit_batch(0, [place.pre_commit(["a"])])
-    place.receipt.write_bytes(damage)
-    with pytest.raises(LogMismatch, match=r"\.receipt is damaged"):
-        place.pre_commit(["b"], Round(1, 1))
-
-
 def test_a_receipt_that_can_not_be_written_does_not_fail_the_batch(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink, committable = place.sink(), place.pre_commit(["a"])
-    monkeypatch.setattr(LocalFolder, "replace", lambda *_: lose(OSError("no room"))())
+    monkeypatch.setattr(LocalFolder, "replace", raising(OSError("no room")))
     sink.commit_batch(0, [committable])
     assert "no receipt of batch 0" in caplog.text
     assert (place.values(), place.notes()) == (["a"], [])
@@ -117,7 +111,7 @@ def restore(place: Place) -> None:
 def clean_up_the_log(place: Place) -> None:
     place.table().alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
     place.table().create_checkpoint()
-    for path in (place.folder / "_delta_log").iterdir():
+    for path in place.log.iterdir():
         os.utime(path, (1, 1))
     place.table().cleanup_metadata()
     assert len(list(place.folder.glob("_delta_log/*.json"))) == 1
@@ -213,15 +207,8 @@ def test_a_batch_is_found_in_the_log_by_few_reads_after_a_crash(
     commit_and_die(place, 0, committable, monkeypatch)
     for number in range(following):
         place.append(str(number))
-    reads: list[int] = []
-    real = LogFiles.entry
-
-    def entry(files: LogFiles, version: int) -> bytes | None:
-        reads.append(version)
-        return real(files, version)
-
     sink = place.sink()
-    monkeypatch.setattr(LogFiles, "entry", entry)
+    reads = counted(monkeypatch, LogFiles, "entry")
     sink.commit_batch(0, [committable])
     assert len(reads) <= 2
     monkeypatch.undo()

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from tests.sinks.delta.conftest import Place
 from tests.sinks.partitions_contract import ManyPartitions
+from twopc import Committable, Participant, Round
+from twopc.errors import RoundAborted
 
 
 class TestManyPartitions(ManyPartitions):
@@ -15,3 +18,23 @@ class TestManyPartitions(ManyPartitions):
         place = Place(str(tmp_path / "parted"))
         place.create(pa.schema({"value": pa.string(), "payload": pa.binary()}), ["value"])
         return place
+
+
+def test_each_write_of_a_transaction_may_have_its_columns_in_another_order_and_lack_some(tmp_path: Path) -> None:
+    place = Place(str(tmp_path / "table"))
+    place.create(pa.schema({"a": pa.string(), "b": pa.string(), "c": pa.int64()}))
+    votes = list[Committable]()
+    for batch_id in range(2):
+        with Participant({"orders": place.sink()}, Round(1, batch_id), partition=0) as participant:
+            participant.write("orders", pa.record_batch({"a": ["1"], "b": ["x"]}))
+            participant.write("orders", pa.record_batch({"b": ["y"], "a": ["2"]}))
+            participant.write("orders", pa.record_batch({"c": [3], "a": ["3"]}))
+            votes.append(participant.pre_commit()["orders"])
+    sink = place.sink()
+    sink.commit_batch(0, sink.seal(votes[:1], 0.0))
+    rows = sorted(tuple(row.values()) for row in place.rows())
+    assert rows == [("1", "x", None), ("2", "y", None), ("3", None, 3)]
+    narrower = pa.table({"a": ["4"], "b": ["z"]})
+    write_deltalake(place.path, narrower, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(RoundAborted, match="column 'c' was int64 and is gone"):
+        sink.seal(votes[1:], 0.0)

@@ -16,13 +16,21 @@ import pyarrow as pa
 import pytest
 from pyarrow.fs import S3FileSystem
 from pyiceberg.catalog import Catalog, load_catalog
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER, SortOrder
-from pyiceberg.table.update import AddSchemaUpdate, RemoveSnapshotRefUpdate, SetCurrentSchemaUpdate
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    RemovePartitionSpecsUpdate,
+    RemoveSnapshotRefUpdate,
+    SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
+    TableUpdate,
+)
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import NestedField, StringType
 
@@ -35,6 +43,8 @@ from twopc_iceberg import IcebergSink
 leave_syncs_to_the_system()
 
 VALUE = Schema(NestedField(1, "value", StringType(), required=False))
+
+BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 
 NAME = "db.orders"
 
@@ -64,6 +74,11 @@ class Place(SinkPlace[IcebergSink]):
         catalog = load_catalog("default", **self.properties)
         self.catalogs.append(catalog)
         return catalog
+
+    def close(self) -> None:
+        """Close the connections of other programs."""
+        for catalog in self.catalogs:
+            catalog.close()
 
     def create(
         self,
@@ -109,27 +124,47 @@ class Place(SinkPlace[IcebergSink]):
 
     def replace(self, schema: Schema | None = None) -> None:
         """What CREATE OR REPLACE TABLE of Iceberg for Java does: UUID, properties and ids of columns stay."""
-        table = self.table()
         set_current = SetCurrentSchemaUpdate.model_validate({"schema-id": -1})
         new_schema = () if schema is None else (AddSchemaUpdate(schema=schema), set_current)
-        no_main = RemoveSnapshotRefUpdate.model_validate({"ref-name": "main"})
-        table.catalog.commit_table(table, (), (*new_schema, no_main))
+        self.change(*new_schema, RemoveSnapshotRefUpdate.model_validate({"ref-name": "main"}))
+
+    def change(self, *updates: TableUpdate) -> None:
+        """What another program asks of the catalog, whatever the table is like by then."""
+        table = self.table()
+        table.catalog.commit_table(table, (), updates)
+
+    def set_properties(self, properties: Mapping[str, str]) -> None:
+        self.change(SetPropertiesUpdate(updates={**properties}))
+
+    def remove_spec(self, spec_id: int) -> None:
+        self.change(RemovePartitionSpecsUpdate.model_validate({"spec-ids": [spec_id]}))
+
+    def add_partition_field(self, column: str = "value") -> None:
+        """Have new files partitioned by the identity of a column, too."""
+        with self.table().update_spec() as update:
+            update.add_identity(column)
+
+    def expire(self) -> None:
+        """Have all snapshots expire but the newest one."""
+        table = self.table()
+        table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in table.snapshots()[:-1]]).commit()
 
     def lose_commit(self) -> None:
         """Lose the catalog's last commit, as a standby does that takes over too early."""
+        self._in_database("UPDATE iceberg_tables SET metadata_location = previous_metadata_location")
+
+    def _in_database(self, statement: str, *values: str) -> None:
         with contextlib.closing(sqlite3.connect(self.properties["uri"].removeprefix("sqlite:///"))) as database:
-            database.execute("UPDATE iceberg_tables SET metadata_location = previous_metadata_location")
+            database.execute(statement, values)
             database.commit()
 
     def point_to(self, metadata: str | Mapping[str, Any]) -> None:
         """Have the catalog name a metadata file; or a new one, with this content."""
         if not isinstance(metadata, str):
             location = f"{self.table().location()}/metadata/{uuid.uuid4()}.metadata.json"
-            Path(location.removeprefix("file://")).write_text(json.dumps(metadata), encoding="utf-8")
+            on_disk(location).write_text(json.dumps(metadata), encoding="utf-8")
             metadata = location
-        with contextlib.closing(sqlite3.connect(self.properties["uri"].removeprefix("sqlite:///"))) as database:
-            database.execute("UPDATE iceberg_tables SET metadata_location = ?", [metadata])
-            database.commit()
+        self._in_database("UPDATE iceberg_tables SET metadata_location = ?", metadata)
 
     def branched(self, branch: str = "audit") -> None:
         """Add a record, ``old``, and begin a branch there."""
@@ -144,14 +179,28 @@ class Place(SinkPlace[IcebergSink]):
         properties = self.table().properties
         return {name: value for name, value in properties.items() if name.startswith("twopc.committed.")}
 
+    @property
+    def folder(self) -> Path:
+        """The table's, if it is on a disk."""
+        return on_disk(self.table().location())
+
     def files(self) -> list[str]:
         """Every file of the table, if it is on a disk."""
-        folder = Path(self.table().location().removeprefix("file://"))
+        folder = self.folder
         return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
     @property
     def options(self) -> dict[str, str]:
         return {"table": self.name, **{f"catalog.{name}": value for name, value in self.properties.items()}}
+
+    def left_over(self) -> list[str]:
+        """Data files, delete files and manifests that no snapshot has."""
+        table = self.table()
+        manifests = [each for snapshot in table.snapshots() for each in snapshot.manifests(table.io)]
+        entries = (entry for each in manifests for entry in each.fetch_manifest_entry(table.io))
+        known = {each.manifest_path for each in manifests} | {entry.data_file.file_path for entry in entries}
+        names, ends = {Path(path).name for path in known}, (".parquet", "-m0.avro")
+        return [name for name in self.files() if name.endswith(ends) and Path(name).name not in names]
 
     def unbound(self, **options: Any) -> IcebergSink:
         deletes = {"deletes": self.deletes} if "upsert_by" in options else {}
@@ -162,6 +211,18 @@ class Place(SinkPlace[IcebergSink]):
         votes = [self.vote(each, round, number, sink) for number, each in enumerate(records)]
         sealed = (sink or self.sink()).seal(votes, 0.0)
         return [from_log(each) for each in sealed]
+
+    def run(self, batch_id: int, *records: Written, sink: IcebergSink | None = None) -> None:
+        """Write, decide, commit and complete a batch with a transaction for each of ``records``."""
+        sink = sink or self.sink()
+        batch = self.decided(*records, round=Round(1, batch_id), sink=sink)
+        sink.commit_batch(batch_id, batch)
+        sink.complete(batch_id, batch)
+
+
+def on_disk(location: str) -> Path:
+    """Return the path of a file or folder on a disk."""
+    return Path(location.removeprefix("file://"))
 
 
 def few(kept: Sequence[object], *others: object) -> list[Any]:
@@ -215,8 +276,15 @@ def place(tmp_path: Path) -> Iterator[Place]:
     place = Place({"uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": f"file://{tmp_path}/warehouse"})
     place.create()
     yield place
-    for catalog in place.catalogs:
-        catalog.close()
+    place.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _planner() -> Iterator[None]:
+    """polars warns where a faster planner of its own is not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,15 +8,16 @@ import pytest
 import requests
 from pyiceberg.schema import Schema
 from pyiceberg.table.sorting import SortField, SortOrder
-from pyiceberg.table.update import RemovePartitionSpecsUpdate, RemovePropertiesUpdate
+from pyiceberg.table.update import RemovePropertiesUpdate
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
-from tests.sinks.iceberg.conftest import Place
-from tests.sinks.iceberg.test_damaged_files import path_of, set_mark
+from tests.sinks.iceberg.conftest import Place, on_disk
+from tests.sinks.iceberg.test_damaged_files import path_of
 from tests.sinks.iceberg.test_races import append
 from tests.support.advice import Query, raises, told
 from tests.support.between import Between, once
+from twopc.errors import OutcomeUnknown
 from twopc.log.history import read_history
 
 OTHER_COLUMNS = Schema(NestedField(9, "value", StringType()), schema_id=1)
@@ -54,10 +55,8 @@ def changed(place: Place, change: Callable[[], object]) -> Undo:
 
 
 def without_spec(place: Place) -> None:
-    with place.table().update_spec() as update:
-        update.add_identity("value")
-    table = place.table()
-    table.catalog.commit_table(table, (), (RemovePartitionSpecsUpdate.model_validate({"spec-ids": [0]}),))
+    place.add_partition_field()
+    place.remove_spec(0)
 
 
 CASES: dict[str, tuple[str, Callable[[Place], Undo]]] = {
@@ -151,22 +150,17 @@ def test_a_mark_that_is_not_a_number_is_set_from_the_newest_snapshot(
         query.run(0, "a")
     query.decide(1 if has_batch else 0, "b")
     log_id = read_history(str(query.log)).tail.log_id
-    set_mark(place, "seven", f"twopc.committed.twopc.{log_id}.orders")
+    place.set_properties({f"twopc.committed.twopc.{log_id}.orders": "seven"})
     error = query.stops(1, "and must be a number")
     found = told(error, r"property '(\S+)' is 'seven'.* as '(\S+)', or remove it if there is none")
     if has_batch:
         summary = place.snapshot().summary
         assert summary is not None
-        set_mark(place, str(summary[found[2]]), found[1])
+        place.set_properties({found[1]: str(summary[found[2]])})
     else:
-        remove_mark(place, found[1])
+        place.change(RemovePropertiesUpdate(removals=[found[1]]))
     query.run(1 if has_batch else 0)
     assert place.values() == (["a", "b"] if has_batch else ["b"])
-
-
-def remove_mark(place: Place, name: str) -> None:
-    table = place.table()
-    table.catalog.commit_table(table, (), (RemovePropertiesUpdate(removals=[name]),))
 
 
 @pytest.mark.variants
@@ -178,15 +172,14 @@ def test_a_mark_that_was_removed_is_set_by_what_the_table_has(is_there: bool, pl
     if is_there:
         query.commit(1)
     append(place)
-    [mark] = place.marks()
-    remove_mark(place, mark)
-    table = place.table()
-    table.maintenance.expire_snapshots().by_ids([each.snapshot_id for each in table.snapshots()[:-1]]).commit()
+    place.change(RemovePropertiesUpdate(removals=[*place.marks()]))
+    place.expire()
     error = query.stops(1, "it was changed by hand, or the table was restored")
+    assert isinstance(error, OutcomeUnknown)
     name, if_there, if_not = told(
         error, r"property '(\S+)' was .* set the property to (\d+); if not, to (\d+)"
     ).groups()
-    set_mark(place, if_there if "b" in place.values() else if_not, name)
+    place.set_properties({name: if_there if "b" in place.values() else if_not})
     query.run(1)
     assert place.values() == ["a", "b", "foreign"]
 
@@ -212,7 +205,7 @@ def test_a_batch_that_was_rolled_back_is_run_again(words: str, place: Place, que
 def test_a_table_is_written_when_its_sort_order_was_removed(place: Place, query: Query) -> None:
     place.create(order=SortOrder(SortField(1, IdentityTransform())))
     told(query.stops(0, "has a sort order, which the sink does not keep yet"), "ALTER TABLE … WRITE UNORDERED")
-    metadata = json.loads(Path(place.table().metadata_location.removeprefix("file://")).read_bytes())
+    metadata = json.loads(on_disk(place.table().metadata_location).read_bytes())
     unsorted = {"default-sort-order-id": 0, "sort-orders": [{"order-id": 0, "fields": []}]}
     place.point_to({**metadata, **unsorted})  # pyiceberg removes none
     query.run(0, "a")

@@ -12,9 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.expressions import BooleanExpression, EqualTo, IsNaN, IsNull, Reference
 from pyiceberg.manifest import ManifestFile
-from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -26,15 +24,13 @@ from pyiceberg.types import (
     StringType,
 )
 
-from tests.sinks.iceberg.conftest import Place
+from tests.sinks.iceberg.conftest import BY_VALUE, Place, on_disk
 from tests.sinks.iceberg.test_readers import duckdb_reads
 from tests.support.between import Between, lost, once
 from tests.support.observing import Killed
-from twopc import Round
 from twopc.errors import Retriable
 
 MERGE_AT = "commit.manifest.min-count-to-merge"
-BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 TASKS = [[f"{task:02}"] for task in range(12)]
 RECORDS = [value for [value] in TASKS]
 
@@ -45,8 +41,7 @@ def manifests(place: Place) -> list[ManifestFile]:
 
 def avro_files(place: Place) -> dict[str, bytes]:
     """The manifests on the disk, and what is in them; no manifest list."""
-    folder = Path(place.table().location().removeprefix("file://"))
-    found = (path for path in folder.rglob("*.avro") if not path.name.startswith("snap-"))
+    found = (path for path in place.folder.rglob("*.avro") if not path.name.startswith("snap-"))
     return {f"file://{path}": path.read_bytes() for path in found}
 
 
@@ -102,7 +97,7 @@ def test_a_process_that_has_sealed_the_batch_needs_no_manifest_of_a_task_any_mor
     sink = place.sink()
     batch = place.decided(*TASKS, sink=sink)
     for location in avro_files(place):
-        Path(location.removeprefix("file://")).unlink()
+        on_disk(location).unlink()
     sink.commit_batch(0, batch)
     assert place.values() == RECORDS
 
@@ -143,8 +138,7 @@ def test_two_drivers_that_write_the_manifest_at_once_leave_it_whole(
 
 def test_the_manifest_of_a_batch_has_no_longer_name_than_those_of_its_tasks(place: Place) -> None:
     """A disk that takes the tasks' files takes it, too."""
-    sink = place.sink("l" * 217)
-    sink.commit_batch(0, place.decided(["a"], ["b"], sink=sink))
+    place.run(0, ["a"], ["b"], sink=place.sink("l" * 217))
     assert place.values() == ["a", "b"]
 
 
@@ -167,8 +161,7 @@ def test_a_manifest_is_not_larger_than_the_table_says(place: Place) -> None:
     batch = place.decided(*TASKS)
     size = batch[0].handle["length"]
     assert isinstance(size, int)
-    with place.table().transaction() as transaction:
-        transaction.set_properties({"commit.manifest.target-size-bytes": str(5 * size + 100)})
+    place.set_properties({"commit.manifest.target-size-bytes": str(5 * size + 100)})
     sink = place.sink()
     sink.commit_batch(0, batch)
     sink.complete(0, batch)
@@ -178,8 +171,7 @@ def test_a_manifest_is_not_larger_than_the_table_says(place: Place) -> None:
 
 def test_manifests_of_another_codec_are_left_as_they_are(place: Place) -> None:
     votes = [place.vote(["a"], partition=0)]
-    with place.table().transaction() as transaction:
-        transaction.set_properties({"write.avro.compression-codec": "zstd"})
+    place.set_properties({"write.avro.compression-codec": "zstd"})
     votes.append(place.vote(["b"], partition=1))
     sink = place.sink()
     batch = sink.seal(votes, 0.0)
@@ -191,8 +183,7 @@ def test_manifests_of_another_codec_are_left_as_they_are(place: Place) -> None:
 
 def test_manifests_of_two_specs_are_joined_apart(place: Place) -> None:
     votes = [place.vote([f"a{task}"], partition=task) for task in range(3)]
-    with place.table().update_spec() as update:
-        update.add_identity("value")
+    place.add_partition_field()
     votes += [place.vote([f"b{task}"], partition=3 + task) for task in range(3)]
     sink = place.sink()
     batch = sink.seal(votes, 0.0)
@@ -223,8 +214,7 @@ def test_a_filter_finds_each_value_of_a_partition_field(
     sink = place.sink()
     assert sink._for_tasks is not None
     schema = sink._for_tasks.arrow_schema
-    batch = place.decided(*[_records([value], schema) for value in values])
-    sink.commit_batch(0, batch)
+    place.run(0, *[_records([value], schema) for value in values])
     [manifest] = manifests(place)
     [summary] = manifest.partitions or []
     assert summary.contains_null
@@ -240,10 +230,7 @@ def test_bounds_of_partitions_enclose_both_zeros(tasks: list[list[float]], is_me
     place.create(Schema(NestedField(1, "value", FloatType())), BY_VALUE, properties={MERGE_AT: "2"})
     sink = place.sink()
     for number in range(2 if is_merged else 1):
-        records = [{"value": pa.array(values, pa.float32())} for values in tasks]
-        batch = place.decided(*records, round=Round(1, number), sink=sink)
-        sink.commit_batch(number, batch)
-        sink.complete(number, batch)
+        place.run(number, *[{"value": pa.array(values, pa.float32())} for values in tasks], sink=sink)
     [manifest] = manifests(place)
     [summary] = manifest.partitions or []
     assert (summary.lower_bound, summary.upper_bound) == (struct.pack("<f", -0.0), struct.pack("<f", 0.0))
@@ -255,9 +242,7 @@ def test_manifests_of_partitions_by_a_double_are_not_merged(place: Place) -> Non
     place.create(Schema(NestedField(1, "value", DoubleType())), BY_VALUE, properties={MERGE_AT: "2"})
     sink = place.sink()
     for number in range(3):
-        batch = place.decided({"value": [0.1 + number]}, round=Round(1, number), sink=sink)
-        sink.commit_batch(number, batch)
-        sink.complete(number, batch)
+        place.run(number, {"value": [0.1 + number]}, sink=sink)
     assert len(manifests(place)) == 3
     for number in range(3):
         assert duckdb_reads(place, where=f"value = {0.1 + number!r}::DOUBLE").num_rows == 1
@@ -273,16 +258,3 @@ def _equal_to(value: Any) -> BooleanExpression:
         return IsNull(term=column)
     is_nan = isinstance(value, float) and math.isnan(value)
     return IsNaN(term=column) if is_nan else EqualTo(term=column, value=value)
-
-
-@pytest.mark.long
-def test_joined_manifests_of_many_batches_are_merged(place: Place) -> None:
-    place.create(spec=BY_VALUE, properties={MERGE_AT: "3"})
-    sink = place.sink()
-    for number in range(7):
-        batch = place.decided([f"a{number}"], [f"b{number}"], round=Round(1, number), sink=sink)
-        sink.commit_batch(number, batch)
-        sink.complete(number, batch)
-    assert len(manifests(place)) <= 4
-    assert place.values() == sorted(f"{name}{number}" for name in "ab" for number in range(7))
-    assert place.table().scan(row_filter="value = 'a0'").count() == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -67,8 +66,7 @@ class TestAppend(SinkContract):
     spec = PartitionSpec()
 
     @pytest.fixture(autouse=True)
-    def _place(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+    def _place(self, place: Place) -> None:
         self.place = place
         place.create(SCHEMA, self.spec)
 
@@ -79,11 +77,7 @@ class TestAppend(SinkContract):
         return self.place.values()
 
     def leftovers(self) -> list[str]:
-        table, ends = self.place.table(), (".parquet", "-m0.avro")
-        known = {task.file.file_path for task in table.scan().plan_files()}
-        known |= {each.manifest_path for snapshot in table.snapshots() for each in snapshot.manifests(table.io)}
-        names = {Path(path).name for path in known}
-        return [name for name in self.place.files() if name.endswith(ends) and Path(name).name not in names]
+        return self.place.left_over()
 
     def sample(self) -> pa.RecordBatch:
         return typed()

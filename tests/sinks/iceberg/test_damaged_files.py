@@ -8,9 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.table.update import SetPropertiesUpdate
 
-from tests.sinks.iceberg.conftest import Place, Query
+from tests.sinks.iceberg.conftest import Place, Query, on_disk
 from twopc import Round
 from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted, TransactionLost
 from twopc_iceberg.files import DurableFile
@@ -40,12 +39,7 @@ def path_of(place: Place, part: str) -> Path:
 
 
 def paths(place: Place) -> list[Path]:
-    return [Path(place.table().location().removeprefix("file://")) / name for name in place.files()]
-
-
-def set_mark(place: Place, mark: str, name: str = MARK) -> None:
-    table = place.table()
-    table.catalog.commit_table(table, (), (SetPropertiesUpdate(updates={name: mark}),))
+    return [place.folder / name for name in place.files()]
 
 
 MANIFEST, DATA, NOTE = "-m0.avro", ".parquet", "_twopc/"
@@ -97,7 +91,7 @@ def test_a_store_that_keeps_more_than_was_written_is_found_before_the_vote(
 
     def framed(file: DurableFile, overwrite: bool = False) -> Any:
         stream = create(file, overwrite)
-        close, path = stream.close, Path(file.location.removeprefix("file://"))
+        close, path = stream.close, on_disk(file.location)
 
         def close_and_frame() -> None:
             if not stream.closed:
@@ -159,14 +153,15 @@ def test_a_damaged_manifest_list_refuses_the_next_batch_and_calls_an_operator_fo
         place.sink().seal([vote], 0.0)
     with pytest.raises(OperatorRequired, match=f"{path.name} is damaged"):
         place.sink().commit_batch(0, batch)
+    with pytest.raises(OperatorRequired, match=f"{path.name} is damaged"):
+        list(place.sink().check())
 
 
 @pytest.mark.advice("file … is damaged")
 @pytest.mark.parametrize("how", DAMAGED)
 def test_damaged_metadata_of_the_table_is_not_taken_for_a_missing_answer(how: str, place: Place) -> None:
-    batch, sink = place.decided(["a"]), place.unbound()
-    sink.bind("orders", "log")
-    path = Path(place.table().metadata_location.removeprefix("file://"))
+    batch, sink = place.decided(["a"]), place.bound()
+    path = on_disk(place.table().metadata_location)
     whole = path.read_bytes()
     DAMAGED[how](path)
     with pytest.raises(Refused, match=f"{path.name} is damaged"):
@@ -182,9 +177,8 @@ def test_damaged_metadata_of_the_table_is_not_taken_for_a_missing_answer(how: st
 @pytest.mark.parametrize("mark", ["", "1e3", "-1", "seven", " 1", "\u0663"])
 def test_a_mark_that_is_not_a_number_stops_the_query(mark: str, place: Place) -> None:
     batch, vote = place.decided(["a"]), place.vote(["b"], Round(1, 1))
-    set_mark(place, mark)
-    sink = place.unbound()
-    sink.bind("orders", "log")
+    place.set_properties({MARK: mark})
+    sink = place.bound()
     for before_the_decision in (sink.open, lambda: sink.seal([vote], 0.0)):
         with pytest.raises(Refused, match="must be a number"):
             before_the_decision()
@@ -222,7 +216,7 @@ def test_a_restored_table_goes_on_when_its_mark_is_set_as_the_message_says(resto
     with pytest.raises(LogMismatch) as mismatch:
         restored.run(3, value=["d"])
     name, rest = mismatch.value.message.split("property '")[1].split("' to ")
-    set_mark(place, rest.split(",")[0], name)
+    place.set_properties({name: rest.split(",")[0]})
     restored.run(3, value=["d"])
     assert place.values() == ["a", "d"]
 
@@ -232,8 +226,7 @@ def test_a_catalog_that_shows_an_older_table_at_the_start_is_asked_again(place: 
     place.sink().commit_batch(0, place.decided(["a"]))
     old = place.table().metadata_location
     place.sink().commit_batch(1, place.decided(["b"], round=Round(1, 1)))
-    new, sink = place.table().metadata_location, place.unbound()
-    sink.bind("orders", "log")
+    new, sink = place.table().metadata_location, place.bound()
     sink.last_batch_id = 1
     place.point_to(old)
     with pytest.raises(Retriable, match="it is behind"):
@@ -244,8 +237,7 @@ def test_a_catalog_that_shows_an_older_table_at_the_start_is_asked_again(place: 
 
 def test_a_table_that_has_no_batch_of_the_query_is_not_taken_for_one_that_lost_them(place: Place) -> None:
     """A sink of this name may have written elsewhere before: the log knows the name alone."""
-    sink = place.unbound()
-    sink.bind("orders", "log")
+    sink = place.bound()
     sink.last_batch_id = 100
     sink.open()
 
@@ -253,8 +245,7 @@ def test_a_table_that_has_no_batch_of_the_query_is_not_taken_for_one_that_lost_t
 @pytest.mark.long
 def test_a_batch_that_is_not_known_to_be_committed_is_not_missed_at_the_start(place: Place) -> None:
     """The commit that follows settles it."""
-    batch, sink = place.decided(["a"]), place.unbound()
-    sink.bind("orders", "log")
+    batch, sink = place.decided(["a"]), place.bound()
     sink.last_batch_id = 0
     sink.pending = {0: tuple(batch)}
     sink.open()

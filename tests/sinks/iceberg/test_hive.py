@@ -100,8 +100,7 @@ def test_records_replace_rows_by_a_key(version: str, table: Place) -> None:
     place = replace(table, version=version)
     place.create()
     for batch_id, values in enumerate((["a", "b"], ["b", "c"])):
-        sink = place.sink(upsert_by="value")
-        sink.commit_batch(batch_id, place.decided(values, round=Round(1, batch_id), sink=sink))
+        place.run(batch_id, values, sink=place.sink(upsert_by="value"))
     assert place.values() == ["a", "b", "c"]
 
 

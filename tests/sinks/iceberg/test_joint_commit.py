@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
-from pyiceberg.table.update import RemovePartitionSpecsUpdate
 
 from tests.sinks.iceberg.conftest import Place, few
 from tests.support import networks
@@ -46,8 +45,7 @@ def places(server: RestCatalogServer, direct: ProxyIntoHost) -> Iterator[list[Pl
         catalog = place.catalog()
         if catalog.table_exists(place.name):
             catalog.drop_table(place.name)
-        for each in place.catalogs:
-            each.close()
+        place.close()
 
 
 class Batch:
@@ -442,17 +440,12 @@ def test_a_table_that_lost_the_spec_of_its_files_on_the_way_calls_an_operator(
 ) -> None:
     """This catalog does not look whether the specs are there that the request names."""
 
-    def remove() -> None:
-        table = places[0].table()
-        table.catalog.commit_table(table, (), (RemovePartitionSpecsUpdate.model_validate({"spec-ids": [0]}),))
-
     batch = Batch(places, proxy)
-    with places[0].table().update_spec() as update:
-        update.add_identity("value")
+    places[0].add_partition_field()
     for sink in batch.sinks:
         sink.open()
     proxy.requests.clear()
-    on_its_way(proxy, remove)
+    on_its_way(proxy, lambda: places[0].remove_spec(0))
     first, *others = commit_calls(0, batch.due)
     with pytest.raises(OperatorRequired, match="removed from the table as it was committed"):
         first.commit()

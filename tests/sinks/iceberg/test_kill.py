@@ -24,5 +24,4 @@ def test_an_s3_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_
         written = strike_requests(proxy, query, way, lost)
         assert place.values() == written
         assert list(place.sink("log").recover()) == []
-        for catalog in place.catalogs:
-            catalog.close()
+        place.close()

@@ -10,20 +10,13 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, StringType
 
-from tests.sinks.iceberg.conftest import Place, Query
+from tests.sinks.iceberg.conftest import BY_VALUE, Place, Query
 from tests.support.between import Between, lost, nothing, once
 from tests.support.raising import raising
 from twopc import Round
 from twopc_iceberg import IcebergSink
 
-BY_VALUE = PartitionSpec(PartitionField(1, 1000, IdentityTransform(), "value"))
 FEW = {"commit.manifest.min-count-to-merge": "4"}
-
-
-def batch(place: Place, sink: IcebergSink, number: int, *values: str) -> None:
-    batch = place.decided(*[[value] for value in values], round=Round(1, number), sink=sink)
-    sink.commit_batch(number, batch)
-    sink.complete(number, batch)
 
 
 def manifests(place: Place) -> int:
@@ -35,7 +28,7 @@ def test_small_manifests_are_merged_and_every_record_is_found(place: Place) -> N
     sink = place.sink()
     most = 0
     for number in range(20):
-        batch(place, sink, number, f"a{number}", f"b{number}")
+        place.run(number, [f"a{number}"], [f"b{number}"], sink=sink)
         most = max(most, manifests(place))
     wanted = sorted(f"{name}{number}" for name in "ab" for number in range(20))
     assert place.values() == wanted
@@ -52,51 +45,41 @@ def test_a_merge_keeps_the_order_in_which_files_came(place: Place) -> None:
     place.create(properties=FEW)
     sink = place.sink()
     for number in range(4):
-        batch(place, sink, number, f"{number}")
+        place.run(number, [f"{number}"], sink=sink)
     entries = place.table().inspect.entries().to_pylist()
     assert sorted(entry["sequence_number"] for entry in entries) == [2, 3, 4, 5]
     assert len({entry["snapshot_id"] for entry in entries}) == 4
 
 
-def forestalled(place: Place) -> IcebergSink:
-    """Commit four batches. Another writer is faster than the merge of their manifests."""
+def complete_the_fourth(place: Place, between: Between) -> IcebergSink:
+    """Commit four batches, whose manifests are merged then: by a request of its own, at which ``between`` stands."""
     place.create(properties=FEW)
     sink = place.sink()
     for number in range(3):
-        batch(place, sink, number, f"{number}")
+        place.run(number, [f"{number}"], sink=sink)
     last = place.decided(["3"], round=Round(1, 3), sink=sink)
     sink.commit_batch(3, last)
-    Between(before=once(lambda: place.table().append(pa.table({"value": ["foreign"]})))).stand(sink)
+    between.stand(sink)
     sink.complete(3, last)
     return sink
 
 
-def test_a_merge_that_another_writer_forestalls_changes_nothing(place: Place) -> None:
-    sink = forestalled(place)
-    assert place.values() == ["0", "1", "2", "3", "foreign"]
-    batch(place, sink, 4, "4")
-    assert place.values() == ["0", "1", "2", "3", "4", "foreign"]
-
-
-def test_a_merge_that_another_writer_forestalls_leaves_no_file(place: Place) -> None:
+def test_a_merge_that_another_writer_forestalls_changes_nothing_and_leaves_no_file(place: Place) -> None:
     """Else a busy table would get some with each batch."""
-    forestalled(place)
+    foreign = pa.table({"value": ["foreign"]})
+    sink = complete_the_fourth(place, Between(before=once(lambda: place.table().append(foreign))))
+    assert place.values() == ["0", "1", "2", "3", "foreign"]
     table = place.table()
     lists = {snapshot.manifest_list for snapshot in table.snapshots()}
     used = lists | {each.manifest_path for snapshot in table.snapshots() for each in snapshot.manifests(table.io)}
     assert {f"{table.location()}/{name}" for name in place.files() if name.endswith(".avro")} == used
+    place.run(4, ["4"], sink=sink)
+    assert place.values() == ["0", "1", "2", "3", "4", "foreign"]
 
 
 def test_a_merge_whose_conflict_is_reported_though_it_has_landed_removes_no_file(place: Place) -> None:
     """As by a gateway that has repeated the request and passes on the second answer."""
-    place.create(properties=FEW)
-    sink = place.sink()
-    for number in range(3):
-        batch(place, sink, number, f"{number}")
-    last = place.decided(["3"], round=Round(1, 3), sink=sink)
-    sink.commit_batch(3, last)
-    Between(after=once(raising(CommitFailedException()))).stand(sink)
-    sink.complete(3, last)
+    complete_the_fourth(place, Between(after=once(raising(CommitFailedException()))))
     assert manifests(place) == 1
     assert place.values() == ["0", "1", "2", "3"]
 
@@ -119,11 +102,10 @@ def test_manifests_of_two_specs_are_not_mixed(place: Place) -> None:
     place.create(properties=FEW)
     sink = place.sink()
     for number in range(3):
-        batch(place, sink, number, f"{number}")
-    with place.table().update_spec() as update:
-        update.add_identity("value")
+        place.run(number, [f"{number}"], sink=sink)
+    place.add_partition_field()
     for number in range(3, 9):
-        batch(place, place.sink(), number, f"{number}")
+        place.run(number, [f"{number}"])
     assert place.values() == [f"{number}" for number in range(9)]
     assert place.table().scan(row_filter="value = '7'").count() == 1
     assert place.table().scan(row_filter="value = '1'").count() == 1
@@ -138,14 +120,13 @@ def test_manifests_of_a_spec_whose_column_was_dropped_are_left_and_others_are_me
     for number in range(3):
         made = place.decided({"value": [f"{number}"], "day": ["x"]}, round=Round(1, number), sink=sink)
         sink.commit_batch(number, made)
-    with place.table().transaction() as transaction:
-        transaction.set_properties({"commit.manifest.min-count-to-merge": "2"})
+    place.set_properties({"commit.manifest.min-count-to-merge": "2"})
     with place.table().update_spec() as spec:
         spec.remove_field("day")
     with place.table().update_schema() as update:
         update.delete_column("day")
     for number in range(3, 7):
-        batch(place, place.sink(), number, f"{number}")
+        place.run(number, [f"{number}"])
     assert manifests(place) <= 3 + 2
     assert caplog.records == []
     assert place.values() == [f"{number}" for number in range(7)]
@@ -168,5 +149,5 @@ def test_a_table_may_say_that_nothing_is_merged(place: Place) -> None:
     place.create(properties={**FEW, "commit.manifest-merge.enabled": "false"})
     sink = place.sink()
     for number in range(6):
-        batch(place, sink, number, f"{number}")
+        place.run(number, [f"{number}"], sink=sink)
     assert manifests(place) == 6

@@ -60,8 +60,7 @@ def places(server: NessieServer, s3: S3Server) -> Iterator[list[Place]]:
         yield places
         for place in places:
             place.catalog().drop_table(place.name)
-            for each in place.catalogs:
-                each.close()
+            place.close()
 
 
 def test_all_tables_change_by_one_commit_of_the_catalog(

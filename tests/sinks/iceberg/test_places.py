@@ -15,7 +15,6 @@ from tests.support.postgres_server import PostgresServer
 from tests.support.struck_server import KILLED, MOTO, S3_SERVERS, WRONG_KEYS, go_server, s3_server
 from twopc import Committable, Round
 from twopc.errors import OperatorRequired, Refused, Retriable
-from twopc_iceberg import IcebergSink
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +41,7 @@ def on_postgres(postgres: PostgresServer, tmp_path: Path) -> Iterator[Place]:
     place.create(SCHEMA, SPEC)
     yield place
     place.catalog().drop_table("db.orders")
-    for catalog in place.catalogs:
-        catalog.close()
+    place.close()
 
 
 @pytest.fixture
@@ -51,8 +49,7 @@ def on_s3(s3: dict[str, str], tmp_path: Path) -> Iterator[Place]:
     place = place_on_s3(s3, tmp_path)
     place.create(SCHEMA, SPEC)
     yield place
-    for catalog in place.catalogs:
-        catalog.close()
+    place.close()
 
 
 @pytest.mark.long
@@ -60,9 +57,6 @@ class TestOnPostgres(Append):
     @pytest.fixture(autouse=True)
     def _place(self, on_postgres: Place) -> None:
         self.place = on_postgres
-
-    def make_sink(self) -> IcebergSink:
-        return self.place.unbound()
 
 
 @pytest.mark.long
@@ -83,8 +77,7 @@ def test_a_catalog_in_postgres_that_restarts_is_waited_for(on_postgres: Place, p
         sink.commit_batch(0, batch)
     assert postgres.password not in str(retriable.value)
     postgres.start()
-    for catalog in on_postgres.catalogs:
-        catalog.close()
+    on_postgres.close()
     sink.commit_batch(0, batch)
     assert on_postgres.values() == ["a"]
 
@@ -122,8 +115,7 @@ def of_iceberg(keys: Mapping[str, str]) -> dict[str, str]:
 
 def assert_refused(place: Place, batch: Sequence[Committable]) -> None:
     """Assert that each request of a driver stops the query, and none waits for an answer."""
-    sink = place.unbound()
-    sink.bind("orders", "log")
+    sink = place.bound()
     for ask in (
         sink.open,
         lambda: sink.seal(batch, 0.0),

@@ -20,15 +20,17 @@ from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file
 from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.table.puffin import PuffinFile
 from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.update import RemovePropertiesUpdate
 from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, TruncateTransform
 from pyiceberg.typedef import IcebergBaseModel, Record
 from pyiceberg.types import DoubleType, FloatType, IntegerType, LongType, NestedField, StringType
 
 from tests.sinks.iceberg import test_upserts as of_upserts
-from tests.sinks.iceberg.conftest import Place, few
+from tests.sinks.iceberg.conftest import Place, few, on_disk
 from tests.sinks.iceberg.test_contract import SCHEMA
 from tests.sinks.iceberg.test_upserts import BY_DAY, COLUMNS, PAIRS, append, commit_manifests, compact, names, read
 from tests.support.between import Between, lost, once
+from tests.support.counting import counted
 from tests.support.keyed_table import records, run, sealed, upserts, vote
 from tests.support.typed_records import typed
 from twopc import Committable, Participant, Round
@@ -69,7 +71,7 @@ def live(place: Place, content: DataFileContent) -> list[ManifestEntry]:
 
 
 def path_of(entry: ManifestEntry) -> Path:
-    return Path(entry.data_file.file_path.removeprefix("file://"))
+    return on_disk(entry.data_file.file_path)
 
 
 def positions_of(place: Place, entry: ManifestEntry) -> dict[str, list[int]]:
@@ -162,17 +164,16 @@ def shared_deletes(place: Place, *rows: int, of_format: FileFormat = FileFormat.
     table, io = place.table(), upserts(place)._lake.io()
     files = [entry.data_file for entry in live(place, DataFileContent.DATA)]
     location = f"{table.location()}/data/{uuid.uuid4()}-deletes.parquet"
-    of_rows = [(file.file_path, row) for file in sorted(files, key=lambda each: each.file_path) for row in rows]
-    pq.write_table(
-        pa.table({"file_path": [path for path, _ in of_rows], "pos": [row for _, row in of_rows]}), location[7:]
-    )
+    of_rows = [(path, row) for path in sorted(each.file_path for each in files) for row in rows]
+    paths, positions = (list(column) for column in zip(*of_rows, strict=True))
+    pq.write_table(pa.table({"file_path": paths, "pos": positions}), on_disk(location))
     deletes = data_file(
         content=DataFileContent.POSITION_DELETES,
         file_path=location,
         file_format=of_format,
         partition=files[0].partition,
         record_count=len(of_rows),
-        file_size_in_bytes=Path(location[7:]).stat().st_size,
+        file_size_in_bytes=on_disk(location).stat().st_size,
     )
     output = io.new_output(f"{table.location()}/metadata/{uuid.uuid4()}-m0.avro")
     with ManifestWriter(ManifestContent.DELETES, table.metadata, table.spec(), table.schema(), output, None) as writer:
@@ -229,7 +230,6 @@ def test_a_batch_that_finds_no_row_is_an_append(table: Place) -> None:
     """A Spark stream from the table goes on over it."""
     run(table, 0, [(1, "a", "mon")])
     run(table, 1, [(2, "b", "mon")], 7)
-    snapshots = table.table().snapshots()
     run(table, 2, [], 7)
     snapshots = table.table().snapshots()
     assert [each.summary.operation for each in snapshots if each.summary] == [Operation.APPEND] * 4
@@ -239,8 +239,7 @@ def test_a_batch_that_finds_no_row_is_an_append(table: Place) -> None:
 def test_rows_of_version_3_get_ids_that_no_other_row_has(table: Place) -> None:
     if table.version == "2":
         pytest.skip("rows of version 2 have no ids")
-    with table.table().transaction() as transaction:
-        transaction.set_properties({"commit.manifest.min-count-to-merge": "3"})
+    table.set_properties({"commit.manifest.min-count-to-merge": "3"})
     run(table, 0, [(number, f"{number}", "mon") for number in range(3)])
     for batch_id in range(1, 8):
         run(table, batch_id, [(batch_id, "again", "mon"), (batch_id + 10, "new", "mon")])
@@ -364,9 +363,7 @@ def test_columns_of_the_key_that_were_renamed_and_widened_are_found_by_their_ids
         update.update_column("id", LongType())
     with by_files.table().update_schema() as update:
         update.rename_column("id", "number")
-    sink = by_files.unbound(upsert_by="number")
-    sink.bind("orders", "log")
-    sink.commit_batch(1, batch)
+    by_files.bound(upsert_by="number").commit_batch(1, batch)
     assert sorted(row["name"] for row in by_files.records()) == ["new", "old"]
 
 
@@ -410,8 +407,7 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
     batch = sealed(table, vote(table, [(1, "A", "wed")], round=Round(1, 1)))
     known = {path_of(each).name for each in live(table, DataFileContent.DATA)}
     names_of = [name for name in table.files() if name.endswith(".parquet") and Path(name).name not in known]
-    [keys] = [name for name in names_of if pq.read_schema(Path(table.table().location()[7:]) / name).names == ["id"]]
-    path = Path(table.table().location()[7:]) / keys
+    [path] = [table.folder / name for name in names_of if pq.read_schema(table.folder / name).names == ["id"]]
     content = path.read_bytes()
     path.unlink()
     with pytest.raises(TransactionLost, match=path.name):
@@ -428,18 +424,14 @@ def test_keys_that_are_gone_call_an_operator_and_those_of_a_visible_batch_are_re
 
 @pytest.mark.variants
 @pytest.mark.parametrize("spec", [UNPARTITIONED_PARTITION_SPEC, BY_BUCKET], ids=["bounds", "partitions"])
-def test_files_whose_bounds_or_partition_have_no_key_are_not_read(spec: PartitionSpec, by_files: Place) -> None:
+def test_files_whose_bounds_or_partition_have_no_key_are_not_read(
+    spec: PartitionSpec, by_files: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     by_files.create(COLUMNS, spec)
     for batch_id in range(4):
         run(by_files, batch_id, [(batch_id * 100 + number, f"{number}", "mon") for number in (0, 9)])
-    search, opened = positions._Search._columns, list[str]()
-
-    def counted(self: Any, file: Any, parquet: Any) -> Any:
-        opened.append(file.path)
-        return search(self, file, parquet)
-
-    with patch.object(positions._Search, "_columns", counted):
-        run(by_files, 4, [(209, "new", "tue")])
+    opened = counted(monkeypatch, positions._Search, "_columns")
+    run(by_files, 4, [(209, "new", "tue")])
     assert len(opened) == 1
     assert len(read(by_files)) == 8
     assert "new" in names(by_files)
@@ -504,15 +496,8 @@ def test_rows_of_files_without_ids_and_without_the_partitions_column_are_found(b
 
 def _imported(place: Place, day: str, number: int) -> str:
     location = f"{place.table().location()}/day={day}/{number}.parquet"
-    Path(location[7:]).parent.mkdir(exist_ok=True)
-    names = pa.field("name", pa.string(), nullable=False)
-    pq.write_table(
-        pa.table(
-            {"id": [number], "name": [f"{day} {number}"], "day": [day]},
-            schema=pa.schema([("id", pa.int64()), names, ("day", pa.string())]),
-        ),
-        location[7:],
-    )
+    on_disk(location).parent.mkdir(exist_ok=True)
+    pq.write_table(pa.Table.from_batches([records([(number, f"{day} {number}", day)])]), on_disk(location))
     return location
 
 
@@ -529,19 +514,15 @@ def test_a_table_whose_rows_can_not_be_deleted_by_position_is_refused_before_the
 def imported(place: Place) -> None:
     """A file of another program, which a table without a mapping of names can't read by ids."""
     place.table().add_files([_imported(place, "mon", 1)])
-    with place.table().transaction() as transaction:
-        transaction.remove_properties("schema.name-mapping.default")
+    place.change(RemovePropertiesUpdate(removals=["schema.name-mapping.default"]))
 
 
 def mapped(place: Place) -> None:
-    with place.table().transaction() as transaction:
-        transaction.set_properties(
-            {"schema.name-mapping.default": place.table().schema().name_mapping.model_dump_json()}
-        )
+    place.set_properties({"schema.name-mapping.default": place.table().schema().name_mapping.model_dump_json()})
 
 
 def deleted_in_avro(place: Place) -> None:
-    Path(shared_deletes(place, 1, of_format=FileFormat.AVRO)[7:]).write_bytes(b"Obj\x01")
+    on_disk(shared_deletes(place, 1, of_format=FileFormat.AVRO)).write_bytes(b"Obj\x01")
 
 
 def rewritten(place: Place) -> None:
@@ -575,13 +556,10 @@ def test_a_file_of_another_writer_whose_rows_can_not_be_found_refuses_the_batch_
     assert names(by_files) == ["A", "b"]
 
 
-def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_otherwise(by_files: Place) -> None:
-    sink, opened = upserts(by_files), list[str]()
-    real = positions._Search.require_columns
-
-    def counted(search: Any, file: Any) -> None:
-        opened.append(file.path)
-        real(search, file)
+def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_otherwise(
+    by_files: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, opened = upserts(by_files), counted(monkeypatch, positions._Search, "require_columns")
 
     def batch(number: int) -> int:
         opened.clear()
@@ -589,10 +567,9 @@ def test_a_file_is_opened_once_for_its_columns_and_again_when_names_are_mapped_o
         sink.commit_batch(number, found)
         return len(opened)
 
-    with patch.object(positions._Search, "require_columns", counted):
-        assert [batch(number) for number in range(3)] == [0, 1, 1]
-        mapped(by_files)
-        assert batch(3) == 3
+    assert [batch(number) for number in range(3)] == [0, 1, 1]
+    mapped(by_files)
+    assert batch(3) == 3
 
 
 def test_the_option_needs_a_key(place: Place) -> None:
@@ -603,8 +580,7 @@ def test_the_option_needs_a_key(place: Place) -> None:
 
 @pytest.mark.variants
 @pytest.mark.parametrize("reader", ["native", "pyiceberg"])
-def test_polars_reads_the_result(reader: Any, table: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
+def test_polars_reads_the_result(reader: Any, table: Place) -> None:
     for batch_id in range(3):
         run(table, batch_id, [(1, f"{batch_id}", "mon"), (batch_id + 5, "new", "tue")], 5)
     found = pl.scan_iceberg(table.table(), reader_override=reader).collect()

@@ -12,11 +12,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import BucketTransform, DayTransform, TruncateTransform
 from pyiceberg.types import DoubleType, FloatType, NestedField, StructType
 
-from tests.sinks.iceberg.conftest import Place
+from tests.sinks.iceberg.conftest import Place, on_disk
 from tests.sinks.iceberg.test_contract import SCHEMA
 from tests.support.duckdb_extension import load
 from tests.support.typed_records import typed
-from twopc import Round
 
 SPEC = PartitionSpec(
     PartitionField(1, 1000, BucketTransform(4), "value_bucket"),
@@ -25,16 +24,10 @@ SPEC = PartitionSpec(
 )
 
 
-@pytest.fixture(autouse=True)
-def _planner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """polars warns where a faster planner of its own is not installed."""
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
-
-
 def duckdb_reads(place: Place, select: str = "*", where: str = "true") -> pa.Table:
     with duckdb.connect() as connection:
         load(connection, "avro", "iceberg")
-        scan = f"iceberg_scan('{place.table().metadata_location.removeprefix('file://')}')"
+        scan = f"iceberg_scan('{on_disk(place.table().metadata_location)}')"
         return connection.execute(f"SELECT {select} FROM {scan} WHERE {where}").to_arrow_table()  # noqa: S608
 
 
@@ -47,11 +40,7 @@ def test_duckdb_reads_what_was_written_and_merged(place: Place) -> None:
     place.create(SCHEMA, SPEC, properties={"commit.manifest.min-count-to-merge": "2"})
     written = typed()
     for number in range(3):
-        part = written.slice(number, 5) if number < 2 else written.slice(7)
-        sink = place.sink()
-        batch = sink.seal([place.vote(part, Round(1, number))], 0.0)
-        sink.commit_batch(number, batch)
-        sink.complete(number, batch)
+        place.run(number, written.slice(number, 5) if number < 2 else written.slice(7))
     read = duckdb_reads(place)
     ours = place.table().scan().to_arrow()
     assert read.num_rows == ours.num_rows == 10 + written.num_rows - 7
@@ -60,21 +49,11 @@ def test_duckdb_reads_what_was_written_and_merged(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_duckdb_finds_records_by_their_partition(place: Place) -> None:
-    place.create(SCHEMA, SPEC)
-    sink = place.sink()
-    sink.commit_batch(0, sink.seal([place.vote(typed())], 0.0))
-    for value in ("null", "Grüße, 世界 🐎", "0"):
-        assert duckdb_reads(place, where=f"value = '{value}'").num_rows == 1
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("written", [0.0, -0.0])
 @pytest.mark.parametrize("where", ["f = 0", "f >= 0", "f <= 0", "f = '-0.0'::DOUBLE", "f <= '-0.0'::DOUBLE"])
 def test_duckdb_finds_a_zero_of_either_sign(place: Place, written: float, where: str) -> None:
     place.create(Schema(NestedField(1, "f", DoubleType())))
-    sink = place.sink()
-    sink.commit_batch(0, sink.seal([place.vote({"f": [written]})], 0.0))
+    place.run(0, {"f": [written]})
     assert duckdb_reads(place, where=where).num_rows == 1
 
 
@@ -82,10 +61,8 @@ def test_duckdb_finds_nan_as_the_greatest_number(place: Place) -> None:
     place.create(
         Schema(NestedField(1, "f", DoubleType()), NestedField(2, "n", StructType(NestedField(3, "f", FloatType()))))
     )
-    sink = place.sink()
-    records = pa.table({"f": [1.0, math.nan], "n": [{"f": 1.0}, {"f": math.nan}]})
-    records = records.cast(pa.schema([("f", pa.float64()), ("n", pa.struct([("f", pa.float32())]))]))
-    sink.commit_batch(0, sink.seal([place.vote(records.to_batches()[0])], 0.0))
+    of_struct = pa.array([{"f": 1.0}, {"f": math.nan}], pa.struct([("f", pa.float32())]))
+    place.run(0, {"f": [1.0, math.nan], "n": of_struct})
     for where in ("f > 100", "f = 'NaN'", "n.f > 100"):
         assert duckdb_reads(place, where=where).num_rows == 1, where
 
@@ -95,8 +72,7 @@ def test_duckdb_finds_nan_as_the_greatest_number(place: Place) -> None:
 def test_polars_reads_what_was_written_with_either_reader(reader: Any, place: Place) -> None:
     place.create(SCHEMA, SPEC)
     written = typed()
-    sink = place.sink()
-    sink.commit_batch(0, sink.seal([place.vote(written)], 0.0))
+    place.run(0, written)
     read = polars_reads(place, reader)
     for name in written.schema.names:
         assert sorted(map(str, read[name].to_pylist())) == sorted(map(str, written[name].to_pylist())), name

@@ -27,8 +27,7 @@ def rest(server: RestCatalogServer, direct: HttpProxy) -> Iterator[Place]:
     place.create(SCHEMA, SPEC, location=f"{server.warehouse}/{uuid.uuid4().hex}")
     yield place
     place.catalog().drop_table("db.orders")
-    for catalog in place.catalogs:
-        catalog.close()
+    place.close()
 
 
 @pytest.mark.long
@@ -36,9 +35,6 @@ class TestOnRest(Append):
     @pytest.fixture(autouse=True)
     def _place(self, rest: Place) -> None:
         self.place = rest
-
-    def make_sink(self) -> IcebergSink:
-        return self.place.unbound()
 
 
 def disturbed(rest: Place, proxy: HttpProxy) -> IcebergSink:
@@ -117,16 +113,12 @@ def test_a_request_that_comes_late_to_a_table_that_was_rolled_back_is_refused(
 def test_an_error_that_stands_for_success_is_not_believed(status: int, rest: Place, proxy: ProxyIntoHost) -> None:
     """As a gateway answers that repeats requests: the first one was made, and the second one's answer is passed on."""
     batch, sink = rest.decided(["a"]), disturbed(rest, proxy)
-
-    def make_it_and_answer() -> Answer:
-        return Answer(status, b'{"error": {"message": "m", "type": "t", "code": %d}}' % status)
-
     forward = proxy._forward
 
     def once(request: object, dropped: frozenset[str]) -> Answer:
         proxy._forward = forward  # type: ignore[method-assign]
         forward(request, dropped)  # type: ignore[arg-type]
-        return make_it_and_answer()
+        return Answer(status, b'{"error": {"message": "m", "type": "t", "code": %d}}' % status)
 
     proxy._forward = once  # type: ignore[method-assign]
     sink.commit_batch(0, batch)

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import polars as pl
@@ -51,14 +51,12 @@ from pyiceberg.types import (
 )
 from pyiceberg.utils.datetime import date_to_days, datetime_to_micros, time_to_micros
 
+from tests.sinks.iceberg.conftest import Place, on_disk
 from tests.support.duckdb_extension import load
 from twopc import Round
 from twopc.testing.values import edges, exact, values_of
 from twopc_iceberg.columns import aligned
 from twopc_iceberg.partitions import split
-
-if TYPE_CHECKING:
-    from tests.sinks.iceberg.conftest import Place
 
 
 @dataclass(frozen=True)
@@ -224,7 +222,7 @@ class DuckDB:
         self.connection = duckdb.connect()
         load(self.connection, "avro", "iceberg")
         self.connection.execute("SET TimeZone = 'UTC'")
-        self.scan = f"iceberg_scan('{place.table().metadata_location.removeprefix('file://')}')"
+        self.scan = f"iceberg_scan('{on_disk(place.table().metadata_location)}')"
 
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.connection.execute(f"SELECT * FROM {self.scan}").to_arrow_table().to_pylist()  # noqa: S608
@@ -253,11 +251,6 @@ class Polars:
 
 
 READERS: Mapping[str, type[PyIceberg | DuckDB | Polars]] = {"pyiceberg": PyIceberg, "DuckDB": DuckDB, "polars": Polars}
-
-
-@pytest.fixture(autouse=True)
-def _planner(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
 
 
 def shown(value: Any, of: Any) -> Any:

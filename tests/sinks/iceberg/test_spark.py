@@ -186,8 +186,7 @@ def place(server: RestCatalogServer, direct: HttpProxy) -> Iterator[Place]:
     create(place, server)
     yield place
     place.catalog().drop_table("db.orders")
-    for catalog in place.catalogs:
-        catalog.close()
+    place.close()
 
 
 def create(
@@ -207,11 +206,6 @@ def write(place: Place, batch_id: int, *votes: Committable) -> None:
     batch = sink.seal(votes, 0.0)
     sink.commit_batch(batch_id, batch)
     sink.complete(batch_id, batch)
-
-
-def append(place: Place, batch_id: int, *tasks: Any) -> None:
-    """Write a batch with one task for each of ``tasks``."""
-    write(place, batch_id, *(place.vote(each, Round(1, batch_id), number) for number, each in enumerate(tasks)))
 
 
 def plain(value: Any) -> Any:
@@ -257,8 +251,8 @@ def test_spark_pyiceberg_and_duckdb_read_the_same_records_of_every_type(
 ) -> None:
     create(place, server, SCHEMA, SPECS[name])
     records = of_every_type()
-    append(place, 0, records.slice(0, 10), records.slice(10, 7))
-    append(place, 1, records.slice(17))
+    place.run(0, records.slice(0, 10), records.slice(10, 7))
+    place.run(1, records.slice(17))
     seen = require_same(spark, place, ROWS)
     assert seen == as_text(pa.Table.from_batches([records]))
 
@@ -270,7 +264,7 @@ def test_spark_finds_each_record_by_each_of_its_values(
     """Partitions and bounds of columns decide which files Spark opens."""
     create(place, server, SCHEMA, SPECS[name])
     records = of_every_type()
-    append(place, 0, *(records.slice(start, 4) for start in range(0, ROWS, 4)))
+    place.run(0, *(records.slice(start, 4) for start in range(0, ROWS, 4)))
     wanted = {where: records.column(column).to_pylist().count(value) for column, value, where in predicates()}
     counts = ", ".join(f"(SELECT count(*) FROM {TABLE} WHERE {where}) AS c{n}" for n, where in enumerate(wanted))  # noqa: S608
     [found] = spark.sql(f"SELECT {counts}")
@@ -320,12 +314,12 @@ def test_spark_reads_merged_manifests_and_merges_those_of_the_sink(
     create(place, server, SCHEMA, SPECS["truncated"], **{"commit.manifest.min-count-to-merge": "3"})
     records = of_every_type()
     for batch_id in range(8):
-        append(place, batch_id, records.slice(3 * batch_id, 3))
+        place.run(batch_id, records.slice(3 * batch_id, 3))
     manifests = f"SELECT count(*) AS n FROM {TABLE}.manifests"  # noqa: S608  # of the test
     assert spark.sql(manifests)[0]["n"] < 8
     require_same(spark, place, ROWS)
     spark.sql("CALL lake.system.rewrite_manifests('db.orders')")
-    append(place, 8, records)
+    place.run(8, records)
     require_same(spark, place, 2 * ROWS)
 
 
@@ -354,12 +348,12 @@ def test_spark_reads_batches_over_changes_of_columns_and_partitions_that_it_make
         write(place, batch_id, vote, undecided)
         spark.sql(f"INSERT INTO {TABLE} (value, n) VALUES ('spark', {batch_id})")  # noqa: S608  # of the test
         after = {"value": [f"a{batch_id}", None], "n": pa.array([batch_id, None], "int32"), **new}
-        append(place, len(changes) + batch_id, after) if batch_id == len(changes) - 1 else None
+        place.run(len(changes) + batch_id, after) if batch_id == len(changes) - 1 else None
         require_same(spark, place, 4 * (batch_id + 1) + (2 if batch_id == len(changes) - 1 else 0))
 
 
 def test_spark_audits_a_branch_and_publishes_it(spark: IcebergSpark, place: Place) -> None:
-    append(place, 0, ["old"])
+    place.run(0, ["old"])
     spark.sql(f"ALTER TABLE {TABLE} CREATE BRANCH audit")
     sink = place.sink(branch="audit")
     for batch_id in (1, 2):
@@ -369,7 +363,7 @@ def test_spark_audits_a_branch_and_publishes_it(spark: IcebergSpark, place: Plac
     assert values(spark, "FOR VERSION AS OF 'audit'") == ["a1", "a2", "old"]
     spark.sql("CALL lake.system.fast_forward('db.orders', 'main', 'audit')")
     assert values(spark) == ["a1", "a2", "old"]
-    append(place, 3, ["new"])
+    place.run(3, ["new"])
     assert values(spark) == ["a1", "a2", "new", "old"]
     assert values(spark, "FOR VERSION AS OF 'audit'") == ["a1", "a2", "old"]
 
@@ -383,7 +377,7 @@ def test_spark_reads_no_table_with_a_column_of_time(
 ) -> None:
     """As the README says: this reader has no such type."""
     create(place, server, Schema(NestedField(1, "t", TimeType())))
-    append(place, 0, {"t": pa.array([1], pa.time64("us"))})
+    place.run(0, {"t": pa.array([1], pa.time64("us"))})
     with pytest.raises(SqlFailed, match="time"):
         spark.sql(f"SELECT * FROM {TABLE}")  # noqa: S608  # of the test
     assert duckdb_reads(place).num_rows == 1
@@ -422,9 +416,9 @@ def before_next_commit(proxy: ProxyIntoHost, act: Callable[[], object]) -> None:
 def test_each_batch_is_in_the_table_once_whatever_spark_does_meanwhile(
     action: str, spark: IcebergSpark, place: Place, proxy: ProxyIntoHost
 ) -> None:
-    append(place, 0, ["0a"], ["0b"])
+    place.run(0, ["0a"], ["0b"])
     spark.sql(f"INSERT INTO {TABLE} VALUES ('spark')")  # noqa: S608  # of the test
-    append(place, 1, ["1a"], ["1b"])
+    place.run(1, ["1a"], ["1b"])
     written = ["0a", "0b", "1a", "1b"]
     for batch_id, moment in enumerate(MOMENTS, 2):
         tasks = [[f"{batch_id}a"], [f"{batch_id}b"]]
@@ -455,32 +449,31 @@ def _act(spark: IcebergSpark, action: str, is_due: bool) -> None:
 def age(place: Place, days: int) -> None:
     """Make every file of the table older."""
     then = (datetime.now(timezone.utc) - timedelta(days=days)).timestamp()
-    folder = Path(place.table().location().removeprefix("file://"))
-    for path in folder.rglob("*"):
+    for path in place.folder.rglob("*"):
         os.utime(path, (then, then))
 
 
 def test_orphan_files_that_spark_removes_are_never_those_of_a_visible_batch_or_notes(
     spark: IcebergSpark, place: Place
 ) -> None:
-    append(place, 0, ["0"])
+    place.run(0, ["0"])
     vote = place.vote(["1"], Round(1, 1))
     age(place, days=10)
     removed = spark.sql(ACTIONS["removes orphan files"])
     assert removed
     assert all(vote.transaction_id in row["orphan_file_location"] for row in removed)
-    with pytest.raises(RoundAborted, match="is gone"):
+    with pytest.raises(RoundAborted, match="is not there as its task has written it"):
         place.sink().seal([vote], 0.0)
     [found] = place.sink().recover()
     place.sink().abort(found)
-    append(place, 1, ["1"])
+    place.run(1, ["1"])
     assert values(spark) == ["0", "1"]
 
 
 def test_a_decided_batch_whose_files_spark_removed_as_orphans_is_reported_as_lost(
     spark: IcebergSpark, place: Place
 ) -> None:
-    append(place, 0, ["0"])
+    place.run(0, ["0"])
     batch = place.sink().seal([place.vote(["1"], Round(1, 1))], 0.0)
     age(place, days=10)
     spark.sql(ACTIONS["removes orphan files"])
@@ -515,7 +508,7 @@ def test_a_spec_that_spark_removed_before_the_decision_aborts_the_round(
     require_removed(place)
     with pytest.raises(RoundAborted, match="lost its partition spec"):
         place.sink().seal(votes, 0.0)
-    append(place, 1, ["b"])
+    place.run(1, ["b"])
     assert values(spark) == ["b", "spark"]
 
 
@@ -691,7 +684,7 @@ def test_a_stream_stops_at_the_first_batch_with_deletes_and_can_skip_it_as_a_who
 ) -> None:
     place, partitions = form
     create(place, server, KEYED, partitions)
-    append(place, 0, named([0], "appended"))
+    place.run(0, named([0], "appended"))
 
     def streamed(**options: str) -> list[tuple[int, str]]:
         found = spark.stream(TABLE, tmp_path, **options).to_pylist()
@@ -713,7 +706,7 @@ def test_a_stream_stops_at_the_first_batch_with_deletes_and_can_skip_it_as_a_who
     change(place, 3, named([], ""), named([2], ""))
     with pytest.raises(SqlFailed, match="Cannot process delete snapshot"):
         streamed(**{"streaming-skip-overwrite-snapshots": "true"})
-    append(place, 4, named([4], "appended"))
+    place.run(4, named([4], "appended"))
     assert streamed(**SKIPPING) == [*expected, (4, "appended")]
     assert seen(spark, place) == [(0, "changed"), (1, "new"), (4, "appended")]
 

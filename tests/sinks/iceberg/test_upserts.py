@@ -16,11 +16,11 @@ from pyiceberg.manifest import DataFileContent, ManifestContent, ManifestFile
 from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import AddPartitionSpecUpdate, RemovePartitionSpecsUpdate
+from pyiceberg.table.update import AddPartitionSpecUpdate
 from pyiceberg.transforms import IdentityTransform, VoidTransform
 from pyiceberg.types import DoubleType, FloatType, LongType, NestedField, StringType, StructType, TimeType, UUIDType
 
-from tests.sinks.iceberg.conftest import Place, few
+from tests.sinks.iceberg.conftest import Place, few, on_disk
 from tests.sinks.iceberg.test_contract import SCHEMA as TYPED
 from tests.support.between import Between, lost, nothing, once
 from tests.support.duckdb_extension import load
@@ -73,7 +73,7 @@ def read(place: Place) -> list[dict[str, Any]]:
     """What DuckDB sees."""
     if place.table().current_snapshot() is None:
         return []
-    location = place.table().metadata_location.removeprefix("file://")
+    location = on_disk(place.table().metadata_location)
     found = connection().execute(f"SELECT * FROM iceberg_scan('{location}')").to_arrow_table().to_pylist()  # noqa: S608
     if place.deletes == "position":
         assert sorted(map(repr, found)) == sorted(map(repr, place.records()))
@@ -89,9 +89,7 @@ def append(place: Place, *rows: tuple[int, str, str]) -> None:
     if place.version == "2":
         place.table().append(pa.Table.from_batches([records([*rows])]))
     else:  # which pyiceberg does not write
-        sink = place.sink("others")
-        batch_id = len(place.table().snapshots())
-        sink.commit_batch(batch_id, sink.seal([place.vote(records([*rows]), Round(1, batch_id), sink=sink)], 0.0))
+        place.run(len(place.table().snapshots()), records([*rows]), sink=place.sink("others"))
 
 
 def compact(place: Place) -> None:
@@ -178,7 +176,7 @@ def test_deletes_are_written_as_the_specification_has_them(version: str, place: 
     assert entry.data_file.equality_ids == [1]
     assert entry.sequence_number == snapshot.sequence_number
     assert entry.data_file.record_count == 3
-    columns = pa.parquet.read_schema(entry.data_file.file_path.removeprefix("file://"))
+    columns = pa.parquet.read_schema(on_disk(entry.data_file.file_path))
     assert columns.names == ["id"]
     assert columns.field(0).metadata == {b"PARQUET:field_id": b"1"}
 
@@ -230,7 +228,7 @@ def test_another_spec_that_took_the_number_meanwhile_is_a_veto_and_the_next_atte
     place.create(COLUMNS, BY_DAY)
     first = vote(place, [(1, "a", "mon")])
     by_name = PartitionSpec(PartitionField(2, 1001, IdentityTransform(), "name"), spec_id=1)
-    place.table().catalog.commit_table(place.table(), (), (AddPartitionSpecUpdate(spec=by_name),))
+    place.change(AddPartitionSpecUpdate(spec=by_name))
     with pytest.raises(RoundAborted, match="its partition spec 1 is another one now"):
         upserts(place).seal([first], 0.0)
     run(place, 0, [(1, "a", "mon")])
@@ -242,8 +240,7 @@ def test_the_spec_of_deletes_that_maintenance_removed_comes_back_with_the_next_b
     place.create(COLUMNS, BY_DAY)
     first = vote(place, [(1, "a", "mon")])
     sealed(place, first)
-    remove = RemovePartitionSpecsUpdate.model_validate({"spec-ids": [1]})
-    place.table().catalog.commit_table(place.table(), (), (remove,))
+    place.remove_spec(1)
     commit(place, 0, first)
     assert names(place) == ["a"]
 
@@ -293,11 +290,11 @@ def test_deletes_without_a_key_may_go_to_bad_records(table: Place) -> None:
 
 def paths(place: Place, content: DataFileContent, batch: Sequence[Committable]) -> list[Path]:
     """The files of a batch."""
-    prepared = [each for of_task in batch for each in upserts(place)._prepared(of_task)]
-    manifests, _ = upserts(place)._of_batch(prepared)
+    sink = upserts(place)
+    manifests, _ = sink._of_batch(sink._prepared(batch))
     kind = ManifestContent.DATA if content is DataFileContent.DATA else ManifestContent.DELETES
     found = [location for each in manifests if each.prepared.content is kind for location in each.files()]
-    return [Path(location.removeprefix("file://")) for location in found]
+    return [on_disk(location) for location in found]
 
 
 def test_a_delete_file_that_is_gone_is_a_veto_and_after_the_decision_calls_an_operator(table: Place) -> None:
@@ -311,15 +308,6 @@ def test_a_delete_file_that_is_gone_is_a_veto_and_after_the_decision_calls_an_op
     with pytest.raises(TransactionLost, match=path.name):
         upserts(table).commit_batch(1, batch)
     assert names(table) == ["a"]
-
-
-def test_an_undecided_transaction_leaves_no_file_behind(table: Place) -> None:
-    before = table.files()
-    vote(table, [(1, "a", "mon"), (2, "b", "tue")], [3])
-    sink = upserts(table)
-    [found] = sink.recover()
-    sink.abort(found)
-    assert table.files() == before
 
 
 def test_the_manifests_of_tasks_are_removed_when_they_were_joined(table: Place) -> None:
@@ -374,21 +362,12 @@ def test_doctor_warns_of_the_first_change_to_a_table_that_only_grew_as_readers_m
     assert found(upserts(table)).result is CheckStatus.PASSED
     append(table, (2, "c", "mon"))
     if table.version == "2":  # pyiceberg expires no snapshot of version 3
-        older = [each.snapshot_id for each in table.table().snapshots()[:-1]]
-        table.table().maintenance.expire_snapshots().by_ids(older).commit()
+        table.expire()
     assert found(upserts(table)).result is CheckStatus.PASSED
 
 
-def left_over(place: Place) -> list[str]:
-    """Data and delete files that the table does not have."""
-    table = place.table()
-    snapshot = table.current_snapshot()
-    manifests = [] if snapshot is None else snapshot.manifests(table.io)
-    known = {Path(e.data_file.file_path).name for each in manifests for e in each.fetch_manifest_entry(table.io)}
-    return [name for name in place.files() if name.endswith(".parquet") and Path(name).name not in known]
-
-
-class Upserts(SinkContract):
+@pytest.mark.long
+class TestUpserts(SinkContract):
     """Records whose keys are new replace none: the contract of appends holds."""
 
     finds_lost_batches = True
@@ -420,16 +399,10 @@ class Upserts(SinkContract):
         return read(self.place)
 
     def leftovers(self) -> list[str]:
-        return left_over(self.place)
+        return self.place.left_over()
 
 
-@pytest.mark.long
-class TestUpserts(Upserts):
-    pass
-
-
-@pytest.mark.long
-class TestUpsertsIntoPartitions(Upserts):
+class TestUpsertsIntoPartitions(TestUpserts):
     spec = PartitionSpec(PartitionField(8, 1000, IdentityTransform(), "day"))
 
 
@@ -452,7 +425,7 @@ class TestKeyed(KeyedSinkContract):
         return [(row["id"], row["value"]) for row in read(self.place)]
 
     def leftovers(self) -> list[str]:
-        return left_over(self.place)
+        return self.place.left_over()
 
 
 class TestKeyedInPartitions(TestKeyed):

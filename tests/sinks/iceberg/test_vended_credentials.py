@@ -98,8 +98,7 @@ def lake(server: RestCatalogServer, s3: S3Server, vendor: Vendor) -> Iterator[La
             place.create(location=f"s3://{BUCKET}/{uuid.uuid4().hex}")
             yield Lake(place, catalog, store, vendor, files(s3))
             place.catalog().drop_table("db.orders")
-            for each in place.catalogs:
-                each.close()
+            place.close()
 
 
 def commit(sink: IcebergSink, batch_id: int, votes: Sequence[Committable]) -> None:

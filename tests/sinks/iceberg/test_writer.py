@@ -1,7 +1,6 @@
 """A task's memory and its open files are bounded, however many partitions its records have (invariant 7)."""
 
 import os
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -46,20 +45,16 @@ def test_a_column_of_distinct_values_gets_no_dictionary_and_others_do(place: Pla
     )
     place.create(nested)
     rows = range(1000)
-    place.sink().commit_batch(
-        0,
-        place.decided(
-            {
-                "key": [f"{row}" for row in rows],
-                "shop": [f"{row % 7}" for row in rows],
-                "tags": [["a", "b"] for _ in rows],
-                "at": [{"town": "x"} for _ in rows],
-                "id": pa.array([row.to_bytes(16, "big") for row in rows], pa.binary(16)),
-            }
-        ),
-    )
-    [file] = (name for name in place.files() if name.endswith(".parquet"))
-    columns = pq.ParquetFile(Path(place.table().location().removeprefix("file://")) / file).metadata.row_group(0)
+    records = {
+        "key": [f"{row}" for row in rows],
+        "shop": [f"{row % 7}" for row in rows],
+        "tags": [["a", "b"] for _ in rows],
+        "at": [{"town": "x"} for _ in rows],
+        "id": pa.array([row.to_bytes(16, "big") for row in rows], pa.binary(16)),
+    }
+    place.run(0, records)
+    [file] = place.folder.rglob("*.parquet")
+    columns = pq.ParquetFile(file).metadata.row_group(0)
     found = {columns.column(number).path_in_schema: columns.column(number).encodings for number in range(5)}
     assert {path for path, encodings in found.items() if "RLE_DICTIONARY" in encodings} == {
         "shop",
