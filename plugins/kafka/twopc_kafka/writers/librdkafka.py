@@ -16,13 +16,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka
 
 from twopc.errors import RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.threads import on_threads
 from twopc_kafka.answers import (
     ProducerIdentity,
     WriteAnswer,
@@ -370,17 +370,9 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
     exception's frames then keep the producer and its threads for as long as the process lives."""
     if sys.exc_info()[0] is None:
         return call(*arguments)
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            called = thread.submit(call, *arguments)
-        except RuntimeError:
-            pass  # no thread can be started
-        else:
-            try:
-                return called.result()
-            finally:
-                del called  # it keeps its error, and that keeps this frame
-    return call(*arguments)  # a leak is better than no rollback
+    # On this thread if none can be started: a leak is better than no rollback.
+    [result] = on_threads(lambda given: call(*given), [arguments], 1, "twopc-kafka-apart")
+    return result
 
 
 def _poll_on(writer: weakref.ref[Writer]) -> None:
