@@ -262,10 +262,8 @@ class KafkaOptions:
 
     def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:
         """Return the options with another ``transaction.timeout.ms``, and with what it limits lowered to fit."""
-        message_ms = min(int(self.properties["message.timeout.ms"]), timeout_ms)
-        timeouts = {"transaction.timeout.ms": timeout_ms, "message.timeout.ms": message_ms}
-        margin_ms = min(self.commit_margin_ms, timeout_ms // 3)
-        return replace(self, commit_margin_ms=margin_ms, properties={**self.properties, **timeouts})
+        properties = {**self.with_message_timeout(timeout_ms).properties, "transaction.timeout.ms": timeout_ms}
+        return replace(self, commit_margin_ms=min(self.commit_margin_ms, timeout_ms // 3), properties=properties)
 
     def with_message_timeout(self, timeout_ms: int) -> KafkaOptions:
         """Return the options with a ``message.timeout.ms`` of at most ``timeout_ms``."""

@@ -111,7 +111,7 @@ class KafkaTransaction(Transaction):
         transaction_id: TransactionId,
         lease: leases.Lease,
         writer: Writer | ArrowWriter | OffsetsWriter,
-        has_timeout: bool = True,
+        has_timeout: bool,
     ) -> None:
         super().__init__(transaction_id)
         self.lease = lease
@@ -469,11 +469,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def _refuse_too_old(self, age_s: float, records: int) -> None:
         """Raise if Kafka may roll the batch back before its commit completes: such a batch is better run again."""
-        timeout_ms, margin_ms, age_ms = (
-            self._options.transaction_timeout_ms,
-            self._options.commit_margin_ms,
-            age_s * 1000,
-        )
+        timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
+        age_ms = age_s * 1000
         left_ms = timeout_ms - age_ms
         if left_ms >= timeout_ms / 2:
             return

@@ -17,11 +17,11 @@ from twopc.columns import ADVICE, require_each
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.refusals import first_null, first_true, holder
 from twopc_kafka.client.cluster import TopicRules
-from twopc_kafka.columns import epoch_ms
+from twopc_kafka.columns import by_topic
 from twopc_kafka.options import LIBRDKAFKA, KafkaOptions, wrong_topic
 from twopc_kafka.writers.encoding.batches import OVERHEAD_BYTES, alone_bytes
 from twopc_kafka.writers.encoding.compression import NONE
-from twopc_kafka.writers.encoding.records import binary, records_of
+from twopc_kafka.writers.encoding.records import binary, epoch_ms, records_of
 from twopc_kafka.writers.encoding.varints import Integers
 from twopc_kafka.writers.settings import codec
 
@@ -53,7 +53,7 @@ def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Parti
     if "timestamp" in present:
         _check_timestamps(batch.column("timestamp"), options.writer)
     _check_sizes(batch, options.message_bytes)
-    for topic, named in _by_topic(batch, options.topic):
+    for topic, named in _named_by_topic(batch, options.topic):
         _check_partitions(topic, named, batch, options, partitions)
 
 
@@ -66,15 +66,10 @@ def require_accepted(batch: pa.RecordBatch, options: KafkaOptions, rules: Callab
         RecordRefused: a record has no key, a timestamp or a size that its topic does not accept, or it names no topic
             that Kafka could have.
     """
-    if options.topic is not None:
-        _require_accepted(batch, np.arange(batch.num_rows), options, options.topic, rules(options.topic))
-        return
-    _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
-    names = batch.column("topic").cast(pa.string())
-    for each in pc.unique(names).to_pylist():
-        is_of_topic = pc.equal(names, each)
-        positions = np.flatnonzero(is_of_topic.to_numpy(zero_copy_only=False))
-        _require_accepted(batch.filter(is_of_topic), positions, options, each, rules(each))
+    if options.topic is None:
+        _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
+    for topic, records, positions in by_topic(batch, options.topic):
+        _require_accepted(records, positions, options, topic, rules(topic))
 
 
 def _require_accepted(
@@ -215,7 +210,7 @@ def _largest_at_most(batch: pa.RecordBatch) -> int:
     return size
 
 
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
+def _named_by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
     """Yield each topic and the partitions that its records name (null for another topic's record), or None if no
     record names one."""
     named = batch.column("partition") if "partition" in batch.schema.names else None

@@ -1,9 +1,9 @@
 """What the tests of the Kafka sink share: topics, their committed readers, and writers that have pre-committed."""
 
 import contextlib
+import itertools
 import json
 import random
-import socket
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 import trustme
+from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from kafka import KafkaConsumer
@@ -31,6 +32,7 @@ from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker.broker import _is_free
 
 PATIENCE_S = 30.0
 """How long a test waits for what must come, before it takes it for missing."""
@@ -97,6 +99,12 @@ class Topic:
         with KafkaConsumer(bootstrap_servers=self.servers) as uncommitted:
             return bool(stable == uncommitted.end_offsets(partitions))
 
+    def delete(self) -> None:
+        """Delete the topic, and wait until its broker does not list it any more."""
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        admin.delete_topics([self.name])[self.name].result(PATIENCE_S)
+        wait_until(f"{self.name} is gone", lambda: self.name not in admin.list_topics(timeout=10).topics)
+
     def stays_empty(self) -> None:
         """Wait until nothing is open, and see that nothing is visible."""
         wait_until(f"{self.name} has no open transaction", self.has_no_open_transaction)
@@ -129,6 +137,17 @@ def make_topic(kafka_broker: KafkaBroker) -> MakeTopic:
 @pytest.fixture
 def topic(make_topic: MakeTopic) -> Topic:
     return make_topic()
+
+
+@pytest.fixture
+def recreate(kafka_broker: KafkaBroker) -> Callable[[Topic], None]:
+    """Delete a topic, and create another one of its name."""
+
+    def run(topic: Topic) -> None:
+        topic.delete()
+        kafka_broker.create_topic(topic.name)
+
+    return run
 
 
 @pytest.fixture
@@ -298,18 +317,8 @@ def write_certificate(issued: trustme.LeafCert, file: Path) -> None:
 
 def _free_ports(count: int) -> list[int]:
     """Ports below those that systems give to outgoing connections: the broker comes back to its own after a kill."""
-    found: list[int] = []
-    for port in random.sample(range(14000, 15000), 1000):  # the session's broker looks above
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
+    ports = random.sample(range(14000, 15000), 1000)  # the session's broker looks above
+    return [*itertools.islice(filter(_is_free, ports), count)]
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 
 import twopc
 from tests.sinks.kafka.access import as_user, grant
-from tests.sinks.kafka.writing import text, writing, written
+from tests.sinks.kafka.writing import text, written
 from tests.support.observing import Killed, observing
+from tests.support.phase_one import writes
 from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, LogMismatch, Retriable, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered
@@ -76,7 +77,7 @@ def timeout_ms(sink: Any, committable: Committable) -> int:
 def run_batch(sink: Any, log: Path, stage: Path | None = None) -> None:
     copies = f"file://{stage}" if stage else None
     with Coordinator({"orders": sink}, f"file://{log}", owner="query", replay_copies=copies) as coordinator:
-        coordinator.run(0, writing(sink, text(*VALUES)))
+        coordinator.run(0, writes({"orders": sink}, text(*VALUES)))
 
 
 @pytest.mark.long
