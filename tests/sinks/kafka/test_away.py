@@ -13,9 +13,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.sinks.kafka.known_topics import wait_until_known
+from tests.sinks.kafka.writing import sealed
 from tests.support.phase_one import writes
 from tests.support.topic_reader import records_of
-from twopc import Coordinator, Participant, Round
+from twopc import Coordinator, Round
 from twopc.checks import CheckStatus
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
@@ -72,11 +73,8 @@ def make(brokers: TwoBrokers, prefix: str) -> Any:
 
 def write(sink: KafkaSink, value: str, round: Round = Round(1, 0), **where: Any) -> Any:  # noqa: B008
     """What was pre-committed, and sealed."""
-    with Participant({"orders": sink}, round, partition=0) as participant:
-        columns = {name: pa.array([at], pa.int32() if name == "partition" else None) for name, at in where.items()}
-        participant.write("orders", pa.record_batch({"value": pa.array([value]), **columns}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    return sealed
+    columns = {name: pa.array([at], pa.int32() if name == "partition" else None) for name, at in where.items()}
+    return sealed(sink, pa.record_batch({"value": pa.array([value]), **columns}), round=round)
 
 
 def leaderless(sink: KafkaSink, topic: str) -> int | None:
@@ -131,20 +129,20 @@ def test_a_decided_batch_that_wrote_to_the_partition_waits_for_it_and_says_which
 ) -> None:
     topic = brokers.create_topic([1, 2])
     sink = make(topic)
-    sealed = [write(sink, str(number), Round(1, number), partition=number) for number in (0, 1)]
+    decided = [write(sink, str(number), Round(1, number), partition=number) for number in (0, 1)]
     brokers.other.kill()
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
-    for committable in sealed:
+    for committable in decided:
         wait.repeated(lambda c=committable: sink.commit(c))
 
     def waits_for() -> str:
         with pytest.raises(Retriable) as waiting:
-            sink.complete(0, sealed)
+            sink.complete(0, decided)
         return str(waiting.value)
 
     wait.until("the operator is told", lambda: f"partition {topic}-1 can't be asked: it has no leader" in waits_for())
     brokers.other.start()
-    wait.repeated(lambda: sink.complete(0, sealed))
+    wait.repeated(lambda: sink.complete(0, decided))
     assert visible(brokers, topic) == ["0", "1"]
 
 

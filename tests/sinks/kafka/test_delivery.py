@@ -212,24 +212,11 @@ def test_recover_finds_open_transactions_also_after_the_mode_was_changed(
 
 # The vote is no. ------------------------------------------------------------------------------------------------------
 
-TOO_LARGE = "x" * 5000
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
-def test_a_record_that_the_topic_does_not_take_is_refused(
-    batches: list[list[str]], make_topic: Any, make_either: Any
-) -> None:
-    topic = make_topic(config={"max.message.bytes": "2000"})
-    with pytest.raises(RecordRefused, match=rf"{topic.name}.*too large.*topic's max\.message\.bytes"):
-        written(make_either(topic), *(text(*values) for values in batches))
-    topic.stays_empty()
-
 
 def test_the_reason_is_told_also_when_a_later_record_runs_into_its_consequence(make_topic: Any, make_sink: Any) -> None:
     topic = make_topic(config={"max.message.bytes": "2000"})
     participant = Participant({"orders": make_sink(topic)}, Round(1, 0), partition=0)
-    participant.write("orders", text(TOO_LARGE))
+    participant.write("orders", text("x" * 5000))
     producer: Any = participant._transactions["orders"].writer._producer  # type: ignore[attr-defined]
     producer.flush(10)  # the broker has refused it, and the transaction takes no more
     with pytest.raises(RecordRefused, match="too large"):

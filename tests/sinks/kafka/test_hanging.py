@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.kafka.hanging import will_hang
-from twopc import Committable, Coordinator, Participant, Round
+from tests.sinks.kafka.writing import sealed
+from twopc import Committable, Coordinator, Round
 from twopc.errors import RoundAborted
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.leaders import Leaders
@@ -24,24 +25,22 @@ def topic(second_broker: Any, make_topic: Any) -> Any:
 
 def begun(sink: KafkaSink, value: str, round: Round = Round(1, 0)) -> Committable:  # noqa: B008
     """A sealed transaction, of which one partition will get no marker."""
-    with Participant({"orders": sink}, round, partition=0) as participant:
-        numbers = pa.array([NOTICED], pa.int32())
-        participant.write("orders", pa.record_batch({"value": [value], "partition": numbers}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    will_hang(sink, sealed, [f"{value}, unnoticed"], UNNOTICED)
-    [topic] = cast("dict[str, Any]", sealed.handle["partitions"])
-    return replace(sealed, handle=dict(sealed.handle) | {"partitions": {topic: [NOTICED, UNNOTICED]}})
+    transaction = sealed(sink, record(value, NOTICED), round=round)
+    will_hang(sink, transaction, [f"{value}, unnoticed"], UNNOTICED)
+    [topic] = cast("dict[str, Any]", transaction.handle["partitions"])
+    return replace(transaction, handle=dict(transaction.handle) | {"partitions": {topic: [NOTICED, UNNOTICED]}})
+
+
+def record(value: str, partition: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [value], "partition": pa.array([partition], pa.int32())})
 
 
 def committed_there(sink: KafkaSink, value: str, round: Round) -> Committable:
     """A later transaction of the same producer, in the partition that has no marker."""
-    with Participant({"orders": sink}, round, partition=0) as participant:
-        numbers = pa.array([UNNOTICED], pa.int32())
-        participant.write("orders", pa.record_batch({"value": [value], "partition": numbers}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    sink.commit(sealed)
-    sink.complete(0, [sealed])
-    return sealed
+    committed: Committable = sealed(sink, record(value, UNNOTICED), round=round)
+    sink.commit(committed)
+    sink.complete(0, [committed])
+    return committed
 
 
 SAME_NAME = Round(1, 4)  # as that of round (1, 0)
@@ -82,11 +81,11 @@ def test_records_that_hang_would_become_visible_with_the_next_commit_by_their_id
     undecided = begun(sink, "undecided")
     rolled_back_by_the_coordinator(sink, undecided)
     writer = Writer(sink._options, undecided.transaction_id)
-    writer.write(pa.record_batch({"value": ["decided"], "partition": pa.array([UNNOTICED], pa.int32())}))
+    writer.write(record("decided", UNNOTICED))
     identity = writer.finish()
     assert identity is not None
-    [sealed] = sink.seal([Committable(undecided.transaction_id, asdict(identity), 1)], age_s=0)
-    sink.commit(sealed)
+    [decided] = sink.seal([Committable(undecided.transaction_id, asdict(identity), 1)], age_s=0)
+    sink.commit(decided)
     topic.becomes(["decided", "undecided, unnoticed"])
 
 

@@ -122,30 +122,15 @@ def test_records_that_are_deleted_while_a_source_reads_end_it_and_only_a_refusal
 @pytest.mark.variants
 @pytest.mark.parametrize("records", [1, 5])
 def test_a_topic_that_was_created_again_is_refused_however_long_it_is(
-    records: int, make_topic: Any, log: str, target: MemoryTarget, wait: Any
+    records: int, make_topic: Any, log: str, target: MemoryTarget, recreate: Any
 ) -> None:
     topic = make_topic()
     produce(topic, ["a", "b"])
     read(topic, log, target, until=2)
-    create_again(topic, wait)
+    recreate(topic)
     produce(topic, ["x"] * records)
     with pytest.raises(OperatorRequired, match="was deleted and created again"):
         read(topic, log, target, until=3)
-
-
-def create_again(topic: Any, wait: Any) -> None:
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    admin.delete_topics([topic.name])[topic.name].result(30)
-    new = confluent_kafka.admin.NewTopic(topic.name, 1)
-
-    def is_new() -> bool:
-        try:
-            admin.create_topics([new])[topic.name].result(30)
-        except confluent_kafka.KafkaException:
-            return False
-        return True
-
-    wait.until("the topic is there again", is_new)
 
 
 def next_read(source: KafkaSource) -> Any:
@@ -153,14 +138,14 @@ def next_read(source: KafkaSource) -> Any:
 
 
 def test_a_topic_that_is_created_again_while_it_is_read_is_refused_and_no_record_is_skipped(
-    make_topic: Any, wait: Any
+    make_topic: Any, recreate: Any
 ) -> None:
     topic = make_topic()
     produce(topic, ["a", "b"])
     with source_of(topic) as source:
         source.begin(None)
         next_read(source)
-        create_again(topic, wait)
+        recreate(topic)
         produce(topic, ["x"] * 5)
         with pytest.raises(OperatorRequired, match="was deleted and created again"):
             next_read(source)
@@ -175,21 +160,12 @@ def test_a_source_that_begins_again_reads_again_what_the_log_has_not(make_topic:
             assert next_read(source).records["value"].to_pylist() == [b"a", b"b"]
 
 
-def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(make_topic: Any, wait: Any) -> None:
-    topic = make_topic()
-    admin = AdminClient({"bootstrap.servers": topic.servers})
+def test_a_topic_that_is_gone_ends_a_start_and_stops_the_next_one(topic: Any) -> None:
     with source_of(topic) as source:
         source.begin(None)
-        admin.delete_topics([topic.name])[topic.name].result(30)
-
-        def is_gone() -> bool:
-            try:
-                source._found()
-            except Retriable:
-                return True
-            return False
-
-        wait.until("the topic is gone", is_gone)
+        topic.delete()
+        with pytest.raises(Retriable, match="which was there before"):
+            source._found()
         with pytest.raises(OperatorRequired, match="can't be read"):
             source.begin(None)
 
