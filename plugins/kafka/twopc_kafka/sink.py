@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -267,10 +267,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         with _locating(transaction):
             identity = transaction.writer.finish()
-        handle: dict[str, JsonValue] = {
-            "producer_id": identity.producer_id,
-            "producer_epoch": identity.producer_epoch,
-        } if identity else {}  # fmt: skip
+        handle: dict[str, JsonValue] = asdict(identity) if identity else {}
         if identity and transaction.writer.topic_ids:
             handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.may_time_out:

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import json
 import random
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ from tests.support.leftovers import of_the_run, running
 from tests.support.topic_reader import records_of
 from tests.support.waiting import until
 from twopc import Committable, Participant, Round
-from twopc.errors import Retriable
+from twopc.testing.query import answered
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
@@ -42,15 +41,21 @@ def wait_until(what: str, holds: Callable[[], bool]) -> None:
     until(holds, PATIENCE_S, what)
 
 
-def repeated(call: Callable[[], None]) -> None:
-    """Make a call as the coordinator does: again while the broker can't answer."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call()
-        except Retriable:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+def repeated(call: Callable[..., Any], *arguments: object) -> Any:
+    """Make a call as the coordinator does: again while the broker can't answer. Return its result."""
+    return answered(PATIENCE_S, call, *arguments)
+
+
+def sweep(sink: KafkaSink) -> None:
+    """As a coordinator does that has decided nothing, until nothing is left to sweep."""
+
+    def nothing_left() -> bool:
+        found = repeated(sink.recover)
+        for transaction in found:
+            repeated(sink.abort, transaction)
+        return not found
+
+    wait_until("nothing is open", nothing_left)
 
 
 @pytest.fixture
@@ -323,10 +328,11 @@ def _free_ports(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Tools:
-    """The two ways in which tests wait."""
+    """The ways in which tests wait."""
 
     until: Callable[[str, Callable[[], bool]], None] = wait_until
-    repeated: Callable[[Callable[[], None]], None] = repeated
+    repeated: Callable[..., Any] = repeated
+    sweep: Callable[[KafkaSink], None] = sweep
 
 
 @pytest.fixture(scope="session")

@@ -85,12 +85,6 @@ def leaderless(sink: KafkaSink, topic: str) -> int | None:
         return None
 
 
-def in_doubt(sink: KafkaSink, wait: Any) -> list[Any]:
-    found: list[Any] = []
-    wait.repeated(lambda: found.extend(sink.recover()))
-    return found
-
-
 def visible(brokers: TwoBrokers, topic: str) -> list[str]:
     return sorted(record.value.decode() for record in records_of(brokers.one.bootstrap_servers, topic))
 
@@ -133,7 +127,7 @@ def test_a_decided_batch_that_wrote_to_the_partition_waits_for_it_and_says_which
     brokers.other.kill()
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
     for committable in decided:
-        wait.repeated(lambda c=committable: sink.commit(c))
+        wait.repeated(sink.commit, committable)
 
     def waits_for() -> str:
         with pytest.raises(Retriable) as waiting:
@@ -155,17 +149,16 @@ def test_what_was_rolled_back_while_the_partition_was_away_is_ended_there_when_i
     write(sink, "undecided")
     brokers.other.kill()
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
-    [open_] = in_doubt(sink, wait)
-    wait.repeated(lambda: sink.abort(open_))
-    in_doubt(sink, wait)
+    [open_] = wait.repeated(sink.recover)
+    wait.repeated(sink.abort, open_)
+    wait.repeated(sink.recover)
     brokers.other.start()
 
-    def swept() -> bool:
-        for transaction in in_doubt(sink, wait):
-            wait.repeated(lambda t=transaction: sink.abort(t))
+    def asks_all() -> bool:
+        wait.sweep(sink)
         return not sink._hanging.away
 
-    wait.until("the partition was asked", swept)
+    wait.until("the partition was asked", asks_all)
     decided = write(sink, "decided", Round(1, 4))
     wait.repeated(lambda: sink.commit(decided))
     wait.repeated(lambda: sink.complete(4, [decided]))
@@ -183,21 +176,14 @@ def test_what_was_rolled_back_there_by_a_new_process_is_never_visible_though_a_c
     sink = make(topic)
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
     sink = make()
-    [open_] = in_doubt(sink, wait)
-    wait.repeated(lambda: sink.abort(open_))
+    [open_] = wait.repeated(sink.recover)
+    wait.repeated(sink.abort, open_)
     brokers.other.start()
     wait.until("the partition is led", lambda: leaderless(sink, topic) == 0)
     decided = write(sink, "decided", Round(1, 4), topic=topic)
     assert decided.transaction_id != open_.transaction_id
     wait.repeated(lambda: sink.commit(decided))
-
-    def swept() -> bool:
-        found = in_doubt(sink, wait)
-        for transaction in found:
-            wait.repeated(lambda t=transaction: sink.abort(t))
-        return not found
-
-    wait.until("nothing hangs", swept)
+    wait.sweep(sink)
     assert visible(brokers, topic) == ["decided"]
 
 

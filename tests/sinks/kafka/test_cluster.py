@@ -84,15 +84,8 @@ def coordinators(sink: KafkaSink, serials: Sequence[int], wait: Any) -> dict[int
     """Serial → the broker that coordinates its transaction now."""
     sink._control._coordinators.clear()
     names = {serial: f"{sink.transactional_ids.scope}{serial:016x}.0" for serial in serials}
-    found: dict[str, int] = {}
-    wait.repeated(lambda: found.update(sink._control.run(sink._control.coordinators_of, list(names.values()))))
+    found = wait.repeated(sink._control.run, sink._control.coordinators_of, list(names.values()))
     return {serial: found[name] for serial, name in names.items()}
-
-
-def seal(sink: KafkaSink, votes: Sequence[Committable], wait: Any) -> list[Committable]:
-    sealed: list[Committable] = []
-    wait.repeated(lambda: sealed.extend(sink.seal(votes, age_s=0)))
-    return sealed
 
 
 def test_a_silent_broker_holds_up_the_rest_for_a_few_seconds_at_most(
@@ -103,9 +96,9 @@ def test_a_silent_broker_holds_up_the_rest_for_a_few_seconds_at_most(
     sink.recover()
     brokers.stand_still(3)  # which coordinates or leads a part of them, or is asked by chance
     began = time.monotonic()
-    sealed = seal(sink, votes, wait)
+    sealed = wait.repeated(sink.seal, votes, 0)
     for committable in sealed:
-        wait.repeated(lambda c=committable: sink.commit(c))
+        wait.repeated(sink.commit, committable)
     wait.repeated(lambda: sink.complete(0, sealed))
     wait.repeated(sink.recover)
     assert time.monotonic() - began < A_FEW_SECONDS
@@ -121,7 +114,7 @@ def test_markers_that_wait_for_replicas_are_reported_with_what_to_do(
     wait_until_known(brokers.servers, name)
     topic = On(brokers.servers, name)
     sink = make_sink(topic)
-    sealed = seal(sink, pre_committed(sink, [0]), wait)
+    sealed = wait.repeated(sink.seal, pre_committed(sink, [0]), 0)
 
     def reported() -> str:
         try:
@@ -151,7 +144,7 @@ def stale(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterat
         brokers.wait_for_members(*brokers.nodes)
         with cut_off(brokers, topic, make_sink, wait) as stale:
             control = stale.sink._control
-            wait.repeated(lambda of_node=control: of_node.run(of_node.metadata))
+            wait.repeated(control.run, control.metadata)
             if stale.node in control.brokers():
                 yield stale
                 return
@@ -172,7 +165,7 @@ def cut_off(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iter
     try:
         wait.until("others have taken over", lambda: node not in coordinators(sink, led, wait).values())
         votes = pre_committed(sink, led)
-        sealed = seal(sink, votes, wait)
+        sealed = wait.repeated(sink.seal, votes, 0)
         brokers.stand_still(*rest)
     finally:
         brokers.go_on(node)
@@ -200,9 +193,9 @@ def test_a_coordinator_that_has_not_heard_that_it_is_none_any_more_ends_no_query
         with pytest.raises(Retriable, match="has not proved"):
             stale.sink.seal(stale.votes, age_s=0)
     brokers.go_on(*stale.rest)
-    seal(stale.sink, stale.votes, wait)
+    wait.repeated(stale.sink.seal, stale.votes, 0)
     for committable in (one, other):
-        wait.repeated(lambda c=committable: stale.sink.commit(c))
+        wait.repeated(stale.sink.commit, committable)
     wait.repeated(lambda: stale.sink.complete(0, stale.sealed))
     assert len(stale.topic.visible()) == 2
 

@@ -64,18 +64,6 @@ def rolled_back_as_its_own_writer_does(sink: KafkaSink, transaction: Committable
 ROLL_BACKS = (rolled_back_by_the_coordinator, rolled_back_by_another_producer, rolled_back_as_its_own_writer_does)
 
 
-def sweep(sink: KafkaSink, wait: Any) -> None:
-    """As a coordinator does that has decided nothing, until nothing is left to sweep."""
-
-    def nothing_left() -> bool:
-        found = list(sink.recover())
-        for transaction in found:
-            wait.repeated(lambda t=transaction: sink.abort(t))
-        return not found
-
-    wait.until("nothing is open", nothing_left)
-
-
 def test_records_that_hang_would_become_visible_with_the_next_commit_by_their_id(topic: Any, sink: KafkaSink) -> None:
     """The danger itself. Where this fails one day, Kafka is better than it was."""
     undecided = begun(sink, "undecided")
@@ -95,7 +83,7 @@ def test_what_was_rolled_back_and_hangs_is_swept_and_never_visible(
     topic: Any, sink: KafkaSink, wait: Any, roll_back: Callable[..., None]
 ) -> None:
     roll_back(sink, begun(sink, "undecided"))
-    sweep(sink, wait)
+    wait.sweep(sink)
     wait.until("readers are not held back", topic.has_no_open_transaction)
     committed_there(sink, "decided", SAME_NAME)
     topic.becomes(["decided"])
@@ -151,7 +139,7 @@ def test_what_was_not_committed_is_never_visible_though_nobody_sees_that_it_hang
     ended(sink, late)
     decided = committed_there(sink, "decided", SAME_NAME)
     assert decided.transaction_id != late.transaction_id
-    sweep(sink, wait)
+    wait.sweep(sink)
     topic.becomes(["decided"])
 
 
@@ -165,7 +153,7 @@ def test_what_timed_out_and_hangs_is_swept(topic: Any, make_sink: Any, wait: Any
         )
 
     wait.until("Kafka has rolled it back", is_over)
-    sweep(brief, wait)
+    wait.sweep(brief)
     topic.stays_empty()
 
 
@@ -180,7 +168,7 @@ def test_what_was_committed_and_hangs_is_visible_when_its_batch_is_complete(topi
 def test_what_was_committed_and_hangs_is_never_swept(topic: Any, sink: KafkaSink, wait: Any) -> None:
     decided = begun(sink, "decided")
     sink.commit(decided)
-    sweep(sink, wait)
+    wait.sweep(sink)
     sink.complete(0, [decided])
     assert topic.visible() == ["decided", "decided, unnoticed"]
 

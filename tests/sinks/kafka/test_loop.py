@@ -289,20 +289,15 @@ def service(tmp_path: Path, kafka_broker: Any) -> Callable[[], subprocess.Popen[
     return start
 
 
+def catalog(folder: Path) -> Any:
+    from pyiceberg.catalog import load_catalog
+
+    return load_catalog("lake", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/lake")
+
+
 def in_table(folder: Path) -> list[int]:
-    from pyiceberg.catalog import load_catalog
-
-    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/lake")
-    found: list[int] = catalog.load_table("sales.orders").scan().to_arrow()["id"].to_pylist()
+    found: list[int] = catalog(folder).load_table("sales.orders").scan().to_arrow()["id"].to_pylist()
     return found
-
-
-def create_table(folder: Path) -> None:
-    from pyiceberg.catalog import load_catalog
-
-    catalog = load_catalog("lake", type="sql", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}/lake")
-    catalog.create_namespace("sales")
-    catalog.create_table("sales.orders", pa.schema([("id", pa.int64()), ("amount", pa.float64())]))
 
 
 def batches(folder: Path) -> int:
@@ -315,7 +310,8 @@ def batches(folder: Path) -> int:
 def test_the_service_of_the_page_writes_each_record_once_through_twenty_kills(
     service: Any, kafka_broker: Any, tmp_path: Path
 ) -> None:
-    create_table(tmp_path)
+    catalog(tmp_path).create_namespace("sales")
+    catalog(tmp_path).create_table("sales.orders", pa.schema([("id", pa.int64()), ("amount", pa.float64())]))
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     numbers, sent, kills, chance = itertools.count(), 0, 0, random.Random(7)  # noqa: S311
     running = service()

@@ -34,9 +34,7 @@ class Cluster:
         """On return all that the tests' sinks ask know it: they share a connection."""
         control = control_of({"bootstrap_servers": [self.broker.bootstrap_servers]})
         if version != self.version:
-            codes: list[int] = []
-            wait.repeated(lambda: codes.append(request(control, version, raises=version > self.version)))
-            assert codes[0] == 0
+            assert wait.repeated(lambda: request(control, version, raises=version > self.version)) == 0
             self.version = version
         wait.until(f"transaction.version is {version}", lambda: control.transaction_version == version)
 
@@ -91,8 +89,8 @@ def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_
     assert topic.visible() == ["a"]
     cluster.set(2, wait)
     for process in (sink, make_sink(topic)):
-        wait.repeated(lambda p=process: p.commit(committable))
-        wait.repeated(lambda p=process: p.complete(0, [committable]))
+        wait.repeated(process.commit, committable)
+        wait.repeated(process.complete, 0, [committable])
 
 
 def test_what_was_committed_before_the_version_was_lowered_is_committed(
@@ -151,7 +149,7 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
             with pytest.raises(
                 OperatorRequired, match=rf"{committable.transaction_id}: transaction\.version was lowered"
             ):
-                wait.repeated(lambda p=process: p.commit(committable))
+                wait.repeated(process.commit, committable)
     cluster.set(raised, wait)
     cluster.restart()
     wait.repeated(lambda: make_sink(topic).commit(committable))
@@ -229,5 +227,5 @@ def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(
     cluster.set(0, wait)
     sink.discard(transaction)
     for open_ in sink.recover():
-        wait.repeated(lambda o=open_: sink.abort(o))
+        wait.repeated(sink.abort, open_)
     topic.stays_empty()

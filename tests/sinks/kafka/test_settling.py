@@ -350,9 +350,7 @@ def test_a_broker_that_joined_after_the_connection_was_made_is_asked_too(
     control = Control({"bootstrap_servers": [topic.servers]})
     control.list_ongoing("twopc")
     control.manager.cluster._brokers.clear()  # as before it joined
-    found: list[str] = []
-    wait.repeated(lambda: found.extend(control.list_ongoing(committable.transaction_id)))
-    assert found == [committable.transaction_id]
+    assert wait.repeated(control.list_ongoing, committable.transaction_id) == [committable.transaction_id]
     control.close()
 
 
