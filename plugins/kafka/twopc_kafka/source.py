@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -104,6 +105,7 @@ class KafkaSource:
             ("starts_at", starts_at in ("earliest", "latest"), "'earliest' or 'latest'"),
             ("topics", bool(topics) and not isinstance(topics, str), "names of topics, in a list"),
             ("max_records", 0 < max_records <= MOST_RECORDS, f"a number from 1 to {MOST_RECORDS}"),
+            ("max_wait_s", 0 < max_wait_s < math.inf, "a number of seconds above 0"),
         ):
             if not is_right:
                 raise ConfigurationError(f"{name} must be {must_be}", option=name)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 import pytest
 import trustme
 from confluent_kafka.admin import AdminClient
@@ -22,11 +21,12 @@ from kafka.structs import TopicPartition
 from tests.sinks.kafka.access import scram_user
 from tests.sinks.kafka.issuer import AUDIENCE, ISSUER, Issuer
 from tests.sinks.kafka.three_brokers import ThreeBrokers, started
+from tests.sinks.kafka.writing import sealed, text
 from tests.support.broker_properties import WITHOUT_TIMEOUT, is_older
 from tests.support.leftovers import of_the_run, running
 from tests.support.topic_reader import records_of
 from tests.support.waiting import until
-from twopc import Committable, Participant, Round
+from twopc import Committable, Round
 from twopc.testing.query import answered
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
@@ -187,10 +187,8 @@ def pre_commit() -> PreCommit:
     """Have a participant pre-commit ``values`` and drop it; what comes back is sealed and has been through a log."""
 
     def run(sink: KafkaSink, values: list[str], round: Round = Round(1, 0), partition: int = 0) -> Committable:  # noqa: B008
-        with Participant({"orders": sink}, round, partition=partition) as participant:
-            participant.write("orders", pa.record_batch({"value": values}))
-            [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-        return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
+        decided = sealed(sink, text(*values), round=round, partition=partition)
+        return Committable.from_json(json.loads(json.dumps(decided.to_json())))
 
     return run
 

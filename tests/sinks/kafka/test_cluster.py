@@ -15,8 +15,10 @@ import pytest
 
 from tests.sinks.kafka.known_topics import wait_until_known
 from tests.sinks.kafka.three_brokers import CONTROLLER, OTHERS, ThreeBrokers
+from tests.sinks.kafka.writing import written
+from tests.support.phase_one import writes
 from tests.support.topic_reader import records_of
-from twopc import Committable, Coordinator, Participant, Round
+from twopc import Committable, Coordinator, Round, Vote
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
@@ -74,9 +76,8 @@ def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
     votes = []
     for serial in serials:
         token = mock.patch("twopc_kafka.leases.secrets.token_hex", lambda _, serial=serial: f"{serial:016x}")
-        with token, Participant({"orders": sink}, Round(1, 0), partition=serial) as participant:
-            participant.write("orders", pa.record_batch({"value": [str(serial)]}))
-            votes.append(participant.pre_commit()["orders"])
+        with token:
+            votes.append(written(sink, str(serial), partition=serial))
     return votes
 
 
@@ -250,15 +251,10 @@ def test_a_query_runs_through_a_rolling_restart_of_all_brokers(
         finally:
             restarted.set()
 
-    def phase_one(round: Round) -> list[Any]:
-        votes = []
-        for number in range(PARTITIONS):
-            with Participant({"orders": sink}, round, partition=number) as participant:
-                numbers = pa.array([number], pa.int32())
-                value = f"{round.batch_id}-{number}"
-                participant.write("orders", pa.record_batch({"value": [value], "partition": numbers}))
-                votes.append(participant.pre_commit())
-        return votes
+    def phase_one(round: Round) -> Iterator[Vote]:
+        numbers = {number: pa.array([number], pa.int32()) for number in range(PARTITIONS)}
+        records = ({"value": [f"{round.batch_id}-{n}"], "partition": column} for n, column in numbers.items())
+        return writes({"orders": sink}, *records)(round)
 
     restarting = threading.Thread(target=restart)
     batches = 0

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import random
 import subprocess
@@ -237,7 +238,10 @@ def test_what_would_read_other_records_or_elsewhere_is_refused(name: str, given:
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [("topics", "orders"), ("topics", []), ("max_records", 0), ("max_records", 10**7), ("starts_at", "now")],
+    [
+        *(("topics", "orders"), ("topics", []), ("max_records", 0), ("max_records", 10**7), ("starts_at", "now")),
+        *(("max_wait_s", seconds) for seconds in (-1, 0, math.inf, math.nan)),  # -1 is librdkafka's wait without end
+    ],
 )
 def test_an_argument_with_which_nothing_or_something_else_is_read_is_refused(name: str, given: Any) -> None:
     with pytest.raises(ConfigurationError, match=f"{name} must be") as refused:

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from tests.campaigns.jepsen.transaction_version import request
-from twopc import Committable, Coordinator, Participant, Round
+from tests.sinks.kafka.writing import written
+from twopc import Committable, Coordinator, Round
 from twopc.errors import OperatorRequired, Retriable
 from twopc_kafka import ending
 from twopc_kafka.answers import TransactionState
@@ -111,16 +112,12 @@ def test_a_query_goes_on_while_the_version_is_lowered_and_raised(
     lowered: list[int] = []
 
     def phase_one(round: Round) -> list[Any]:
-        with Participant({"orders": sink}, round, partition=0) as participant:
-            participant.write("orders", pa.record_batch({"value": [str(round.batch_id)]}))
-            vote = participant.pre_commit()
-        lost = Participant({"orders": sink}, round, partition=1)  # for the sweep
-        lost.write("orders", pa.record_batch({"value": ["lost"]}))
-        lost.pre_commit()
+        vote = written(sink, str(round.batch_id), round=round)
+        written(sink, "lost", round=round, partition=1)  # for the sweep
         version = (2, 0, 0, 1, 0, 2)[round.batch_id]
         cluster.set(version, wait)
         lowered.append(version)
-        return [vote]
+        return [{"orders": vote}]
 
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
         for batch_id in range(6):
