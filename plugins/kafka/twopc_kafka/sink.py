@@ -640,10 +640,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 " wrote there: bring the brokers of that partition back"
             )
         self._visible = frozenset(names)
-        if seen.open or seen.away:
-            self._hanging.forget_last_look()
-        else:
-            self._hanging.note_nothing_hung(ended_s)
 
     def announce(
         self,
