@@ -58,8 +58,8 @@ class Hanging:
             self._written_to.setdefault(topic, set()).update(numbers)
 
     def look(self, leaders: Leaders) -> Seen:
-        """Return the transactions that are open where this sink may have written. Note what can't be asked, and whether
-        nothing can hang."""
+        """Return the transactions that are open where this sink may have written. Keep which partitions can't be asked,
+        and when a look has found nothing open."""
         since_s = time.monotonic()
         seen = leaders.open_transactions(self._written_to, self._topic)
         self._note_away(seen.away)

@@ -22,6 +22,7 @@ from twopc import Committable, Coordinator, Round, Vote
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
+from twopc_kafka.handles import identity_of, version_of
 from twopc_kafka.options import WRITERS
 
 pytestmark = [pytest.mark.crash, pytest.mark.long]
@@ -181,13 +182,13 @@ def test_a_coordinator_that_has_not_heard_that_it_is_none_any_more_ends_no_query
     brokers: ThreeBrokers, stale: Stale, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = stale.sealed
-    name, of = one.transaction_id, one.handle
+    name = one.transaction_id
     control = stale.sink._control
     with monkeypatch.context() as reached:
         reached.setattr(control.manager, "by_load", lambda: [stale.node])
         wait.repeated(lambda: control.describe([name]))
         assert control.describe([name]) == {}
-        answer = control.end(name, of["producer_id"], of["producer_epoch"], True, of["end_txn_version"])
+        answer = control.end(name, *identity_of(one), True, version_of(one))
         assert answer == "INVALID_PRODUCER_ID_MAPPING"
         with pytest.raises(Retriable, match="has not proved"):
             stale.sink.commit(one)

@@ -13,6 +13,7 @@ from twopc import Committable, Coordinator, Round
 from twopc.errors import RoundAborted
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.leaders import Leaders
+from twopc_kafka.handles import identity_of
 from twopc_kafka.writers.librdkafka import Writer
 
 NOTICED, UNNOTICED = 0, 1  # partitions: one gets its marker, one does not
@@ -55,10 +56,7 @@ def rolled_back_by_another_producer(sink: KafkaSink, transaction: Committable) -
 
 
 def rolled_back_as_its_own_writer_does(sink: KafkaSink, transaction: Committable) -> None:
-    number: Any = transaction.handle
-    sink._control.end(
-        transaction.transaction_id, number["producer_id"], number["producer_epoch"], commit=False, version=4
-    )
+    sink._control.end(transaction.transaction_id, *identity_of(transaction), commit=False, version=4)
 
 
 ROLL_BACKS = (rolled_back_by_the_coordinator, rolled_back_by_another_producer, rolled_back_as_its_own_writer_does)

@@ -19,6 +19,7 @@ from twopc.errors import OperatorRequired, Retriable
 from twopc_kafka import ending
 from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, control_of
+from twopc_kafka.handles import identity_of, version_of
 from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.long
@@ -70,11 +71,9 @@ def committable(sink: Any, pre_commit: Any) -> Committable:
 
 def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
     """By the version that was sealed, whatever the cluster's is."""
-    of: Any = committable.handle
     sink._control._versions = {node: (2, float("inf")) for node in sink._control.brokers()}
-    answer: str = sink._control.end(
-        committable.transaction_id, of["producer_id"], of["producer_epoch"], commit, of["end_txn_version"]
-    )
+    name, identity = committable.transaction_id, identity_of(committable)
+    answer: str = sink._control.end(name, *identity, commit, version_of(committable))
     sink._control._versions = {}
     return answer
 

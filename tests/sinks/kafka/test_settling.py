@@ -18,6 +18,7 @@ from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable
 from twopc_kafka import KafkaSink, ending, leases
 from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, name_beside
+from twopc_kafka.handles import identity_of, version_of
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.offsets import COLUMNS
@@ -103,14 +104,7 @@ class Prepared:
         return committable
 
     def end(self, committable: Committable, *, commit: bool) -> str:
-        handle: Any = committable.handle
-        return self.control.end(
-            committable.transaction_id,
-            handle["producer_id"],
-            handle["producer_epoch"],
-            commit,
-            handle["end_txn_version"],
-        )
+        return self.control.end(committable.transaction_id, *identity_of(committable), commit, version_of(committable))
 
     def state(self, committable: Committable) -> TransactionState:
         return self.control.describe([committable.transaction_id])[committable.transaction_id]

@@ -115,12 +115,12 @@ class Leaders:
         """Map each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
         committed readers to its last stable offset. Partitions that can't be asked, or that this principal may not READ
         or DESCRIBE, are left out."""
-        return await self._behind(*_by_leader(await self._led_by(partitions, topic)))
+        return await self._behind(*_led_and_away(await self._led_by(partitions, topic)))
 
     @blocking
     async def away(self, topic: str) -> Mapping[TopicPartition, Away]:
         """Return the partitions of ``topic`` that have no leader."""
-        return _by_leader(await self._led_by({}, topic))[1]
+        return _led_and_away(await self._led_by({}, topic))[1]
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
         """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
@@ -167,7 +167,7 @@ class Leaders:
     @blocking
     async def may_read(self, topic: str) -> bool:
         """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
-        led, away = _by_leader(await self._led_by({}, topic))
+        led, away = _led_and_away(await self._led_by({}, topic))
         return bool(await self._ask(led, requests.producers, away)) or away.keys() >= led.keys()
 
     @blocking
@@ -208,7 +208,7 @@ class Leaders:
     # What the requests share. -----------------------------------------------------------------------------------
 
     async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
-        led, away = _by_leader(led_by)
+        led, away = _led_and_away(led_by)
         behind = {partition: led[partition] for partition in await self._behind(led, away)}
         open_ = [
             OpenInPartition(
@@ -390,7 +390,7 @@ def _leaders(topic: Any) -> dict[int, Leader]:
     }
 
 
-def _by_leader(
+def _led_and_away(
     led_by: Mapping[TopicPartition, Leader],
 ) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, Away]]:
     """Return the partitions that have a leader, and those that have none."""
