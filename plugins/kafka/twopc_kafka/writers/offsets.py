@@ -80,7 +80,11 @@ class OffsetsWriter:
         )
 
         async def ask() -> tuple[Meaning, None]:
-            codes = await self._answer(request, kind, key)
+            code, node = await self._cluster.coordinator(key, kind)
+            if code:
+                return meaning(code), None
+            await self._cluster.reach(node)  # a query may be idle for longer than brokers keep a connection
+            codes = requests.codes_in(await self._cluster.send(node, request))
             if UNKNOWN_TOPIC in codes:
                 raise ConfigurationError(
                     f"{what} was refused: the brokers don't have all topics that the query reads. The group must be on"
@@ -90,13 +94,6 @@ class OffsetsWriter:
             return next((each for each in refused if each.answer is not WriteAnswer.REPEAT), refused[0]), None
 
         await until_accepted(what, self._timeout_ms, ask, self._cluster.sleep)
-
-    async def _answer(self, request: Any, kind: CoordinatorType, key: str) -> set[int]:
-        code, node = await self._cluster.coordinator(key, kind)
-        if code:
-            return {code}
-        await self._cluster.reach(node)  # a query may be idle for longer than brokers keep a connection
-        return requests.codes_in(await self._cluster.send(node, request))
 
 
 def _offsets(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
