@@ -291,6 +291,6 @@ def accepts_connections(address: str) -> bool:
 
 def is_running(pid: int) -> bool:
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE  # which nobody waits for
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)  # which nobody waits for
     except psutil.NoSuchProcess:
         return False

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.sinks.kafka.conftest import Topic
 from tests.sinks.kafka.known_topics import wait_until_known
 from tests.sinks.kafka.writing import sealed
 from tests.support.phase_one import writes
-from tests.support.topic_reader import records_of
 from twopc import Coordinator, Round
 from twopc.checks import CheckStatus
 from twopc.errors import Retriable
@@ -60,12 +60,9 @@ def brokers(started: TwoBrokers) -> TwoBrokers:
 
 
 @pytest.fixture
-def make(brokers: TwoBrokers, prefix: str) -> Any:
+def make(brokers: TwoBrokers, make_sink: Any) -> Any:
     def sink(topic: str | None = None, log_id: str | None = "log") -> KafkaSink:
-        options = {"bootstrap.servers": brokers.one.bootstrap_servers, "transactional.id.prefix": prefix}
-        made = KafkaSink(options if topic is None else {**options, "topic": topic})
-        if log_id is not None:
-            made.bind("orders", log_id)
+        made: KafkaSink = make_sink(Topic(brokers.one.bootstrap_servers, topic or ""), log_id, topic=topic)
         return made
 
     return sink
@@ -86,7 +83,7 @@ def leaderless(sink: KafkaSink, topic: str) -> int | None:
 
 
 def visible(brokers: TwoBrokers, topic: str) -> list[str]:
-    return sorted(record.value.decode() for record in records_of(brokers.one.bootstrap_servers, topic))
+    return Topic(brokers.one.bootstrap_servers, topic).visible()
 
 
 def test_a_batch_that_does_not_write_to_the_partition_goes_on_and_the_operator_is_told_which_it_is(

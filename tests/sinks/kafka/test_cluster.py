@@ -13,11 +13,11 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from tests.sinks.kafka.conftest import Topic
 from tests.sinks.kafka.known_topics import wait_until_known
 from tests.sinks.kafka.three_brokers import CONTROLLER, OTHERS, ThreeBrokers
 from tests.sinks.kafka.writing import written
 from tests.support.phase_one import writes
-from tests.support.topic_reader import records_of
 from twopc import Committable, Coordinator, Round, Vote
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
@@ -34,21 +34,10 @@ A_FEW_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class On:
-    """A topic and where it is."""
-
-    servers: str
-    name: str
-
-    def visible(self) -> list[str]:
-        return sorted(record.value.decode() for record in records_of(self.servers, self.name))
-
-
-@dataclass(frozen=True)
 class Stale:
     """Transactions, and a sink that reaches no broker but one which takes itself for their coordinator."""
 
-    topic: On
+    topic: Topic
     sink: Any
     node: int
     rest: Collection[int]
@@ -64,12 +53,12 @@ def brokers(three_brokers: ThreeBrokers) -> ThreeBrokers:
 
 
 @pytest.fixture
-def topic(brokers: ThreeBrokers) -> On:
+def topic(brokers: ThreeBrokers) -> Topic:
     """A topic that outlives each of the brokers."""
     name = f"orders-{uuid.uuid4().hex[:8]}"
     brokers.nodes[CONTROLLER].create_topic(name, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
     wait_until_known(brokers.servers, name)
-    return On(brokers.servers, name)
+    return Topic(brokers.servers, name)
 
 
 def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
@@ -91,7 +80,7 @@ def coordinators(sink: KafkaSink, serials: Sequence[int], wait: Any) -> dict[int
 
 
 def test_a_silent_broker_holds_up_the_rest_for_a_few_seconds_at_most(
-    brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any
+    brokers: ThreeBrokers, topic: Topic, make_sink: Any, wait: Any
 ) -> None:
     sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
     votes = pre_committed(sink, range(12))
@@ -114,7 +103,7 @@ def test_markers_that_wait_for_replicas_are_reported_with_what_to_do(
     name = f"orders-{uuid.uuid4().hex[:8]}"
     brokers.nodes[CONTROLLER].create_topic(name, 1, {"min.insync.replicas": "3"}, replicas=3)
     wait_until_known(brokers.servers, name)
-    topic = On(brokers.servers, name)
+    topic = Topic(brokers.servers, name)
     sink = make_sink(topic)
     sealed = wait.repeated(sink.seal, pre_committed(sink, [0]), 0)
 
@@ -139,7 +128,7 @@ def test_markers_that_wait_for_replicas_are_reported_with_what_to_do(
 
 
 @pytest.fixture
-def stale(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterator[Stale]:
+def stale(brokers: ThreeBrokers, topic: Topic, make_sink: Any, wait: Any) -> Iterator[Stale]:
     """A broker that is cut off. On a busy machine the cluster may exclude a broker just before it stands still, and the
     broker hears of that. Then cut one off again."""
     for _ in range(CHANCES):
@@ -154,7 +143,7 @@ def stale(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterat
 
 
 @contextlib.contextmanager
-def cut_off(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterator[Stale]:
+def cut_off(brokers: ThreeBrokers, topic: Topic, make_sink: Any, wait: Any) -> Iterator[Stale]:
     """A broker stood still while another took over and began transactions. Now the others stand still, as if a network
     was cut between it and them, so that nothing tells it."""
     sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
@@ -206,7 +195,7 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_refused(
     brokers: ThreeBrokers, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lagging, knowing = OTHERS
-    topic = On(brokers.nodes[lagging].bootstrap_servers, f"orders-{uuid.uuid4().hex[:8]}")
+    topic = Topic(brokers.nodes[lagging].bootstrap_servers, f"orders-{uuid.uuid4().hex[:8]}")
     sink, schema = make_sink(topic), pa.schema({"value": pa.string()})
     control: Control = sink._control
     wait.repeated(lambda: control.unknown_topics([topic.name]))  # now it knows the other brokers, too
@@ -238,7 +227,7 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_refused(
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_query_runs_through_a_rolling_restart_of_all_brokers(
-    brokers: ThreeBrokers, topic: On, writer: str, make_sink: Any, tmp_path: Path
+    brokers: ThreeBrokers, topic: Topic, writer: str, make_sink: Any, tmp_path: Path
 ) -> None:
     sink = make_sink(topic, log_id=None, writer=writer)
     restarted = threading.Event()

@@ -26,7 +26,7 @@ def topic(second_broker: Any, make_topic: Any) -> Any:
 
 def begun(sink: KafkaSink, value: str, round: Round = Round(1, 0)) -> Committable:  # noqa: B008
     """A sealed transaction, of which one partition will get no marker."""
-    transaction = sealed(sink, record(value, NOTICED), round=round)
+    transaction: Committable = sealed(sink, record(value, NOTICED), round=round)
     will_hang(sink, transaction, [f"{value}, unnoticed"], UNNOTICED)
     [topic] = cast("dict[str, Any]", transaction.handle["partitions"])
     return replace(transaction, handle=dict(transaction.handle) | {"partitions": {topic: [NOTICED, UNNOTICED]}})
