@@ -18,16 +18,13 @@ from twopc_kafka.properties import BY_KEY, MOST, PARTITIONER
 from twopc_kafka.writers.settings import HONORED, MESSAGE_BYTES, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
-DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
 
 LIBRDKAFKA, ARROW = "librdkafka", "arrow"
 WRITERS = (LIBRDKAFKA, ARROW)
 
 AUTO, REQUIRE, OFF = "auto", "require", "off"
-TWO_PHASE_COMMIT = (AUTO, REQUIRE, OFF)
 
 PREFIX = "twopc"
-
 
 OWNER = "the kafka sink"
 
@@ -79,7 +76,7 @@ OPTIONS = (
     ),
     Option(
         "delivery",
-        choice(*DELIVERIES),
+        choice(EXACTLY_ONCE, AT_LEAST_ONCE, NONE),
         "what readers see, and when: the section Delivery",
         default=EXACTLY_ONCE,
     ),
@@ -91,7 +88,7 @@ OPTIONS = (
     ),
     Option(
         "two.phase.commit",
-        choice(*TWO_PHASE_COMMIT),
+        choice(AUTO, REQUIRE, OFF),
         f"transactions without a timeout, with `writer` = `{ARROW}`",
         default_text=f"`{AUTO}` with `writer` = `{ARROW}`, else `{OFF}`",
     ),
