@@ -17,6 +17,7 @@ from twopc import Committable, Coordinator
 from twopc.errors import ConfigurationError, LogMismatch, Retriable, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
+from twopc.testing.query import answered
 from twopc_kafka.client.control import Control
 
 NEVER_MS = (1 << 31) - 1
@@ -54,8 +55,8 @@ def make_arrow_sink(make_sink: Any) -> Any:
 
 
 def pre_committed(sink: Any, partition: int = 0) -> Committable:
-    """A participant's vote, in a sink that was opened as a coordinator does."""
-    sink.open()
+    """A participant's vote, in a sink that was opened as a coordinator does: again while its broker is starting."""
+    answered(60.0, sink.open)
     vote: Committable = written(sink, text(*VALUES), partition=partition)
     return vote
 
