@@ -14,19 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka
+import pyarrow as pa
 from confluent_kafka import KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.loop import Read
 from twopc.options import parse
+from twopc.transaction import JsonValue
 from twopc_kafka import connection_options, properties
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from typing_extensions import Self  # typing has it from Python 3.11 on
-
-    from twopc.transaction import JsonValue
 
 logger = logging.getLogger(__name__)
 
@@ -291,8 +290,6 @@ class KafkaSource:
         self._consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
 
     def _offsets(self) -> pa.RecordBatch:
-        import pyarrow as pa
-
         topics, numbers = zip(*self._next, strict=True)
         columns = [pa.array(topics, pa.string()), pa.array(numbers, pa.int32()), pa.array(self._next.values())]
         return pa.record_batch(columns, names=["topic", "partition", "offset"])
@@ -306,8 +303,6 @@ def _failed(what: str, raised: confluent_kafka.KafkaException) -> OperatorRequir
 
 
 def _records(messages: Sequence[confluent_kafka.Message]) -> pa.RecordBatch:
-    import pyarrow as pa
-
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     columns: dict[str, pa.Array] = {
         "topic": pa.array([each.topic() for each in messages], pa.string()),
