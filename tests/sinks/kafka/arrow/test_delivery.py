@@ -18,8 +18,6 @@ from twopc_kafka.writers.encoding.compression import NUMBERS
 
 pytestmark = pytest.mark.in_turn("partitions_come")
 
-CLOSED_PORT = "127.0.0.1:1"
-
 
 @pytest.fixture(params=["implicit", "added"])
 def partitions_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
