@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.sinks.kafka.access import as_user
 from tests.sinks.kafka.writing import sealed, text, written
 from twopc import Committable, Round
 from twopc.errors import OperatorRequired, RoundAborted
@@ -137,14 +138,7 @@ def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
     second_broker: Any, make_topic: Any, make_sink: Any
 ) -> None:
     topic = make_topic(on=second_broker.broker)
-    sink = make_sink(
-        topic,
-        bootstrap_servers=second_broker.sasl_servers,
-        security_protocol="sasl_plaintext",
-        sasl_mechanism="PLAIN",
-        sasl_username="denied",
-        sasl_password=second_broker.passwords["denied"],
-    )
+    sink = make_sink(topic, **as_user(second_broker, "denied"))
     sink._validated = text("a").schema  # as of a sink that comes from a driver with these rights
     with pytest.raises(OperatorRequired, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*WRITE and DESCRIBE on"):
         written(sink, text("a"))
