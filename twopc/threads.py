@@ -90,7 +90,7 @@ def on_threads(
         if errors:  # an interrupt is not lost
             raise next((each for each in errors if not isinstance(each, Exception)), errors[0])
     finally:
-        errors.clear()  # its traceback refers to this frame, and so would keep what the callers' frames refer to
+        errors.clear()  # their tracebacks hold this frame, which would hold them, and all that the callers' frames hold
     return [results[index] for index in range(len(arguments))]
 
 

@@ -430,7 +430,7 @@ def _spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
                     # Ctrl-C at the terminal is for this process, which then stops the broker.
                     start_new_session=True,
                 )
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  # raised below
             started.set_exception(error)
             return
         started.set_result(process)
