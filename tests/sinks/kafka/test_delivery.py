@@ -26,7 +26,7 @@ from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAbor
 from twopc_kafka import checks, leases
 from twopc_kafka.client import control, requests
 from twopc_kafka.client.control import Control
-from twopc_kafka.options import WRITERS
+from twopc_kafka.options import WRITERS, parse_options
 from twopc_kafka.writers import librdkafka
 from twopc_kafka.writers.librdkafka import Writer
 
@@ -327,6 +327,15 @@ def test_a_host_without_threads_to_spare_fails_the_attempt_and_not_the_query(
     monkeypatch.setattr(what, refuses)
     with pytest.raises(RoundAborted, match="this host can start no thread for a producer"):
         Writer(options, f"no-thread-{topic.name}")
+
+
+def test_a_host_without_threads_to_spare_fails_an_attempt_whose_records_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = Writer(parse_options({"bootstrap.servers": CLOSED_PORT, "delivery": "none"}), "")
+    monkeypatch.setattr("threading.Thread.start", refused)
+    with pytest.raises(RoundAborted, match="this host can start no thread for a producer"):
+        writer.finish()
 
 
 def test_a_transaction_is_rolled_back_on_a_host_without_threads_to_spare(
