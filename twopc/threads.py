@@ -86,8 +86,11 @@ def on_threads(
         give_up()
         join(running, threads)
         raise
-    if errors:
-        raise next((each for each in errors if not isinstance(each, Exception)), errors[0])  # an interrupt is not lost
+    try:
+        if errors:  # an interrupt is not lost
+            raise next((each for each in errors if not isinstance(each, Exception)), errors[0])
+    finally:
+        errors.clear()  # their tracebacks hold this frame, which would hold them, and all that the callers' frames hold
     return [results[index] for index in range(len(arguments))]
 
 

@@ -1,6 +1,5 @@
 """The development broker, on real processes."""
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,9 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Producer
 
+from tests.support.topic_reader import records_of
 from tests.support.waiting import until
 from twopc_kafka_broker import (
     BrokerFailed,
@@ -50,7 +51,7 @@ def test_serves_what_was_written_before_a_stop_and_before_a_kill_at_the_same_add
         broker.start()
         assert broker.bootstrap_servers == address
         assert broker.pid != first_pid
-        assert consume(address, "orders", count=2) == {"before the stop", "before the kill"}
+        assert {record.value for record in records_of(address, "orders")} == {b"before the stop", b"before the kill"}
 
 
 @pytest.mark.long
@@ -100,7 +101,7 @@ def test_outlives_the_thread_that_started_it(tmp_path: Path) -> None:
 
 def test_the_session_fixture_serves_with_the_properties_of_the_conftest(kafka_broker: KafkaBroker) -> None:
     kafka_broker.create_topic("of-the-session")
-    assert consume(kafka_broker.bootstrap_servers, "of-the-session", count=0) == set()
+    assert [*records_of(kafka_broker.bootstrap_servers, "of-the-session")] == []
 
 
 def test_a_topic_that_exists_already_is_refused_by_name(kafka_broker: KafkaBroker) -> None:
@@ -279,19 +280,6 @@ def produce(address: str, topic: str, value: str) -> None:
     assert producer.flush(10) == 0
 
 
-def consume(address: str, topic: str, count: int) -> set[str]:
-    consumer = Consumer({"bootstrap.servers": address, "group.id": topic, "auto.offset.reset": "earliest"})
-    consumer.subscribe([topic])
-    found: set[str] = set()
-    deadline = time.monotonic() + 20
-    while len(found) < count and time.monotonic() < deadline:
-        message = consumer.poll(0.2)
-        if message is not None and message.error() is None:
-            found.add((message.value() or b"").decode())
-    consumer.close()
-    return found
-
-
 def accepts_connections(address: str) -> bool:
     host, port = address.split(":")
     try:
@@ -303,9 +291,6 @@ def accepts_connections(address: str) -> bool:
 
 def is_running(pid: int) -> bool:
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)  # which nobody waits for
+    except psutil.NoSuchProcess:
         return False
-    # A dead process that nobody waits for still has its number.
-    status = Path(f"/proc/{pid}/stat")
-    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"

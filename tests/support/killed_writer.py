@@ -9,6 +9,7 @@ import pyarrow as pa
 import twopc
 from tests.support.kills import kill_this_process, run_killed
 from twopc import Committable, Participant, Round
+from twopc.testing.query import answered
 
 VALUES = [str(n) for n in range(100)]
 BEFORE, AFTER = "before pre-commit", "after pre-commit"
@@ -27,7 +28,7 @@ def main() -> None:
     if job["prefix"]:
         sink.prefix = job["prefix"]
     sink.bind("orders", "log")
-    sink.open()
+    answered(60.0, sink.open)  # its target system may have just started
     participant = Participant({"orders": sink}, Round(1, 7), partition=3)
     participant.write("orders", pa.record_batch({"value": VALUES}))
     if job["when"] == AFTER:

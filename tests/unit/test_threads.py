@@ -1,9 +1,12 @@
 """Calls on threads hold back neither an interrupt nor the end of the interpreter, and are waited for."""
 
+import contextlib
+import gc
 import signal
 import sys
 import threading
 import traceback
+import weakref
 
 import pytest
 
@@ -69,6 +72,28 @@ def test_an_error_of_a_call_reaches_the_caller() -> None:
 
     with pytest.raises(FileNotFoundError, match="second"):
         call_at_once(call, ["first", "second"], 2)
+
+
+def test_an_error_of_a_call_keeps_nothing_of_its_caller_once_it_is_handled() -> None:
+    """Without the garbage collector, which may come late."""
+
+    class Kept:
+        pass
+
+    def fail(_: Kept) -> None:
+        raise FileNotFoundError
+
+    def failed() -> weakref.ref[Kept]:
+        kept = Kept()
+        with contextlib.suppress(FileNotFoundError):
+            on_threads(fail, [kept], 1, "calls")
+        return weakref.ref(kept)
+
+    gc.disable()
+    try:
+        assert failed()() is None
+    finally:
+        gc.enable()
 
 
 def test_a_worker_that_an_interrupt_kept_from_beginning_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

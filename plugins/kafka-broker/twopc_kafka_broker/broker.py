@@ -16,7 +16,9 @@ import tempfile
 import threading
 import time
 import uuid
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -341,13 +343,10 @@ class KafkaBroker:
 
 
 def _free_ports() -> _Ports:
-    found: list[int] = []
-    for port in random.sample(_PORTS, len(_PORTS)):
-        if _is_free(port):
-            found.append(port)
-        if len(found) == 2:
-            return _Ports(*found)
-    raise BrokerFailed(f"no two free ports between {_PORTS.start} and {_PORTS.stop} on {_HOST}")
+    found = [*islice(filter(_is_free, random.sample(_PORTS, len(_PORTS))), 2)]
+    if len(found) < 2:
+        raise BrokerFailed(f"no two free ports between {_PORTS.start} and {_PORTS.stop} on {_HOST}")
+    return _Ports(*found)
 
 
 def _is_free(port: int) -> bool:
@@ -418,8 +417,7 @@ def _format(java: Path, classpath: str, configuration: Path, joined_id: str | No
 
 def _spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
     """Start `command` so that it dies with this process, whichever of our threads calls."""
-    started: list[subprocess.Popen[bytes] | OSError] = []
-    ready = threading.Event()
+    started: Future[subprocess.Popen[bytes]] = Future()
 
     def run() -> None:
         try:
@@ -432,21 +430,19 @@ def _spawn(command: list[str], log_file: Path) -> subprocess.Popen[bytes]:
                     # Ctrl-C at the terminal is for this process, which then stops the broker.
                     start_new_session=True,
                 )
-        except OSError as error:
-            started.append(error)
-            ready.set()
+        except Exception as error:  # noqa: BLE001  # raised below
+            started.set_exception(error)
             return
-        started.append(process)
-        ready.set()
+        started.set_result(process)
         process.wait()
 
     # The kernel ties the child to the thread that made it, not to the process: so it is a thread that lives
     # as long as the child, and the caller's thread may end before the broker.
     threading.Thread(target=run, name="kafka-broker", daemon=True).start()
-    ready.wait()
-    if isinstance(started[0], OSError):
-        raise BrokerFailed(f"the broker could not be started: {started[0]}") from started[0]
-    return started[0]
+    try:
+        return started.result()
+    except OSError as error:
+        raise BrokerFailed(f"the broker could not be started: {error}") from error
 
 
 def _answers(bootstrap_servers: str) -> bool:

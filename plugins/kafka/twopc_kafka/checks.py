@@ -286,11 +286,7 @@ async def _commit_an_offset(control: Control, name: str, producer: ProducerIdent
     if not may_read:
         return
     request = requests.commit_offsets(name, producer, group, {may_read[0]: {0: 0}})
-    response = await control.send(request, await control.coordinator_of(group))
-    for topic in response.topics:
-        for partition in topic.partitions:
-            if partition.error_code:
-                raise kafka.errors.for_code(partition.error_code)(f"consumer group {group!r}")
+    _raise_any(await control.send(request, await control.coordinator_of(group)), f"consumer group {group!r}")
 
 
 async def _added(control: Control, request: Any, name: str) -> float:
@@ -298,20 +294,16 @@ async def _added(control: Control, request: Any, name: str) -> float:
     before_s = time.time()
     response = await control.send(request, node)
     after_s = time.time()
-    for code in _codes(response):
-        if code:
-            raise kafka.errors.for_code(code)(name)
+    _raise_any(response, name)
     described = await control.send(requests.describe_transactions([name]), node)
     [state] = described.transaction_states
     began_s: float = state.transaction_start_time_ms / 1000
     return max(began_s - after_s, 0.0) + min(began_s - before_s, 0.0)
 
 
-def _codes(response: Any) -> list[int]:
-    if hasattr(response, "results_by_topic_v3_and_below"):
-        topics = response.results_by_topic_v3_and_below
-        return [partition.partition_error_code for topic in topics for partition in topic.results_by_partition]
-    return [response.error_code]
+def _raise_any(response: Any, about: str) -> None:
+    for code in requests.codes_in(response) - {0}:
+        raise kafka.errors.for_code(code)(about)
 
 
 def clock(ahead_s: float) -> CheckResult:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as t
@@ -25,7 +26,8 @@ import pyarrow.types as t
 from twopc.columns import check_fixed_columns
 from twopc.errors import SchemaMismatch
 from twopc.refusals import is_bytes, is_string
-from twopc_kafka.writers.encoding.records import binary
+from twopc_kafka.writers.encoding.records import binary, epoch_ms
+from twopc_kafka.writers.encoding.varints import Integers
 
 _NO_PARTITION = -1  # librdkafka's RD_KAFKA_PARTITION_UA: the partitioner decides
 _NOW = 0
@@ -49,6 +51,17 @@ def check_columns(schema: pa.Schema, topic: str | None, upsert_by: Sequence[str]
             "the kafka sink with 'upsert_by' takes no column 'partition': a tombstone has none, and would not reach the"
             " record that it deletes"
         )
+
+
+def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch, Integers]]:
+    """Yield each topic with its records and their positions. The option ``topic`` takes precedence over the column."""
+    if topic is not None:
+        yield topic, batch, np.arange(batch.num_rows)
+        return
+    column = batch.column("topic")
+    for each in pc.unique(column).to_pylist():
+        is_of_topic = pc.equal(column, each)
+        yield each, batch.filter(is_of_topic), np.flatnonzero(is_of_topic.to_numpy(zero_copy_only=False))
 
 
 def tombstones(keys: pa.RecordBatch) -> pa.RecordBatch:
@@ -133,12 +146,6 @@ def records(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[Any, ...
 def _or(column: pa.Array, default: int) -> list[int]:
     values: list[int] = pc.fill_null(column, default).to_pylist()
     return values
-
-
-def epoch_ms(column: pa.Array) -> pa.Array:
-    """Return timestamps as Kafka stores them."""
-    unit = pa.timestamp("ms", tz=column.type.tz)
-    return column.cast(unit, safe=False).cast(pa.int64())
 
 
 def _headers(column: pa.Array) -> Iterator[list[tuple[str, bytes | None]] | None]:

@@ -58,14 +58,13 @@ class Hanging:
             self._written_to.setdefault(topic, set()).update(numbers)
 
     def look(self, leaders: Leaders) -> Seen:
-        """Return the transactions that are open where this sink may have written. Note what can't be asked."""
+        """Return the transactions that are open where this sink may have written. Keep which partitions can't be asked,
+        and when a look has found nothing open."""
+        since_s = time.monotonic()
         seen = leaders.open_transactions(self._written_to, self._topic)
         self._note_away(seen.away)
+        self._nothing_hung_s = -math.inf if seen.open or seen.away else since_s
         return seen
-
-    def note_nothing_hung(self, since_s: float) -> None:
-        """Note that a look at ``since_s`` or later has found no hanging transaction."""
-        self._nothing_hung_s = since_s
 
     def forget_last_look(self) -> None:
         """Have the next sweep look again, whatever the last look has found."""

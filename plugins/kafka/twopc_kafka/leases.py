@@ -33,7 +33,7 @@ import stat
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from twopc.errors import PoolExhausted
 from twopc.transactional_ids import BATCH_SLOTS
@@ -76,18 +76,6 @@ def next_use(last: Use | None, boot: str, round: RoundNumbers) -> Use | None:
     if last.round >= round:
         return None
     return replace(last, round=round, is_answered=False)
-
-
-class Slot(Protocol):
-    """A locked file of the pool."""
-
-    def read(self) -> bytes: ...
-
-    def write(self, data: bytes) -> None:
-        """Replace the content. Raises OSError."""
-
-    def close(self) -> None:
-        """Unlock, as the end of the process does."""
 
 
 class Lease:
@@ -161,18 +149,20 @@ def open_slot(pool: str, number: int) -> Slot | None:
     """
     folder = _folder(pool)
     try:
-        return _File.locked(folder / str(number))
+        return Slot.locked(folder / str(number))
     except FileNotFoundError:
         _make(folder)
-        return _File.locked(folder / str(number))
+        return Slot.locked(folder / str(number))
 
 
-class _File:
+class Slot:
+    """A locked file of the pool."""
+
     def __init__(self, descriptor: int) -> None:
         self._file = os.fdopen(descriptor, "r+b", buffering=0)  # closed with the object, if by nobody before
 
     @classmethod
-    def locked(cls, path: Path) -> _File | None:
+    def locked(cls, path: Path) -> Slot | None:
         import fcntl
 
         file = cls(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
@@ -188,10 +178,12 @@ class _File:
         return os.pread(self._file.fileno(), 4096, 0)
 
     def write(self, data: bytes) -> None:
+        """Replace the content. Raises OSError."""
         os.pwrite(self._file.fileno(), data, 0)  # half of it, left by a crash, is no JSON and gets another name
         os.ftruncate(self._file.fileno(), len(data))
 
     def close(self) -> None:
+        """Unlock, as the end of the process does."""
         self._file.close()
 
 

@@ -106,7 +106,7 @@ class KafkaProgressSink(KafkaSink):
 
     def _require_grants(self) -> None:
         super()._require_grants()
-        self._control.require_coordinator(self._group)
+        self._control.run(self._control.coordinator_of, self._group)  # raises unless a broker coordinates it
 
     def _require_own_group(self) -> None:
         if why := self._control.taken_by(self._group):

@@ -18,16 +18,13 @@ from twopc_kafka.properties import BY_KEY, MOST, PARTITIONER
 from twopc_kafka.writers.settings import HONORED, MESSAGE_BYTES, settings
 
 EXACTLY_ONCE, AT_LEAST_ONCE, NONE = "exactly-once", "at-least-once", "none"
-DELIVERIES = (EXACTLY_ONCE, AT_LEAST_ONCE, NONE)
 
 LIBRDKAFKA, ARROW = "librdkafka", "arrow"
 WRITERS = (LIBRDKAFKA, ARROW)
 
 AUTO, REQUIRE, OFF = "auto", "require", "off"
-TWO_PHASE_COMMIT = (AUTO, REQUIRE, OFF)
 
 PREFIX = "twopc"
-
 
 OWNER = "the kafka sink"
 
@@ -79,7 +76,7 @@ OPTIONS = (
     ),
     Option(
         "delivery",
-        choice(*DELIVERIES),
+        choice(EXACTLY_ONCE, AT_LEAST_ONCE, NONE),
         "what readers see, and when: the section Delivery",
         default=EXACTLY_ONCE,
     ),
@@ -91,7 +88,7 @@ OPTIONS = (
     ),
     Option(
         "two.phase.commit",
-        choice(*TWO_PHASE_COMMIT),
+        choice(AUTO, REQUIRE, OFF),
         f"transactions without a timeout, with `writer` = `{ARROW}`",
         default_text=f"`{AUTO}` with `writer` = `{ARROW}`, else `{OFF}`",
     ),
@@ -262,10 +259,8 @@ class KafkaOptions:
 
     def with_transaction_timeout(self, timeout_ms: int) -> KafkaOptions:
         """Return the options with another ``transaction.timeout.ms``, and with what it limits lowered to fit."""
-        message_ms = min(int(self.properties["message.timeout.ms"]), timeout_ms)
-        timeouts = {"transaction.timeout.ms": timeout_ms, "message.timeout.ms": message_ms}
-        margin_ms = min(self.commit_margin_ms, timeout_ms // 3)
-        return replace(self, commit_margin_ms=margin_ms, properties={**self.properties, **timeouts})
+        properties = {**self.with_message_timeout(timeout_ms).properties, "transaction.timeout.ms": timeout_ms}
+        return replace(self, commit_margin_ms=min(self.commit_margin_ms, timeout_ms // 3), properties=properties)
 
     def with_message_timeout(self, timeout_ms: int) -> KafkaOptions:
         """Return the options with a ``message.timeout.ms`` of at most ``timeout_ms``."""

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +111,7 @@ class KafkaTransaction(Transaction):
         transaction_id: TransactionId,
         lease: leases.Lease,
         writer: Writer | ArrowWriter | OffsetsWriter,
-        has_timeout: bool = True,
+        has_timeout: bool,
     ) -> None:
         super().__init__(transaction_id)
         self.lease = lease
@@ -267,10 +267,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
     def pre_commit(self, transaction: KafkaTransaction) -> Committable:
         with _locating(transaction):
             identity = transaction.writer.finish()
-        handle: dict[str, JsonValue] = {
-            "producer_id": identity.producer_id,
-            "producer_epoch": identity.producer_epoch,
-        } if identity else {}  # fmt: skip
+        handle: dict[str, JsonValue] = asdict(identity) if identity else {}
         if identity and transaction.writer.topic_ids:
             handle["topic_ids"] = {**transaction.writer.topic_ids}
         if not transaction.may_time_out:
@@ -469,11 +466,8 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
 
     def _refuse_too_old(self, age_s: float, records: int) -> None:
         """Raise if Kafka may roll the batch back before its commit completes: such a batch is better run again."""
-        timeout_ms, margin_ms, age_ms = (
-            self._options.transaction_timeout_ms,
-            self._options.commit_margin_ms,
-            age_s * 1000,
-        )
+        timeout_ms, margin_ms = self._options.transaction_timeout_ms, self._options.commit_margin_ms
+        age_ms = age_s * 1000
         left_ms = timeout_ms - age_ms
         if left_ms >= timeout_ms / 2:
             return
@@ -646,10 +640,6 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
                 " wrote there: bring the brokers of that partition back"
             )
         self._visible = frozenset(names)
-        if seen.open or seen.away:
-            self._hanging.forget_last_look()
-        else:
-            self._hanging.note_nothing_hung(ended_s)
 
     def announce(
         self,

@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka
+import pyarrow as pa
 from confluent_kafka import KafkaError, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc.loop import Read
 from twopc.options import parse
+from twopc.transaction import JsonValue
 from twopc_kafka import connection_options, properties
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from typing_extensions import Self  # typing has it from Python 3.11 on
-
-    from twopc.transaction import JsonValue
 
 logger = logging.getLogger(__name__)
 
@@ -104,6 +104,7 @@ class KafkaSource:
             ("starts_at", starts_at in ("earliest", "latest"), "'earliest' or 'latest'"),
             ("topics", bool(topics) and not isinstance(topics, str), "names of topics, in a list"),
             ("max_records", 0 < max_records <= MOST_RECORDS, f"a number from 1 to {MOST_RECORDS}"),
+            ("max_wait_s", 0 < max_wait_s < math.inf, "a number of seconds above 0"),
         ):
             if not is_right:
                 raise ConfigurationError(f"{name} must be {must_be}", option=name)
@@ -289,8 +290,6 @@ class KafkaSource:
         self._consumer.assign([TopicPartition(*place, offset) for place, offset in self._next.items()])
 
     def _offsets(self) -> pa.RecordBatch:
-        import pyarrow as pa
-
         topics, numbers = zip(*self._next, strict=True)
         columns = [pa.array(topics, pa.string()), pa.array(numbers, pa.int32()), pa.array(self._next.values())]
         return pa.record_batch(columns, names=["topic", "partition", "offset"])
@@ -304,8 +303,6 @@ def _failed(what: str, raised: confluent_kafka.KafkaException) -> OperatorRequir
 
 
 def _records(messages: Sequence[confluent_kafka.Message]) -> pa.RecordBatch:
-    import pyarrow as pa
-
     headers = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     columns: dict[str, pa.Array] = {
         "topic": pa.array([each.topic() for each in messages], pa.string()),

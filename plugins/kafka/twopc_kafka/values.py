@@ -5,7 +5,7 @@ the same records with the same messages. No message shows a value of a record.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -17,11 +17,11 @@ from twopc.columns import ADVICE, require_each
 from twopc.errors import ConfigurationError, RecordRefused
 from twopc.refusals import first_null, first_true, holder
 from twopc_kafka.client.cluster import TopicRules
-from twopc_kafka.columns import epoch_ms
+from twopc_kafka.columns import by_topic
 from twopc_kafka.options import LIBRDKAFKA, KafkaOptions, wrong_topic
 from twopc_kafka.writers.encoding.batches import OVERHEAD_BYTES, alone_bytes
 from twopc_kafka.writers.encoding.compression import NONE
-from twopc_kafka.writers.encoding.records import binary, records_of
+from twopc_kafka.writers.encoding.records import binary, epoch_ms, records_of
 from twopc_kafka.writers.encoding.varints import Integers
 from twopc_kafka.writers.settings import codec
 
@@ -53,8 +53,9 @@ def check_values(batch: pa.RecordBatch, options: KafkaOptions, partitions: Parti
     if "timestamp" in present:
         _check_timestamps(batch.column("timestamp"), options.writer)
     _check_sizes(batch, options.message_bytes)
-    for topic, named in _by_topic(batch, options.topic):
-        _check_partitions(topic, named, batch, options, partitions)
+    chosen = batch.select(sorted(present & {"topic", "partition"}))
+    for topic, records, positions in by_topic(chosen, options.topic):
+        _check_partitions(topic, records, positions, options, partitions)
 
 
 def require_accepted(batch: pa.RecordBatch, options: KafkaOptions, rules: Callable[[str], TopicRules]) -> None:
@@ -66,15 +67,10 @@ def require_accepted(batch: pa.RecordBatch, options: KafkaOptions, rules: Callab
         RecordRefused: a record has no key, a timestamp or a size that its topic does not accept, or it names no topic
             that Kafka could have.
     """
-    if options.topic is not None:
-        _require_accepted(batch, np.arange(batch.num_rows), options, options.topic, rules(options.topic))
-        return
-    _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
-    names = batch.column("topic").cast(pa.string())
-    for each in pc.unique(names).to_pylist():
-        is_of_topic = pc.equal(names, each)
-        positions = np.flatnonzero(is_of_topic.to_numpy(zero_copy_only=False))
-        _require_accepted(batch.filter(is_of_topic), positions, options, each, rules(each))
+    if options.topic is None:
+        _check_topics(batch.column("topic"))  # Kafka refuses to look at such a topic
+    for topic, records, positions in by_topic(batch, options.topic):
+        _require_accepted(records, positions, options, topic, rules(topic))
 
 
 def _require_accepted(
@@ -215,47 +211,34 @@ def _largest_at_most(batch: pa.RecordBatch) -> int:
     return size
 
 
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
-    """Yield each topic and the partitions that its records name (null for another topic's record), or None if no
-    record names one."""
-    named = batch.column("partition") if "partition" in batch.schema.names else None
-    if named is not None and named.null_count == len(named):
-        named = None
-    if topic is not None:
-        yield topic, named
-        return
-    column = batch.column("topic")
-    for each in pc.unique(column).to_pylist():
-        yield each, None if named is None else pc.if_else(pc.equal(column, each), named, None)
-
-
 def _check_partitions(
-    topic: str, named: pa.Array | None, batch: pa.RecordBatch, options: KafkaOptions, partitions: Partitions
+    topic: str, records: pa.RecordBatch, positions: Integers, options: KafkaOptions, partitions: Partitions
 ) -> None:
-    bounds = None if named is None else pc.min_max(named)
-    lowest, highest = (0, 0) if bounds is None else (bounds["min"].as_py() or 0, bounds["max"].as_py() or 0)
+    named = records.column("partition") if "partition" in records.schema.names else pa.nulls(0, pa.int32())
+    bounds = pc.min_max(named)
+    lowest, highest = bounds["min"].as_py() or 0, bounds["max"].as_py() or 0
     count = partitions(topic, max(highest, 0))
     if not count:
-        raise _missing(topic, batch, options)
+        raise _missing(topic, positions, options)
     if lowest < 0 or highest >= count:
         record = pc.index(pc.or_(pc.less(named, 0), pc.greater_equal(named, count)), True).as_py()
         raise RecordRefused(
             f"the topic does not have this partition: it has {count} (0 to {count - 1}). Correct the column, or add"
             " partitions to the topic.",
-            record=record,
+            record=int(positions[record]),
             topic=topic,
-            partition=named[record].as_py(),  # type: ignore[index]
+            partition=named[record].as_py(),
             column="partition",
         )
 
 
-def _missing(topic: str, batch: pa.RecordBatch, options: KafkaOptions) -> RecordRefused | ConfigurationError:
+def _missing(topic: str, positions: Integers, options: KafkaOptions) -> RecordRefused | ConfigurationError:
     if options.topic is not None:
         return no_such_topic(topic, options.bootstrap_servers)
     return RecordRefused(
         f"the topic does not exist at {options.bootstrap_servers}. Create it with the partitions that you want, or"
         " correct the column: the sink creates no topic.",
-        record=pc.index(batch.column("topic"), topic).as_py(),
+        record=int(positions[0]),
         topic=topic,
         column="topic",
     )

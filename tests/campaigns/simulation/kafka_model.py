@@ -362,7 +362,7 @@ class ModelControl(Control):
     def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         return self._step(DESCRIBE, self._describe, transactional_ids)
 
-    def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:  # type: ignore[override]
+    def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         if self._is_stale():
             return self._broker.describe_the_past(self._stale, transactional_ids)
         return self._broker.describe(transactional_ids)

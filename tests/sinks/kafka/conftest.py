@@ -1,19 +1,18 @@
 """What the tests of the Kafka sink share: topics, their committed readers, and writers that have pre-committed."""
 
 import contextlib
+import itertools
 import json
 import random
-import socket
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import pyarrow as pa
 import pytest
 import trustme
+from confluent_kafka.admin import AdminClient
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat
 from kafka import KafkaConsumer
@@ -22,15 +21,17 @@ from kafka.structs import TopicPartition
 from tests.sinks.kafka.access import scram_user
 from tests.sinks.kafka.issuer import AUDIENCE, ISSUER, Issuer
 from tests.sinks.kafka.three_brokers import ThreeBrokers, started
+from tests.sinks.kafka.writing import sealed, text
 from tests.support.broker_properties import WITHOUT_TIMEOUT, is_older
 from tests.support.leftovers import of_the_run, running
 from tests.support.topic_reader import records_of
 from tests.support.waiting import until
-from twopc import Committable, Participant, Round
-from twopc.errors import Retriable
+from twopc import Committable, Round
+from twopc.testing.query import answered
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
+from twopc_kafka_broker.broker import _is_free
 
 PATIENCE_S = 30.0
 """How long a test waits for what must come, before it takes it for missing."""
@@ -40,15 +41,21 @@ def wait_until(what: str, holds: Callable[[], bool]) -> None:
     until(holds, PATIENCE_S, what)
 
 
-def repeated(call: Callable[[], None]) -> None:
-    """Make a call as the coordinator does: again while the broker can't answer."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            return call()
-        except Retriable:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+def repeated(call: Callable[..., Any], *arguments: object) -> Any:
+    """Make a call as the coordinator does: again while the broker can't answer. Return its result."""
+    return answered(PATIENCE_S, call, *arguments)
+
+
+def sweep(sink: KafkaSink) -> None:
+    """As a coordinator does that has decided nothing, until nothing is left to sweep."""
+
+    def nothing_left() -> bool:
+        found = repeated(sink.recover)
+        for transaction in found:
+            repeated(sink.abort, transaction)
+        return not found
+
+    wait_until("nothing is open", nothing_left)
 
 
 @pytest.fixture
@@ -97,6 +104,12 @@ class Topic:
         with KafkaConsumer(bootstrap_servers=self.servers) as uncommitted:
             return bool(stable == uncommitted.end_offsets(partitions))
 
+    def delete(self) -> None:
+        """Delete the topic, and wait until its broker does not list it any more."""
+        admin = AdminClient({"bootstrap.servers": self.servers})
+        admin.delete_topics([self.name])[self.name].result(PATIENCE_S)
+        wait_until(f"{self.name} is gone", lambda: self.name not in admin.list_topics(timeout=10).topics)
+
     def stays_empty(self) -> None:
         """Wait until nothing is open, and see that nothing is visible."""
         wait_until(f"{self.name} has no open transaction", self.has_no_open_transaction)
@@ -132,6 +145,17 @@ def topic(make_topic: MakeTopic) -> Topic:
 
 
 @pytest.fixture
+def recreate(kafka_broker: KafkaBroker) -> Callable[[Topic], None]:
+    """Delete a topic, and create another one of its name."""
+
+    def run(topic: Topic) -> None:
+        topic.delete()
+        kafka_broker.create_topic(topic.name)
+
+    return run
+
+
+@pytest.fixture
 def prefix() -> str:
     """What the transactional ids of one test start with: tests share brokers."""
     return f"test-{uuid.uuid4().hex[:8]}"
@@ -163,10 +187,8 @@ def pre_commit() -> PreCommit:
     """Have a participant pre-commit ``values`` and drop it; what comes back is sealed and has been through a log."""
 
     def run(sink: KafkaSink, values: list[str], round: Round = Round(1, 0), partition: int = 0) -> Committable:  # noqa: B008
-        with Participant({"orders": sink}, round, partition=partition) as participant:
-            participant.write("orders", pa.record_batch({"value": values}))
-            [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-        return Committable.from_json(json.loads(json.dumps(sealed.to_json())))
+        decided = sealed(sink, text(*values), round=round, partition=partition)
+        return Committable.from_json(json.loads(json.dumps(decided.to_json())))
 
     return run
 
@@ -298,26 +320,17 @@ def write_certificate(issued: trustme.LeafCert, file: Path) -> None:
 
 def _free_ports(count: int) -> list[int]:
     """Ports below those that systems give to outgoing connections: the broker comes back to its own after a kill."""
-    found: list[int] = []
-    for port in random.sample(range(14000, 15000), 1000):  # the session's broker looks above
-        with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                trial.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise AssertionError("no free ports")
+    ports = random.sample(range(14000, 15000), 1000)  # the session's broker looks above
+    return [*itertools.islice(filter(_is_free, ports), count)]
 
 
 @dataclass(frozen=True)
 class Tools:
-    """The two ways in which tests wait."""
+    """The ways in which tests wait."""
 
     until: Callable[[str, Callable[[], bool]], None] = wait_until
-    repeated: Callable[[Callable[[], None]], None] = repeated
+    repeated: Callable[..., Any] = repeated
+    sweep: Callable[[KafkaSink], None] = sweep
 
 
 @pytest.fixture(scope="session")

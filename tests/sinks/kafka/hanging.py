@@ -5,7 +5,6 @@ that the coordinator was not told of, which a broker takes that does not verify 
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,6 +12,7 @@ from twopc import Committable
 from twopc_kafka import KafkaSink
 from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.client.cluster import OpenTransaction, cluster_of
+from twopc_kafka.handles import identity_of
 from twopc_kafka.options import KafkaOptions
 from twopc_kafka.writers.arrow import ArrowWriter
 from twopc_kafka.writers.sender import Lane, Sending
@@ -47,6 +47,5 @@ def write_unnoticed(
 
 def will_hang(sink: KafkaSink, transaction: Committable, values: Iterable[str], partition: int) -> None:
     """Have a transaction hang in a partition when it ends."""
-    of: Any = transaction.handle
-    producer = ProducerIdentity(of["producer_id"], of["producer_epoch"])
+    producer = ProducerIdentity(*identity_of(transaction))
     write_unnoticed(sink._options, transaction.transaction_id, producer, values, partition)

@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from tests.sinks.kafka.conftest import Topic
 from tests.sinks.kafka.known_topics import wait_until_known
+from tests.sinks.kafka.writing import sealed
 from tests.support.phase_one import writes
-from tests.support.topic_reader import records_of
-from twopc import Coordinator, Participant, Round
+from twopc import Coordinator, Round
 from twopc.checks import CheckStatus
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
@@ -59,12 +60,9 @@ def brokers(started: TwoBrokers) -> TwoBrokers:
 
 
 @pytest.fixture
-def make(brokers: TwoBrokers, prefix: str) -> Any:
+def make(brokers: TwoBrokers, make_sink: Any) -> Any:
     def sink(topic: str | None = None, log_id: str | None = "log") -> KafkaSink:
-        options = {"bootstrap.servers": brokers.one.bootstrap_servers, "transactional.id.prefix": prefix}
-        made = KafkaSink(options if topic is None else {**options, "topic": topic})
-        if log_id is not None:
-            made.bind("orders", log_id)
+        made: KafkaSink = make_sink(Topic(brokers.one.bootstrap_servers, topic or ""), log_id, topic=topic)
         return made
 
     return sink
@@ -72,11 +70,8 @@ def make(brokers: TwoBrokers, prefix: str) -> Any:
 
 def write(sink: KafkaSink, value: str, round: Round = Round(1, 0), **where: Any) -> Any:  # noqa: B008
     """What was pre-committed, and sealed."""
-    with Participant({"orders": sink}, round, partition=0) as participant:
-        columns = {name: pa.array([at], pa.int32() if name == "partition" else None) for name, at in where.items()}
-        participant.write("orders", pa.record_batch({"value": pa.array([value]), **columns}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    return sealed
+    columns = {name: pa.array([at], pa.int32() if name == "partition" else None) for name, at in where.items()}
+    return sealed(sink, pa.record_batch({"value": pa.array([value]), **columns}), round=round)
 
 
 def leaderless(sink: KafkaSink, topic: str) -> int | None:
@@ -87,14 +82,8 @@ def leaderless(sink: KafkaSink, topic: str) -> int | None:
         return None
 
 
-def in_doubt(sink: KafkaSink, wait: Any) -> list[Any]:
-    found: list[Any] = []
-    wait.repeated(lambda: found.extend(sink.recover()))
-    return found
-
-
 def visible(brokers: TwoBrokers, topic: str) -> list[str]:
-    return sorted(record.value.decode() for record in records_of(brokers.one.bootstrap_servers, topic))
+    return Topic(brokers.one.bootstrap_servers, topic).visible()
 
 
 def test_a_batch_that_does_not_write_to_the_partition_goes_on_and_the_operator_is_told_which_it_is(
@@ -131,20 +120,20 @@ def test_a_decided_batch_that_wrote_to_the_partition_waits_for_it_and_says_which
 ) -> None:
     topic = brokers.create_topic([1, 2])
     sink = make(topic)
-    sealed = [write(sink, str(number), Round(1, number), partition=number) for number in (0, 1)]
+    decided = [write(sink, str(number), Round(1, number), partition=number) for number in (0, 1)]
     brokers.other.kill()
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
-    for committable in sealed:
-        wait.repeated(lambda c=committable: sink.commit(c))
+    for committable in decided:
+        wait.repeated(sink.commit, committable)
 
     def waits_for() -> str:
         with pytest.raises(Retriable) as waiting:
-            sink.complete(0, sealed)
+            sink.complete(0, decided)
         return str(waiting.value)
 
     wait.until("the operator is told", lambda: f"partition {topic}-1 can't be asked: it has no leader" in waits_for())
     brokers.other.start()
-    wait.repeated(lambda: sink.complete(0, sealed))
+    wait.repeated(lambda: sink.complete(0, decided))
     assert visible(brokers, topic) == ["0", "1"]
 
 
@@ -157,17 +146,16 @@ def test_what_was_rolled_back_while_the_partition_was_away_is_ended_there_when_i
     write(sink, "undecided")
     brokers.other.kill()
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
-    [open_] = in_doubt(sink, wait)
-    wait.repeated(lambda: sink.abort(open_))
-    in_doubt(sink, wait)
+    [open_] = wait.repeated(sink.recover)
+    wait.repeated(sink.abort, open_)
+    wait.repeated(sink.recover)
     brokers.other.start()
 
-    def swept() -> bool:
-        for transaction in in_doubt(sink, wait):
-            wait.repeated(lambda t=transaction: sink.abort(t))
+    def asks_all() -> bool:
+        wait.sweep(sink)
         return not sink._hanging.away
 
-    wait.until("the partition was asked", swept)
+    wait.until("the partition was asked", asks_all)
     decided = write(sink, "decided", Round(1, 4))
     wait.repeated(lambda: sink.commit(decided))
     wait.repeated(lambda: sink.complete(4, [decided]))
@@ -185,21 +173,14 @@ def test_what_was_rolled_back_there_by_a_new_process_is_never_visible_though_a_c
     sink = make(topic)
     wait.until("the partition has no leader", lambda: leaderless(sink, topic) == 1)
     sink = make()
-    [open_] = in_doubt(sink, wait)
-    wait.repeated(lambda: sink.abort(open_))
+    [open_] = wait.repeated(sink.recover)
+    wait.repeated(sink.abort, open_)
     brokers.other.start()
     wait.until("the partition is led", lambda: leaderless(sink, topic) == 0)
     decided = write(sink, "decided", Round(1, 4), topic=topic)
     assert decided.transaction_id != open_.transaction_id
     wait.repeated(lambda: sink.commit(decided))
-
-    def swept() -> bool:
-        found = in_doubt(sink, wait)
-        for transaction in found:
-            wait.repeated(lambda t=transaction: sink.abort(t))
-        return not found
-
-    wait.until("nothing hangs", swept)
+    wait.sweep(sink)
     assert visible(brokers, topic) == ["decided"]
 
 

@@ -6,11 +6,11 @@ import pytest
 from confluent_kafka.admin import AclOperation, ResourcePatternType, ResourceType
 
 from tests.sinks.kafka.access import allow, as_user, grant
+from tests.sinks.kafka.groups import Group
 from tests.support.broker_properties import needs_kafka
 from twopc import CheckResult
 from twopc.checks import CheckStatus
 from twopc_kafka import checks
-from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka.options import WRITERS
 
 TRIED = "trial transaction"
@@ -94,11 +94,9 @@ def test_the_least_rights_pass_and_each_that_is_missing_is_found_by_trying(
 
 
 def test_a_group_for_progress_is_tried_and_keeps_its_place(topic: Any, prefix: str) -> None:
-    sink = KafkaProgressSink(
-        {"bootstrap.servers": topic.servers, "group.id": topic.name, "transactional.id.prefix": prefix}
-    )
-    sink.bind("progress", "doctor")
+    group = Group(topic, prefix)
+    sink = group.sink()
     findings = list(sink.check())
     assert of(CheckStatus.FAILED, findings) == {}
-    assert {TRIED, f"consumer group {topic.name!r}: members"} <= of(CheckStatus.PASSED, findings).keys()
+    assert {TRIED, f"consumer group {group.name!r}: members"} <= of(CheckStatus.PASSED, findings).keys()
     assert list(sink.recover()) == []

@@ -13,13 +13,16 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
+from tests.sinks.kafka.conftest import Topic
 from tests.sinks.kafka.known_topics import wait_until_known
 from tests.sinks.kafka.three_brokers import CONTROLLER, OTHERS, ThreeBrokers
-from tests.support.topic_reader import records_of
-from twopc import Committable, Coordinator, Participant, Round
+from tests.sinks.kafka.writing import written
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator, Round, Vote
 from twopc.errors import Retriable
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.control import Control
+from twopc_kafka.handles import identity_of, version_of
 from twopc_kafka.options import WRITERS
 
 pytestmark = [pytest.mark.crash, pytest.mark.long]
@@ -31,21 +34,10 @@ A_FEW_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class On:
-    """A topic and where it is."""
-
-    servers: str
-    name: str
-
-    def visible(self) -> list[str]:
-        return sorted(record.value.decode() for record in records_of(self.servers, self.name))
-
-
-@dataclass(frozen=True)
 class Stale:
     """Transactions, and a sink that reaches no broker but one which takes itself for their coordinator."""
 
-    topic: On
+    topic: Topic
     sink: Any
     node: int
     rest: Collection[int]
@@ -61,12 +53,12 @@ def brokers(three_brokers: ThreeBrokers) -> ThreeBrokers:
 
 
 @pytest.fixture
-def topic(brokers: ThreeBrokers) -> On:
+def topic(brokers: ThreeBrokers) -> Topic:
     """A topic that outlives each of the brokers."""
     name = f"orders-{uuid.uuid4().hex[:8]}"
     brokers.nodes[CONTROLLER].create_topic(name, PARTITIONS, {"min.insync.replicas": "2"}, replicas=3)
     wait_until_known(brokers.servers, name)
-    return On(brokers.servers, name)
+    return Topic(brokers.servers, name)
 
 
 def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
@@ -74,9 +66,8 @@ def pre_committed(sink: KafkaSink, serials: Sequence[int]) -> list[Committable]:
     votes = []
     for serial in serials:
         token = mock.patch("twopc_kafka.leases.secrets.token_hex", lambda _, serial=serial: f"{serial:016x}")
-        with token, Participant({"orders": sink}, Round(1, 0), partition=serial) as participant:
-            participant.write("orders", pa.record_batch({"value": [str(serial)]}))
-            votes.append(participant.pre_commit()["orders"])
+        with token:
+            votes.append(written(sink, str(serial), partition=serial))
     return votes
 
 
@@ -84,28 +75,21 @@ def coordinators(sink: KafkaSink, serials: Sequence[int], wait: Any) -> dict[int
     """Serial → the broker that coordinates its transaction now."""
     sink._control._coordinators.clear()
     names = {serial: f"{sink.transactional_ids.scope}{serial:016x}.0" for serial in serials}
-    found: dict[str, int] = {}
-    wait.repeated(lambda: found.update(sink._control.run(sink._control.coordinators_of, list(names.values()))))
+    found = wait.repeated(sink._control.run, sink._control.coordinators_of, list(names.values()))
     return {serial: found[name] for serial, name in names.items()}
 
 
-def seal(sink: KafkaSink, votes: Sequence[Committable], wait: Any) -> list[Committable]:
-    sealed: list[Committable] = []
-    wait.repeated(lambda: sealed.extend(sink.seal(votes, age_s=0)))
-    return sealed
-
-
 def test_a_silent_broker_holds_up_the_rest_for_a_few_seconds_at_most(
-    brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any
+    brokers: ThreeBrokers, topic: Topic, make_sink: Any, wait: Any
 ) -> None:
     sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
     votes = pre_committed(sink, range(12))
     sink.recover()
     brokers.stand_still(3)  # which coordinates or leads a part of them, or is asked by chance
     began = time.monotonic()
-    sealed = seal(sink, votes, wait)
+    sealed = wait.repeated(sink.seal, votes, 0)
     for committable in sealed:
-        wait.repeated(lambda c=committable: sink.commit(c))
+        wait.repeated(sink.commit, committable)
     wait.repeated(lambda: sink.complete(0, sealed))
     wait.repeated(sink.recover)
     assert time.monotonic() - began < A_FEW_SECONDS
@@ -119,9 +103,9 @@ def test_markers_that_wait_for_replicas_are_reported_with_what_to_do(
     name = f"orders-{uuid.uuid4().hex[:8]}"
     brokers.nodes[CONTROLLER].create_topic(name, 1, {"min.insync.replicas": "3"}, replicas=3)
     wait_until_known(brokers.servers, name)
-    topic = On(brokers.servers, name)
+    topic = Topic(brokers.servers, name)
     sink = make_sink(topic)
-    sealed = seal(sink, pre_committed(sink, [0]), wait)
+    sealed = wait.repeated(sink.seal, pre_committed(sink, [0]), 0)
 
     def reported() -> str:
         try:
@@ -144,14 +128,14 @@ def test_markers_that_wait_for_replicas_are_reported_with_what_to_do(
 
 
 @pytest.fixture
-def stale(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterator[Stale]:
+def stale(brokers: ThreeBrokers, topic: Topic, make_sink: Any, wait: Any) -> Iterator[Stale]:
     """A broker that is cut off. On a busy machine the cluster may exclude a broker just before it stands still, and the
     broker hears of that. Then cut one off again."""
     for _ in range(CHANCES):
         brokers.wait_for_members(*brokers.nodes)
         with cut_off(brokers, topic, make_sink, wait) as stale:
             control = stale.sink._control
-            wait.repeated(lambda of_node=control: of_node.run(of_node.metadata))
+            wait.repeated(control.run, control.metadata)
             if stale.node in control.brokers():
                 yield stale
                 return
@@ -159,7 +143,7 @@ def stale(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterat
 
 
 @contextlib.contextmanager
-def cut_off(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iterator[Stale]:
+def cut_off(brokers: ThreeBrokers, topic: Topic, make_sink: Any, wait: Any) -> Iterator[Stale]:
     """A broker stood still while another took over and began transactions. Now the others stand still, as if a network
     was cut between it and them, so that nothing tells it."""
     sink = make_sink(topic, bootstrap_servers=brokers.nodes[CONTROLLER].bootstrap_servers)
@@ -172,7 +156,7 @@ def cut_off(brokers: ThreeBrokers, topic: On, make_sink: Any, wait: Any) -> Iter
     try:
         wait.until("others have taken over", lambda: node not in coordinators(sink, led, wait).values())
         votes = pre_committed(sink, led)
-        sealed = seal(sink, votes, wait)
+        sealed = wait.repeated(sink.seal, votes, 0)
         brokers.stand_still(*rest)
     finally:
         brokers.go_on(node)
@@ -187,22 +171,22 @@ def test_a_coordinator_that_has_not_heard_that_it_is_none_any_more_ends_no_query
     brokers: ThreeBrokers, stale: Stale, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = stale.sealed
-    name, of = one.transaction_id, one.handle
+    name = one.transaction_id
     control = stale.sink._control
     with monkeypatch.context() as reached:
         reached.setattr(control.manager, "by_load", lambda: [stale.node])
         wait.repeated(lambda: control.describe([name]))
         assert control.describe([name]) == {}
-        answer = control.end(name, of["producer_id"], of["producer_epoch"], True, of["end_txn_version"])
+        answer = control.end(name, *identity_of(one), True, version_of(one))
         assert answer == "INVALID_PRODUCER_ID_MAPPING"
         with pytest.raises(Retriable, match="has not proved"):
             stale.sink.commit(one)
         with pytest.raises(Retriable, match="has not proved"):
             stale.sink.seal(stale.votes, age_s=0)
     brokers.go_on(*stale.rest)
-    seal(stale.sink, stale.votes, wait)
+    wait.repeated(stale.sink.seal, stale.votes, 0)
     for committable in (one, other):
-        wait.repeated(lambda c=committable: stale.sink.commit(c))
+        wait.repeated(stale.sink.commit, committable)
     wait.repeated(lambda: stale.sink.complete(0, stale.sealed))
     assert len(stale.topic.visible()) == 2
 
@@ -211,7 +195,7 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_refused(
     brokers: ThreeBrokers, make_sink: Any, wait: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lagging, knowing = OTHERS
-    topic = On(brokers.nodes[lagging].bootstrap_servers, f"orders-{uuid.uuid4().hex[:8]}")
+    topic = Topic(brokers.nodes[lagging].bootstrap_servers, f"orders-{uuid.uuid4().hex[:8]}")
     sink, schema = make_sink(topic), pa.schema({"value": pa.string()})
     control: Control = sink._control
     wait.repeated(lambda: control.unknown_topics([topic.name]))  # now it knows the other brokers, too
@@ -243,7 +227,7 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_refused(
 
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_query_runs_through_a_rolling_restart_of_all_brokers(
-    brokers: ThreeBrokers, topic: On, writer: str, make_sink: Any, tmp_path: Path
+    brokers: ThreeBrokers, topic: Topic, writer: str, make_sink: Any, tmp_path: Path
 ) -> None:
     sink = make_sink(topic, log_id=None, writer=writer)
     restarted = threading.Event()
@@ -257,15 +241,10 @@ def test_a_query_runs_through_a_rolling_restart_of_all_brokers(
         finally:
             restarted.set()
 
-    def phase_one(round: Round) -> list[Any]:
-        votes = []
-        for number in range(PARTITIONS):
-            with Participant({"orders": sink}, round, partition=number) as participant:
-                numbers = pa.array([number], pa.int32())
-                value = f"{round.batch_id}-{number}"
-                participant.write("orders", pa.record_batch({"value": [value], "partition": numbers}))
-                votes.append(participant.pre_commit())
-        return votes
+    def phase_one(round: Round) -> Iterator[Vote]:
+        numbers = {number: pa.array([number], pa.int32()) for number in range(PARTITIONS)}
+        records = ({"value": [f"{round.batch_id}-{n}"], "partition": column} for n, column in numbers.items())
+        return writes({"orders": sink}, *records)(round)
 
     restarting = threading.Thread(target=restart)
     batches = 0

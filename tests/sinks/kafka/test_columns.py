@@ -141,10 +141,6 @@ def test_a_record_is_topic_value_and_key() -> None:
     assert as_produced(batch) == [("orders", b"v", b"k"), ("orders", None, None), ("orders", b"", b"")]
 
 
-def test_a_null_value_is_a_tombstone_and_not_an_empty_value() -> None:
-    assert as_produced(pa.record_batch({"value": pa.array([None], pa.string())})) == [("orders", None, None)]
-
-
 def test_the_option_topic_wins_over_the_column_as_with_sparks_own_sink() -> None:
     batch = pa.record_batch({"value": ["v"], "topic": pa.array([None], pa.string())})
     assert as_produced(batch) == [("orders", b"v", None)]
@@ -155,24 +151,8 @@ def test_without_the_option_each_record_goes_to_the_topic_it_names() -> None:
     assert [record[0] for record in as_produced(batch, None)] == ["a", "b"]
 
 
-def test_a_null_partition_leaves_the_choice_to_the_key() -> None:
-    batch = pa.record_batch({"value": ["v", "w"], "partition": pa.array([3, None], pa.int32())})
-    assert [record[3] for record in as_produced(batch)] == [3, -1]
-
-
 def test_a_timestamp_of_any_unit_is_told_in_milliseconds_since_the_epoch() -> None:
     moment = datetime(2013, 1, 1, 10, 0, 0, 999_999, tzinfo=timezone.utc)
     for unit, expected in (("s", 1_357_034_400_000), ("ms", 1_357_034_400_999), ("ns", 1_357_034_400_999)):
         column = pa.array([moment], pa.timestamp("us", "UTC")).cast(pa.timestamp(unit, "UTC"), safe=False)
         assert as_produced(pa.record_batch({"value": ["v"], "timestamp": column}))[0][6] == expected
-
-
-def test_a_null_timestamp_is_the_time_of_sending() -> None:
-    batch = pa.record_batch({"value": ["v"], "timestamp": pa.array([None], pa.timestamp("us"))})
-    assert as_produced(batch)[0][6] == 0
-
-
-def test_headers_keep_their_order_repeated_keys_and_null_values() -> None:
-    headers = [{"key": "b", "value": b"1"}, {"key": "a", "value": None}, {"key": "b", "value": b"2"}]
-    batch = pa.record_batch({"value": ["v", "w"], "headers": pa.array([headers, None], pa.list_(HEADER))})
-    assert [record[7] for record in as_produced(batch)] == [[("b", b"1"), ("a", None), ("b", b"2")], None]

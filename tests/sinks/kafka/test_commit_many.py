@@ -5,7 +5,6 @@ from typing import Any
 
 import kafka.errors
 import pytest
-from confluent_kafka.admin import AdminClient
 from kafka.future import Future
 from kafka.protocol.producer.transaction import EndTxnRequest
 
@@ -120,13 +119,10 @@ def test_requests_are_sent_for_a_bounded_time(
 
 
 def test_nothing_is_committed_if_a_topic_was_deleted(
-    topic: Any, make_sink: Any, pre_commit: Any, wait: Any, kafka_broker: Any, monkeypatch: pytest.MonkeyPatch
+    topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due, sink = pre_committed(2, make_sink(topic), pre_commit), make_sink(topic)
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    admin.delete_topics([topic.name])[topic.name].result(timeout=15)
-    wait.until("the topic is gone", lambda: topic.name not in admin.list_topics(timeout=10).topics)
-    kafka_broker.create_topic(topic.name)
+    recreate(topic)
     monkeypatch.setattr("twopc_kafka.sink.METADATA_MAX_AGE_S", 0.0)  # what was looked up before is too old
     assert list(sink.commit_many(due)) == []
     with pytest.raises(TransactionLost):

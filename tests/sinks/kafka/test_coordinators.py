@@ -13,7 +13,8 @@ import pytest
 
 from tests.support.incarnations import swept_by
 from tests.support.observing import hearing
-from twopc import Coordinator, Participant, Round
+from tests.support.phase_one import writes
+from twopc import Coordinator, Round
 from twopc.errors import Fenced, Retriable, RoundAborted
 from twopc.events import CallRetried, Event, PhaseEntered
 from twopc.participant import Vote
@@ -36,9 +37,7 @@ class Query:
 
     def run(self, batch_id: int, before_voting: Callable[[list[Vote]], None] = lambda _: None) -> None:
         def phase_one(round: Round) -> list[Vote]:
-            with Participant({"orders": self.sink}, round, partition=0) as participant:
-                participant.write("orders", pa.record_batch({"value": [self.value]}))
-                votes = [participant.pre_commit()]
+            votes = [*writes({"orders": self.sink}, {"value": [self.value]})(round)]
             before_voting(votes)
             return votes
 

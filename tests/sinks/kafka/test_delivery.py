@@ -26,7 +26,7 @@ from twopc.errors import ConfigurationError, RecordRefused, Retriable, RoundAbor
 from twopc_kafka import checks, leases
 from twopc_kafka.client import control, requests
 from twopc_kafka.client.control import Control
-from twopc_kafka.options import WRITERS
+from twopc_kafka.options import WRITERS, parse_options
 from twopc_kafka.writers import librdkafka
 from twopc_kafka.writers.librdkafka import Writer
 
@@ -212,24 +212,11 @@ def test_recover_finds_open_transactions_also_after_the_mode_was_changed(
 
 # The vote is no. ------------------------------------------------------------------------------------------------------
 
-TOO_LARGE = "x" * 5000
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize("batches", [[[TOO_LARGE]], [["a"], [TOO_LARGE], ["b"]]], ids=["first", "later"])
-def test_a_record_that_the_topic_does_not_take_is_refused(
-    batches: list[list[str]], make_topic: Any, make_either: Any
-) -> None:
-    topic = make_topic(config={"max.message.bytes": "2000"})
-    with pytest.raises(RecordRefused, match=rf"{topic.name}.*too large.*topic's max\.message\.bytes"):
-        written(make_either(topic), *(text(*values) for values in batches))
-    topic.stays_empty()
-
 
 def test_the_reason_is_told_also_when_a_later_record_runs_into_its_consequence(make_topic: Any, make_sink: Any) -> None:
     topic = make_topic(config={"max.message.bytes": "2000"})
     participant = Participant({"orders": make_sink(topic)}, Round(1, 0), partition=0)
-    participant.write("orders", text(TOO_LARGE))
+    participant.write("orders", text("x" * 5000))
     producer: Any = participant._transactions["orders"].writer._producer  # type: ignore[attr-defined]
     producer.flush(10)  # the broker has refused it, and the transaction takes no more
     with pytest.raises(RecordRefused, match="too large"):
@@ -340,6 +327,15 @@ def test_a_host_without_threads_to_spare_fails_the_attempt_and_not_the_query(
     monkeypatch.setattr(what, refuses)
     with pytest.raises(RoundAborted, match="this host can start no thread for a producer"):
         Writer(options, f"no-thread-{topic.name}")
+
+
+def test_a_host_without_threads_to_spare_fails_an_attempt_whose_records_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    writer = Writer(parse_options({"bootstrap.servers": CLOSED_PORT, "delivery": "none"}), "")
+    monkeypatch.setattr("threading.Thread.start", refused)
+    with pytest.raises(RoundAborted, match="this host can start no thread for a producer"):
+        writer.finish()
 
 
 def test_a_transaction_is_rolled_back_on_a_host_without_threads_to_spare(

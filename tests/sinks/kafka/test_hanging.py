@@ -8,10 +8,12 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.kafka.hanging import will_hang
-from twopc import Committable, Coordinator, Participant, Round
+from tests.sinks.kafka.writing import sealed
+from twopc import Committable, Coordinator, Round
 from twopc.errors import RoundAborted
 from twopc_kafka import KafkaSink
 from twopc_kafka.client.leaders import Leaders
+from twopc_kafka.handles import identity_of
 from twopc_kafka.writers.librdkafka import Writer
 
 NOTICED, UNNOTICED = 0, 1  # partitions: one gets its marker, one does not
@@ -24,24 +26,22 @@ def topic(second_broker: Any, make_topic: Any) -> Any:
 
 def begun(sink: KafkaSink, value: str, round: Round = Round(1, 0)) -> Committable:  # noqa: B008
     """A sealed transaction, of which one partition will get no marker."""
-    with Participant({"orders": sink}, round, partition=0) as participant:
-        numbers = pa.array([NOTICED], pa.int32())
-        participant.write("orders", pa.record_batch({"value": [value], "partition": numbers}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    will_hang(sink, sealed, [f"{value}, unnoticed"], UNNOTICED)
-    [topic] = cast("dict[str, Any]", sealed.handle["partitions"])
-    return replace(sealed, handle=dict(sealed.handle) | {"partitions": {topic: [NOTICED, UNNOTICED]}})
+    transaction: Committable = sealed(sink, record(value, NOTICED), round=round)
+    will_hang(sink, transaction, [f"{value}, unnoticed"], UNNOTICED)
+    [topic] = cast("dict[str, Any]", transaction.handle["partitions"])
+    return replace(transaction, handle=dict(transaction.handle) | {"partitions": {topic: [NOTICED, UNNOTICED]}})
+
+
+def record(value: str, partition: int) -> pa.RecordBatch:
+    return pa.record_batch({"value": [value], "partition": pa.array([partition], pa.int32())})
 
 
 def committed_there(sink: KafkaSink, value: str, round: Round) -> Committable:
     """A later transaction of the same producer, in the partition that has no marker."""
-    with Participant({"orders": sink}, round, partition=0) as participant:
-        numbers = pa.array([UNNOTICED], pa.int32())
-        participant.write("orders", pa.record_batch({"value": [value], "partition": numbers}))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    sink.commit(sealed)
-    sink.complete(0, [sealed])
-    return sealed
+    committed: Committable = sealed(sink, record(value, UNNOTICED), round=round)
+    sink.commit(committed)
+    sink.complete(0, [committed])
+    return committed
 
 
 SAME_NAME = Round(1, 4)  # as that of round (1, 0)
@@ -56,25 +56,10 @@ def rolled_back_by_another_producer(sink: KafkaSink, transaction: Committable) -
 
 
 def rolled_back_as_its_own_writer_does(sink: KafkaSink, transaction: Committable) -> None:
-    number: Any = transaction.handle
-    sink._control.end(
-        transaction.transaction_id, number["producer_id"], number["producer_epoch"], commit=False, version=4
-    )
+    sink._control.end(transaction.transaction_id, *identity_of(transaction), commit=False, version=4)
 
 
 ROLL_BACKS = (rolled_back_by_the_coordinator, rolled_back_by_another_producer, rolled_back_as_its_own_writer_does)
-
-
-def sweep(sink: KafkaSink, wait: Any) -> None:
-    """As a coordinator does that has decided nothing, until nothing is left to sweep."""
-
-    def nothing_left() -> bool:
-        found = list(sink.recover())
-        for transaction in found:
-            wait.repeated(lambda t=transaction: sink.abort(t))
-        return not found
-
-    wait.until("nothing is open", nothing_left)
 
 
 def test_records_that_hang_would_become_visible_with_the_next_commit_by_their_id(topic: Any, sink: KafkaSink) -> None:
@@ -82,11 +67,11 @@ def test_records_that_hang_would_become_visible_with_the_next_commit_by_their_id
     undecided = begun(sink, "undecided")
     rolled_back_by_the_coordinator(sink, undecided)
     writer = Writer(sink._options, undecided.transaction_id)
-    writer.write(pa.record_batch({"value": ["decided"], "partition": pa.array([UNNOTICED], pa.int32())}))
+    writer.write(record("decided", UNNOTICED))
     identity = writer.finish()
     assert identity is not None
-    [sealed] = sink.seal([Committable(undecided.transaction_id, asdict(identity), 1)], age_s=0)
-    sink.commit(sealed)
+    [decided] = sink.seal([Committable(undecided.transaction_id, asdict(identity), 1)], age_s=0)
+    sink.commit(decided)
     topic.becomes(["decided", "undecided, unnoticed"])
 
 
@@ -96,7 +81,7 @@ def test_what_was_rolled_back_and_hangs_is_swept_and_never_visible(
     topic: Any, sink: KafkaSink, wait: Any, roll_back: Callable[..., None]
 ) -> None:
     roll_back(sink, begun(sink, "undecided"))
-    sweep(sink, wait)
+    wait.sweep(sink)
     wait.until("readers are not held back", topic.has_no_open_transaction)
     committed_there(sink, "decided", SAME_NAME)
     topic.becomes(["decided"])
@@ -152,7 +137,7 @@ def test_what_was_not_committed_is_never_visible_though_nobody_sees_that_it_hang
     ended(sink, late)
     decided = committed_there(sink, "decided", SAME_NAME)
     assert decided.transaction_id != late.transaction_id
-    sweep(sink, wait)
+    wait.sweep(sink)
     topic.becomes(["decided"])
 
 
@@ -166,7 +151,7 @@ def test_what_timed_out_and_hangs_is_swept(topic: Any, make_sink: Any, wait: Any
         )
 
     wait.until("Kafka has rolled it back", is_over)
-    sweep(brief, wait)
+    wait.sweep(brief)
     topic.stays_empty()
 
 
@@ -181,7 +166,7 @@ def test_what_was_committed_and_hangs_is_visible_when_its_batch_is_complete(topi
 def test_what_was_committed_and_hangs_is_never_swept(topic: Any, sink: KafkaSink, wait: Any) -> None:
     decided = begun(sink, "decided")
     sink.commit(decided)
-    sweep(sink, wait)
+    wait.sweep(sink)
     sink.complete(0, [decided])
     assert topic.visible() == ["decided", "decided, unnoticed"]
 

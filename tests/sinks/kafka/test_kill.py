@@ -1,13 +1,10 @@
 """Processes are killed with SIGKILL, and others settle what they left (invariants 2, 4 and 5)."""
 
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.killed_writer import AFTER, BEFORE, VALUES, killed_writer
-from tests.support.loop import Job
 from twopc import Committable
 from twopc_kafka.options import LIBRDKAFKA, WRITERS
 
@@ -44,18 +41,3 @@ def test_what_a_killed_writer_left_undecided_is_found_and_aborted(
     wait.repeated(lambda: make_sink(topic).abort(found))
     topic.stays_empty()
     assert list(make_sink(topic).recover()) == []
-
-
-@pytest.mark.parametrize("kill_at", ["deciding", "committing", "commit 1"])
-def test_a_plain_loop_that_is_killed_and_started_again_writes_each_record_exactly_once(
-    kill_at: str, make_topic: Any, prefix: str, tmp_path: Path
-) -> None:
-    topic = make_topic(partitions=2)
-    options = {"bootstrap.servers": topic.servers, "topic": topic.name, "transactional.id.prefix": prefix}
-    job = Job(str(tmp_path), {"orders": ("kafka", options)}, batches=4, records=5)
-    replace(job, kill_in=2, kill_at=kill_at).run()
-    if kill_at == "deciding":  # nothing of the undecided batch is visible, or ever will be by this round
-        topic.becomes(job.all_values(2))
-    job.run()
-    topic.becomes(job.all_values())
-    assert topic.has_no_open_transaction()

@@ -121,22 +121,10 @@ def test_nobody_gets_a_name_that_an_attempt_holds() -> None:
     assert used((1, 1)) != held.name.rpartition(".")[0]
 
 
-def test_a_late_attempt_gets_no_name_of_a_newer_round() -> None:
-    newer = {used((1, 4)) for _ in range(5)}
-    assert used((1, 0)) not in newer
-
-
 def test_what_a_late_attempt_used_is_for_the_next_round() -> None:
     used((1, 4))
     late = used((1, 0))
     assert late in [used((1, 5)) for _ in range(2)]
-
-
-def test_a_name_of_which_not_all_was_answered_is_never_used_again() -> None:
-    """A begin, or a write of a failed attempt, may still arrive, and would be part of what is open by then."""
-    failed = lease(POOL, (1, 0))
-    failed.release()
-    assert failed.name.rpartition(".")[0] not in {used((1, batch)) for batch in range(1, 9)}
 
 
 def test_pools_share_no_name() -> None:

@@ -13,11 +13,13 @@ import pyarrow as pa
 import pytest
 
 from tests.campaigns.jepsen.transaction_version import request
-from twopc import Committable, Coordinator, Participant, Round
+from tests.sinks.kafka.writing import written
+from twopc import Committable, Coordinator, Round
 from twopc.errors import OperatorRequired, Retriable
 from twopc_kafka import ending
 from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, control_of
+from twopc_kafka.handles import identity_of, version_of
 from twopc_kafka_broker import KafkaBroker
 
 pytestmark = pytest.mark.long
@@ -34,9 +36,7 @@ class Cluster:
         """On return all that the tests' sinks ask know it: they share a connection."""
         control = control_of({"bootstrap_servers": [self.broker.bootstrap_servers]})
         if version != self.version:
-            codes: list[int] = []
-            wait.repeated(lambda: codes.append(request(control, version, raises=version > self.version)))
-            assert codes[0] == 0
+            assert wait.repeated(lambda: request(control, version, raises=version > self.version)) == 0
             self.version = version
         wait.until(f"transaction.version is {version}", lambda: control.transaction_version == version)
 
@@ -71,11 +71,9 @@ def committable(sink: Any, pre_commit: Any) -> Committable:
 
 def ended(sink: Any, committable: Committable, *, commit: bool) -> str:
     """By the version that was sealed, whatever the cluster's is."""
-    of: Any = committable.handle
     sink._control._versions = {node: (2, float("inf")) for node in sink._control.brokers()}
-    answer: str = sink._control.end(
-        committable.transaction_id, of["producer_id"], of["producer_epoch"], commit, of["end_txn_version"]
-    )
+    name, identity = committable.transaction_id, identity_of(committable)
+    answer: str = sink._control.end(name, *identity, commit, version_of(committable))
     sink._control._versions = {}
     return answer
 
@@ -91,8 +89,8 @@ def test_what_was_decided_before_the_version_was_lowered_is_committed_also_when_
     assert topic.visible() == ["a"]
     cluster.set(2, wait)
     for process in (sink, make_sink(topic)):
-        wait.repeated(lambda p=process: p.commit(committable))
-        wait.repeated(lambda p=process: p.complete(0, [committable]))
+        wait.repeated(process.commit, committable)
+        wait.repeated(process.complete, 0, [committable])
 
 
 def test_what_was_committed_before_the_version_was_lowered_is_committed(
@@ -113,16 +111,12 @@ def test_a_query_goes_on_while_the_version_is_lowered_and_raised(
     lowered: list[int] = []
 
     def phase_one(round: Round) -> list[Any]:
-        with Participant({"orders": sink}, round, partition=0) as participant:
-            participant.write("orders", pa.record_batch({"value": [str(round.batch_id)]}))
-            vote = participant.pre_commit()
-        lost = Participant({"orders": sink}, round, partition=1)  # for the sweep
-        lost.write("orders", pa.record_batch({"value": ["lost"]}))
-        lost.pre_commit()
+        vote = written(sink, str(round.batch_id), round=round)
+        written(sink, "lost", round=round, partition=1)  # for the sweep
         version = (2, 0, 0, 1, 0, 2)[round.batch_id]
         cluster.set(version, wait)
         lowered.append(version)
-        return [vote]
+        return [{"orders": vote}]
 
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
         for batch_id in range(6):
@@ -151,7 +145,7 @@ def test_an_operator_is_told_what_to_do_about_a_transaction_that_kafka_does_not_
             with pytest.raises(
                 OperatorRequired, match=rf"{committable.transaction_id}: transaction\.version was lowered"
             ):
-                wait.repeated(lambda p=process: p.commit(committable))
+                wait.repeated(process.commit, committable)
     cluster.set(raised, wait)
     cluster.restart()
     wait.repeated(lambda: make_sink(topic).commit(committable))
@@ -229,5 +223,5 @@ def test_what_nobody_decided_is_rolled_back_while_the_version_is_lowered(
     cluster.set(0, wait)
     sink.discard(transaction)
     for open_ in sink.recover():
-        wait.repeated(lambda o=open_: sink.abort(o))
+        wait.repeated(sink.abort, open_)
     topic.stays_empty()

@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AclOperation, AdminClient, ResourcePatternType, ResourceType
+from confluent_kafka.admin import AclOperation, AdminClient, ResourceType
 from kafka import KafkaAdminClient
 
-from tests.sinks.kafka.access import allow, as_user
+from tests.sinks.kafka.access import allow, as_user, grant
 from tests.sinks.kafka.markers_loop import Job, numbers
 from tests.support.incarnations import log_of
 from tests.support.kills import Process, is_alive, kill_all_of, start_logged
@@ -418,10 +418,7 @@ def granted(second_broker: Any, make_topic: Any, make_sink: Any) -> Any:
     """A sink of a principal that may not write markers yet, and a function that lets it."""
     orders, markers = make_topic(on=second_broker.broker), make_topic(on=second_broker.broker)
     sink = make_sink(orders, **as_user(second_broker, "granted"), **{"batch.markers": markers.name})
-    kinds = [(ResourceType.TOPIC, orders.name, ResourcePatternType.LITERAL)]
-    kinds.append((ResourceType.TRANSACTIONAL_ID, sink.prefix, ResourcePatternType.PREFIXED))
-    for kind, name, pattern in kinds:
-        allow(second_broker, "granted", AclOperation.WRITE, kind, name, pattern)
+    grant(second_broker, "granted", orders.name, sink.prefix)
 
     def let(operation: AclOperation) -> None:
         allow(second_broker, "granted", operation, ResourceType.TOPIC, markers.name)

@@ -50,31 +50,6 @@ def group(make_topic: Any, make_group: Callable[[Any], Group]) -> Group:
 # One transaction of offsets. ------------------------------------------------------------------------------------------
 
 
-def test_offsets_are_the_groups_when_they_are_committed_and_not_before(group: Group, wait: Any) -> None:
-    sink = group.sink()
-    committable = group.pre_commit(sink, {0: 5, 1: 7})
-    [found] = group.sink().recover()
-    assert found.is_same_transaction(committable)
-    assert group.offsets() == {}
-    for _ in range(2):
-        wait.repeated(lambda: group.sink().commit(committable))
-    sink.complete(0, [committable])
-    assert group.offsets() == {0: 5, 1: 7}
-    assert group.sink().recover() == []
-
-
-def test_offsets_that_are_rolled_back_leave_the_group_where_it_was(group: Group, wait: Any) -> None:
-    sink = group.sink()
-    first = group.pre_commit(sink, {0: 5}, Round(1, 0))
-    wait.repeated(lambda: sink.commit(first))
-    sink.complete(0, [first])
-    group.pre_commit(sink, {0: 9}, Round(1, 1))
-    [found] = group.sink().recover()
-    wait.repeated(lambda: group.sink().abort(found))
-    assert group.offsets() == {0: 5}
-    assert group.sink().recover() == []
-
-
 def test_a_zombies_late_commit_does_not_set_the_group_back(group: Group, wait: Any) -> None:
     """Which an offset that is committed without a transaction would."""
     zombie = group.sink()
@@ -270,30 +245,30 @@ def test_a_group_is_added_to_a_transaction_once(group: Group, monkeypatch: pytes
 # What is refused. -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=needs_kafka(4, 0))])
-def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, wait: Any) -> None:
-    """The broker would let the offsets in, and whoever reads by the group would lose its place."""
-    schema = group.batch({}).schema
-    group.sink().validate(schema)
-    properties = {"bootstrap.servers": group.topic.servers, "group.id": group.name, "group.protocol": protocol}
-    member = confluent_kafka.Consumer(properties)
-    member.subscribe([group.topic.name])
-    wait.until("it is a member", lambda: member.poll(0.1) is None and bool(member.assignment()))
-    with pytest.raises(ConfigurationError, match=rf"{group.name}.*'group\.id'.*has members"):
-        group.sink().validate(schema)
-    member.close()
-    group.sink().validate(schema)
-
-
 @pytest.fixture
-def joined(group: Group, wait: Any) -> Callable[[], Any]:
-    def join() -> Any:
-        member = confluent_kafka.Consumer({"bootstrap.servers": group.topic.servers, "group.id": group.name})
+def joined(group: Group, wait: Any) -> Callable[[str], Any]:
+    """A new member of the group, by either of Kafka's protocols."""
+
+    def join(protocol: str) -> Any:
+        properties = {"bootstrap.servers": group.topic.servers, "group.id": group.name, "group.protocol": protocol}
+        member = confluent_kafka.Consumer(properties)
         member.subscribe([group.topic.name])
         wait.until("it is a member", lambda: member.poll(0.1) is None and bool(member.assignment()))
         return member
 
     return join
+
+
+@pytest.mark.parametrize("protocol", ["classic", pytest.param("consumer", marks=needs_kafka(4, 0))])
+def test_a_group_that_somebody_reads_by_is_refused(protocol: str, group: Group, joined: Any) -> None:
+    """The broker would let the offsets in, and whoever reads by the group would lose its place."""
+    schema = group.batch({}).schema
+    group.sink().validate(schema)
+    member = joined(protocol)
+    with pytest.raises(ConfigurationError, match=rf"{group.name}.*'group\.id'.*has members"):
+        group.sink().validate(schema)
+    member.close()
+    group.sink().validate(schema)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -302,7 +277,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_member_that_joins_while_the_query_runs_is_warned_of_once_each_time(
     group: Group,
-    joined: Callable[[], Any],
+    joined: Callable[[str], Any],
     wait: Any,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -321,7 +296,7 @@ def test_a_member_that_joins_while_the_query_runs_is_warned_of_once_each_time(
     for times in (1, 2):
         runs_a_batch()
         assert len(warnings_of(caplog)) == times - 1
-        member = joined()
+        member = joined("classic")
         for _ in range(3):
             runs_a_batch()
         assert len(warnings_of(caplog)) == times

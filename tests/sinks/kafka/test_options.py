@@ -82,21 +82,15 @@ def test_an_option_that_is_neither_text_nor_number_is_refused_by_name(name: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    "name",
     [
-        ("delivery", "'delivery'"),
-        ("linger.ms", "linger.ms"),
-        ("transaction.timeout.ms", "transaction.timeout.ms"),
-        ("message.timeout.ms", "message.timeout.ms"),
-        ("socket.timeout.ms", "socket.timeout.ms"),
-        ("compression.type", "compression.type"),
-        ("security.protocol", "security.protocol"),
-        ("no.such.option", "no.such.option"),
+        *("delivery", "linger.ms", "transaction.timeout.ms", "message.timeout.ms", "socket.timeout.ms"),
+        *("compression.type", "security.protocol", "no.such.option"),
     ],
 )
-def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown(name: str, shown: str) -> None:
+def test_a_wrong_value_is_refused_by_the_options_name_and_the_value_is_not_shown(name: str) -> None:
     message = refusal(**{name: SECRET})
-    assert shown in message
+    assert f"'{name}'" in message
     assert SECRET not in message
 
 
@@ -180,13 +174,6 @@ def test_a_topic_that_can_not_be_written_is_refused_by_name_before_a_broker_is_a
     assert "'topic' of the kafka sink must be the name of a topic that is not Kafka's own" in message
 
 
-def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_any_task_runs() -> None:
-    assert "message.timeout.ms" in refusal(transaction_timeout_ms=1000, message_timeout_ms=2000)
-    assert "acks" in refusal(acks=1)
-    assert "enable.idempotence" in refusal(enable_idempotence="false")
-    parse_options({**SERVERS, "delivery": "none", "acks": 1})
-
-
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
@@ -194,6 +181,9 @@ def test_options_that_do_not_go_together_with_a_transaction_are_refused_before_a
         ({"reconnect.backoff.ms": 20_000}, r"'reconnect\.backoff\.ms' .* no more than .* \(10000\)"),
         ({"transaction.timeout.ms": 2000, "socket.timeout.ms": 3000}, r"'socket\.timeout\.ms' .* no more than"),
         ({"max.in.flight": 6}, r"'max\.in\.flight' .* must be 5 or less"),
+        ({"transaction.timeout.ms": 1000, "message.timeout.ms": 2000}, r"'message\.timeout\.ms' .* no more than"),
+        ({"acks": 1}, "'acks' .* must be all"),
+        ({"enable.idempotence": "false"}, r"'enable\.idempotence' .* must be true"),
         ({"retries": 0}, "'retries' .* must be 1 or more"),
         ({"queuing.strategy": "LIFO"}, r"'queuing\.strategy' .* must be fifo"),
     ],
@@ -235,6 +225,7 @@ def taken_by_librdkafka(name: str, value: str) -> bool:
 
 def test_at_least_once_gives_up_idempotence_only_when_told_to() -> None:
     assert "enable.idempotence" in refusal(delivery="at-least-once", acks=1)
+    parse_options({**SERVERS, "delivery": "none", "acks": 1})
     parse_options({**SERVERS, "delivery": "at-least-once", "acks": 1, "enable.idempotence": "false"})
 
 

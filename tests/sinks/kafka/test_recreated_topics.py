@@ -2,17 +2,16 @@
 
 import json
 import pickle
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from confluent_kafka.admin import AdminClient
 
-from tests.sinks.kafka.writing import writing, written
+from tests.sinks.kafka.writing import written
 from tests.support.observing import Killed, killed
+from tests.support.phase_one import writes
 from twopc import Committable, Coordinator, Round, Vote
 from twopc.errors import OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_kafka import KafkaSink
@@ -22,67 +21,38 @@ from twopc_kafka.options import WRITERS
 pytestmark = pytest.mark.in_turn("writer")
 
 
-def deleted(topic: Any, wait: Any, kafka_broker: Any, *, and_created_again: bool = True) -> None:
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    admin.delete_topics([topic.name])[topic.name].result(timeout=15)
-    wait.until("the topic is gone", lambda: topic.name not in admin.list_topics(timeout=10).topics)
-    if and_created_again:
-        kafka_broker.create_topic(topic.name)
-
-
-@pytest.fixture
-def recreate(wait: Any, kafka_broker: Any) -> Callable[..., None]:
-    return lambda topic, **how: deleted(topic, wait, kafka_broker, **how)
-
-
-def text(value: str, topic: str | None = None) -> pa.RecordBatch:
-    return pa.record_batch({"value": [value]} if topic is None else {"value": [value], "topic": [topic]})
-
-
-def before(what: Callable[[], None], sink: Any, batch: pa.RecordBatch) -> Callable[[Round], list[Vote]]:
-    """Return the first phase of a batch, amid which something happens: before the decision."""
-
-    def phase_one(round: Round) -> list[Vote]:
-        votes = writing(sink, batch)(round)
-        what()
-        return votes
-
-    return phase_one
-
-
-@pytest.mark.variants
+@pytest.mark.in_turn("by")
+@pytest.mark.in_turn("is_first")
+@pytest.mark.in_turn("again")
 @pytest.mark.parametrize("by", ["option", "column"])
+@pytest.mark.parametrize("is_first", [True, False], ids=["the first", "a later one"])
 @pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_batch_whose_topic_is_deleted_while_it_is_written_fails_before_its_decision(
-    writer: str, again: bool, by: str, topic: Any, make_sink: Any, recreate: Any, kafka_broker: Any, tmp_path: Path
+    writer: str, again: bool, is_first: bool, by: str, topic: Any, make_sink: Any, kafka_broker: Any, tmp_path: Path
 ) -> None:
-    named = topic.name if by == "column" else None
+    named = {"topic": [topic.name]} if by == "column" else {}
     sink = make_sink(topic, log_id=None, writer=writer, topic=None if named else topic.name)
+
+    def phase_one(*values: str) -> Any:
+        return writes({"orders": sink}, *({"value": [value], **named} for value in values))
+
+    def deleted_amid(round: Round) -> Iterator[Vote]:
+        yield from phase_one("gone")(round)
+        topic.delete()
+        if again:
+            kafka_broker.create_topic(topic.name)
+
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
-        coordinator.run(0, writing(sink, text("before", named)))
+        if not is_first:
+            coordinator.run(0, phase_one("before"))
         with pytest.raises(RoundAborted, match=rf"topic '{topic.name}' was deleted while the batch was written"):
-            coordinator.run(1, before(lambda: recreate(topic, and_created_again=again), sink, text("gone", named)))
+            coordinator.run(int(not is_first), deleted_amid)
         if not again:
             kafka_broker.create_topic(topic.name)
         assert topic.visible() == []
-        coordinator.run(1, writing(sink, text("after", named)))
+        coordinator.run(int(not is_first), phase_one("after"))
     assert topic.visible() == ["after"]
-
-
-@pytest.mark.parametrize("by", ["option", "column"])
-@pytest.mark.parametrize("writer", WRITERS)
-def test_so_does_the_first_batch_that_a_query_writes_to_the_topic(
-    writer: str, by: str, topic: Any, make_sink: Any, recreate: Any, tmp_path: Path
-) -> None:
-    named = topic.name if by == "column" else None
-    sink = make_sink(topic, log_id=None, writer=writer, topic=None if named else topic.name)
-
-    with (
-        Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator,
-        pytest.raises(RoundAborted, match=rf"topic '{topic.name}' was deleted while the batch was written"),
-    ):
-        coordinator.run(0, before(lambda: recreate(topic), sink, text("gone", named)))
 
 
 def test_a_topic_that_is_created_again_between_two_batches_fails_neither(
@@ -92,9 +62,9 @@ def test_a_topic_that_is_created_again_between_two_batches_fails_neither(
     sink = make_sink(topic, log_id=None)
 
     with Coordinator({"orders": sink}, str(tmp_path), owner="query") as coordinator:
-        coordinator.run(0, writing(sink, "0"))
+        coordinator.run(0, writes({"orders": sink}, {"value": ["0"]}))
         recreate(topic)
-        coordinator.run(1, writing(sink, "1"))
+        coordinator.run(1, writes({"orders": sink}, {"value": ["1"]}))
     assert topic.visible() == ["1"]
 
 
@@ -104,7 +74,7 @@ def test_a_coordinator_in_another_process_than_the_one_before_the_tasks_sees_it_
     """As with ``format("twopc")``: what was known before the tasks travels with their votes."""
     before_tasks = make_sink(topic)
     in_task: KafkaSink = pickle.loads(pickle.dumps(before_tasks))  # noqa: S301  # our own
-    vote = written(in_task, text("gone"))
+    vote = written(in_task, "gone")
     recreate(topic)
     with pytest.raises(RoundAborted, match="was deleted while the batch was written"):
         make_sink(topic).seal([Committable.from_json(json.loads(json.dumps(vote.to_json())))], age_s=0)
@@ -114,10 +84,10 @@ def test_a_coordinator_in_another_process_than_the_one_before_the_tasks_sees_it_
 @pytest.mark.variants
 @pytest.mark.parametrize("again", [True, False], ids=["created-again", "only-deleted"])
 def test_what_was_decided_and_not_committed_before_its_topic_was_deleted_is_lost(
-    again: bool, topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, kafka_broker: Any, wait: Any
+    again: bool, topic: Any, make_sink: Any, pre_commit: Any, recreate: Any, wait: Any
 ) -> None:
     committable = pre_commit(make_sink(topic), ["gone"])
-    recreate(topic, and_created_again=again)
+    recreate(topic) if again else topic.delete()
     sink = make_sink(topic)
     sink._leaders._topics.clear()  # another process
     with pytest.raises(TransactionLost, match=rf"topic '{topic.name}' was deleted since.*Nothing of it is committed"):
@@ -139,7 +109,7 @@ def test_what_was_decided_is_written_again_from_its_copy_into_the_new_topic(
     with monkeypatch.context() as dying:
         dying.setattr(KafkaSink, "commit", lambda *_: killed())
         with pytest.raises(Killed):
-            coordinator.run(0, writing(sink, "a"))
+            coordinator.run(0, writes({"orders": sink}, {"value": ["a"]}))
     recreate(topic)
     sink._leaders._topics.clear()  # another process
     _, coordinator = start()

@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.sinks.kafka.writing import written
 from twopc import Committable, Participant, Round
 from twopc.errors import CorruptLog, OperatorRequired, OutcomeUnknown, Retriable, RoundAborted, TransactionLost
 from twopc_kafka import KafkaSink, ending, leases
 from twopc_kafka.answers import TransactionState
 from twopc_kafka.client.control import Control, name_beside
+from twopc_kafka.handles import identity_of, version_of
 from twopc_kafka.offsets_sink import KafkaProgressSink
 from twopc_kafka.writers.librdkafka import Writer
 from twopc_kafka.writers.offsets import COLUMNS
@@ -102,14 +104,7 @@ class Prepared:
         return committable
 
     def end(self, committable: Committable, *, commit: bool) -> str:
-        handle: Any = committable.handle
-        return self.control.end(
-            committable.transaction_id,
-            handle["producer_id"],
-            handle["producer_epoch"],
-            commit,
-            handle["end_txn_version"],
-        )
+        return self.control.end(committable.transaction_id, *identity_of(committable), commit, version_of(committable))
 
     def state(self, committable: Committable) -> TransactionState:
         return self.control.describe([committable.transaction_id])[committable.transaction_id]
@@ -197,27 +192,12 @@ def test_an_abort_by_an_old_epoch_leaves_the_newer_transaction_of_that_name_alon
     topic.becomes(["new"])
 
 
-def test_an_abort_that_the_broker_denies_or_does_not_perform_is_no_success(
-    topic: Any, make_sink: Any, pre_commit: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    committable = pre_commit(make_sink(topic), ["a"])
-    sink = make_sink(topic)
-    for answer, expected in (
-        ("TRANSACTIONAL_ID_AUTHORIZATION_FAILED", OperatorRequired),
-        ("NOT_COORDINATOR", Retriable),
-        ("AN_ERROR_OF_KAFKA_9", Retriable),  # the broker describes it as ongoing
-    ):
-        monkeypatch.setattr(Control, "end", lambda *_, answer=answer, **__: answer)
-        with pytest.raises(expected):
-            sink.abort(committable)
-
-
 @pytest.mark.parametrize(
     ("answers", "patience_s", "expected"),
     [
         (["CONCURRENT_TRANSACTIONS", Retriable("no broker answered"), "NOT_COORDINATOR"], 10.0, None),
         (["CONCURRENT_TRANSACTIONS"], 0.0, Retriable),
-        (["AN_ERROR_OF_KAFKA_9"], 0.0, Retriable),
+        (["AN_ERROR_OF_KAFKA_9"], 0.0, Retriable),  # the broker describes it as ongoing
         (["TRANSACTIONAL_ID_AUTHORIZATION_FAILED"], 10.0, OperatorRequired),
         (["UNSUPPORTED_VERSION"], 10.0, OperatorRequired),
     ],
@@ -286,9 +266,9 @@ def test_only_the_log_and_sink_of_that_very_name_are_listed(topic: Any, prefix: 
     ours = f"{prefix}.a"
     look_alikes = {f"{prefix}xa": "log", f"{prefix}.ab": "log", f"{prefix}.a.log": "log", ours: "log2"}
     for other, log_id in look_alikes.items():
-        _pre_committed(make_sink(topic, log_id, transactional_id_prefix=other))
+        written(make_sink(topic, log_id, transactional_id_prefix=other), "a")
     sink = make_sink(topic, transactional_id_prefix=ours)
-    owned = _pre_committed(sink)
+    owned = written(sink, "a").transaction_id
     assert [found.transaction_id for found in sink.recover()] == [owned]
     assert sink._control.list_ongoing(sink.transactional_ids.scope) == [owned]
 
@@ -321,12 +301,6 @@ def test_a_number_that_kafka_can_not_have_given_is_in_doubt(sink: Any, pre_commi
     with pytest.raises(OutcomeUnknown, match=next(iter(forged))):
         sink.commit(replace(committable, handle={**committable.handle, **forged}))
     sink.abort(committable)
-
-
-def _pre_committed(sink: KafkaSink) -> str:
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", pa.record_batch({"value": ["a"]}))
-        return participant.pre_commit()["orders"].transaction_id
 
 
 def test_a_coordinator_that_moved_is_found_again(topic: Any, make_sink: Any, pre_commit: Any) -> None:
@@ -370,9 +344,7 @@ def test_a_broker_that_joined_after_the_connection_was_made_is_asked_too(
     control = Control({"bootstrap_servers": [topic.servers]})
     control.list_ongoing("twopc")
     control.manager.cluster._brokers.clear()  # as before it joined
-    found: list[str] = []
-    wait.repeated(lambda: found.extend(control.list_ongoing(committable.transaction_id)))
-    assert found == [committable.transaction_id]
+    assert wait.repeated(control.list_ongoing, committable.transaction_id) == [committable.transaction_id]
     control.close()
 
 
@@ -410,10 +382,6 @@ def hash_of_java(text: str) -> int:
     """``String.hashCode``, as its documentation defines it: s[0]*31^(n-1) + ... + s[n-1], in 32 bits with a sign."""
     total: int = sum(ord(character) * 31 ** (len(text) - 1 - place) for place, character in enumerate(text))
     return (total + 2**31) % 2**32 - 2**31
-
-
-def test_the_hash_is_javas() -> None:
-    assert hash_of_java("polygenelubricants") == -(2**31)  # a word that is known for it
 
 
 def test_what_a_coordinator_says_is_proven_by_a_write_that_leaves_nothing_open(sink: Any, pre_commit: Any) -> None:

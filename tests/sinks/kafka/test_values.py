@@ -3,7 +3,7 @@
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,8 +12,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from tests.sinks.kafka.writing import sealed, written
 from tests.support.broker_properties import needs_kafka
-from twopc import Coordinator, Participant, Round, Vote
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator, Participant, Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
 from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.client.cluster import Cluster, TopicRules
@@ -24,7 +26,6 @@ from twopc_kafka.writers.encoding.batches import Encoder
 from twopc_kafka.writers.encoding.compression import Compression
 from twopc_kafka.writers.encoding.records import records_of
 from twopc_kafka.writers.librdkafka import Writer
-from twopc_kafka.writers.settings import Limits
 from twopc_kafka_broker import KafkaBroker
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -214,7 +215,7 @@ def test_a_record_fits_to_the_byte_or_is_refused_with_its_size_and_the_limit(nam
 
 
 def encoded_alone(batch: pa.RecordBatch) -> memoryview:
-    encoder = Encoder(ProducerIdentity(1, 0), Limits(1_000_000, 1_000_000), Compression("none"))
+    encoder = Encoder(ProducerIdentity(1, 0), 1_000_000, Compression("none"))
     [encoded] = encoder.encode(records_of(batch), np.arange(1), {0: slice(0, 1)}, np.arange(1))
     return encoded.data
 
@@ -269,18 +270,24 @@ def refusals(
         sink = make_sink(topic, log_id=f"{writer}-{delivery}", **options)
         fine = record_batch(topic.name, {"topic": ["{topic}"] * 2} if "topic" in bad.options else {})
         with pytest.raises(RecordRefused) as refused:
-            written(sink, fine, record_batch(topic.name, bad.columns))
+            written_apart(sink, fine, record_batch(topic.name, bad.columns))
         yield sink, refused.value
 
 
-def written(sink: Any, *batches: pa.RecordBatch) -> Any:
-    """The vote of a task, its sixth, that wrote ``batches``, one after the other has arrived."""
+def written_apart(sink: Any, *batches: pa.RecordBatch) -> None:
+    """Have a task, its sixth, write ``batches``, one after the other has arrived."""
     with Participant({"orders": sink}, Round(1, 0), partition=5) as participant:
         for number, batch in enumerate(batches):
             if number:
                 arrived(participant)
             participant.write("orders", batch)
-        return participant.pre_commit()["orders"]
+        participant.pre_commit()
+
+
+def left_out(sink: Any, batch: pa.RecordBatch, at_most: int = 1) -> tuple[Sequence[RecordRefused], Committable]:
+    """What a task leaves out of a batch, and its vote."""
+    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=at_most) as participant:
+        return participant.write("orders", batch), participant.pre_commit()["orders"]
 
 
 def write_directly(sink: Any, batch: pa.RecordBatch) -> None:
@@ -347,15 +354,9 @@ def test_a_supervisor_sees_that_to_run_the_batch_again_is_in_vain(
 ) -> None:
     topic = make_topic()
     sinks = {"orders": make_sink(topic, log_id=None)}
-
-    def phase_one(round: Round) -> list[Vote]:
-        with Participant(sinks, round, partition=0) as participant:
-            participant.write("orders", record_batch(topic.name, {"timestamp": times(-1)}))
-            return [participant.pre_commit()]
-
     with Coordinator(sinks, str(tmp_path / "log"), owner="query") as coordinator:
         with pytest.raises(RecordRefused, match=r"^sink 'orders', task 0, record 1, column 'timestamp': .*before 1970"):
-            coordinator.run(0, phase_one)
+            coordinator.run(0, writes(sinks, record_batch(topic.name, {"timestamp": times(-1)})))
         topic.stays_empty()
 
 
@@ -369,16 +370,11 @@ def test_the_first_millisecond_of_1970_is_written_or_refused_and_never_another_t
     batch = record_batch(topic.name, {"timestamp": pa.array([1_000_000_000, 0], pa.timestamp(unit))})
     for delivery in ("exactly-once", "at-least-once", "none"):
         sink = make_sink(topic, log_id=delivery, writer="librdkafka", delivery=delivery)
-        with (
-            pytest.raises(RecordRefused, match=r"record 1, column 'timestamp': .*'writer' = 'arrow', which writes it"),
-            Participant({"orders": sink}, Round(1, 0), partition=0) as participant,
-        ):
-            participant.write("orders", batch)
+        with pytest.raises(RecordRefused, match=r"record 1, column 'timestamp': .*'writer' = 'arrow', which writes it"):
+            written(sink, batch)
     sink = make_sink(topic, writer="arrow")
-    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("orders", batch.slice(1))
-        [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-    wait.repeated(lambda: sink.commit(sealed))
+    decided = sealed(sink, batch.slice(1))
+    wait.repeated(lambda: sink.commit(decided))
     wait.until("it is of 1970", lambda: [record.timestamp for record in topic.records()] == [0])
 
 
@@ -389,11 +385,7 @@ def test_bytes_that_are_no_text_arrive_as_they_are(
 ) -> None:
     topic = make_topic()
     odd = text_that_is_none(b"\xff\x00", b"\xc3\x28")
-    with Participant(
-        {"orders": make_sink(topic, writer=writer, delivery=delivery)}, Round(1, 0), partition=0
-    ) as participant:
-        participant.write("orders", pa.record_batch({"value": odd, "key": odd}))
-        participant.pre_commit()
+    written(make_sink(topic, writer=writer, delivery=delivery), pa.record_batch({"value": odd, "key": odd}))
     wait.until("both are there", lambda: len(topic.records("read_uncommitted")) == 2)
     found = {(record.key, record.value) for record in topic.records("read_uncommitted")}
     assert found == {(each, each) for each in (b"\xff\x00", b"\xc3\x28")}
@@ -405,11 +397,8 @@ def test_a_record_that_librdkafkas_queue_has_no_room_for_is_refused_and_waits_fo
 ) -> None:
     topic = make_topic()
     sink = make_sink(topic, writer="librdkafka", delivery=delivery, queue_buffering_max_kbytes=5)
-    with (
-        pytest.raises(RecordRefused, match=r"task 0: a record is larger than 'queue.buffering.max.kbytes' = 5"),
-        Participant({"orders": sink}, Round(1, 0), partition=0) as participant,
-    ):
-        participant.write("orders", pa.record_batch({"value": ["a", SECRET * 500]}))
+    with pytest.raises(RecordRefused, match=r"task 0: a record is larger than 'queue.buffering.max.kbytes' = 5"):
+        written(sink, "a", SECRET * 500)
 
 
 @pytest.mark.variants
@@ -426,9 +415,7 @@ def test_records_without_a_key_for_a_compacted_topic_are_left_out_before_the_bro
             "topic": [compacted.name, compacted.name, other.name, compacted.name],
         }
     )
-    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=2) as participant:
-        refused = participant.write("orders", batch)
-        participant.pre_commit()
+    refused, _ = left_out(sink, batch, at_most=2)
     assert [(each.record, each.topic, each.column) for each in refused] == [
         (1, compacted.name, "key"),
         (3, compacted.name, "key"),
@@ -475,11 +462,7 @@ def test_a_record_that_its_topic_does_not_accept_is_left_out_before_the_broker_r
     of_second = NOT_ACCEPTED[case]
     topic = make_topic(config=of_second.config)
     batch = pa.record_batch({"value": ["a", "b", "c", "d"]} | of_second.columns)
-    with Participant(
-        {"orders": make_sink(topic, writer=writer, delivery=delivery)}, Round(1, 0), partition=0, max_bad_records=1
-    ) as participant:
-        [refused] = participant.write("orders", batch)
-        participant.pre_commit()
+    [refused], _ = left_out(make_sink(topic, writer=writer, delivery=delivery), batch)
     assert (refused.record, refused.topic, refused.column) == (1, topic.name, of_second.column)
     assert of_second.told in refused.message
     written = {b"a", b"c", b"d"}
@@ -492,9 +475,7 @@ def test_a_topic_that_sets_the_timestamps_itself_and_a_compressed_batch_are_left
     topic = make_topic(config={"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000"})
     sink = make_sink(topic, compression_type="gzip")
     batch = pa.record_batch({"value": ["a", "b" * 9000, "c", "d"], "timestamp": AHEAD})
-    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
-        assert participant.write("orders", batch) == ()
-        participant.pre_commit()
+    assert left_out(sink, batch)[0] == ()
     assert len(topic.records("read_uncommitted")) == 4
 
 
@@ -514,15 +495,8 @@ def test_a_record_that_the_broker_alone_refuses_is_named_by_its_position_and_col
         }
     )
 
-    def write() -> None:
-        with Participant({"orders": make_sink(topic, topic=None)}, Round(1, 0), partition=0) as participant:
-            for _ in range(before):
-                participant.write("orders", batch.slice(0, 4))
-            participant.write("orders", batch)
-            participant.pre_commit()
-
     with pytest.raises(RecordRefused, match="INVALID_TIMESTAMP") as refused:
-        write()
+        written(make_sink(topic, topic=None), *[batch.slice(0, 4)] * before, batch)
     assert (refused.value.record, refused.value.column) == (4 * before + 4, "timestamp")
 
 
@@ -561,10 +535,8 @@ def test_a_topic_that_is_missing_is_waited_for_once_however_many_records_name_on
     sink = make_sink(topic, topic=None, writer=writer, delivery=delivery, topic_metadata_propagation_max_ms=1000)
     first, second = (f"missing-{uuid.uuid4().hex}" for _ in range(2))
     names = [first, topic.name, second, first, topic.name, second, first]
-    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=9) as participant:
-        batch = pa.record_batch({"value": ["a"] * len(names), "topic": names})  # without keys, which are looked up, too
-        refused = participant.write("orders", batch)
-        committable = participant.pre_commit()["orders"]
+    batch = pa.record_batch({"value": ["a"] * len(names), "topic": names})  # without keys, which are looked up, too
+    refused, committable = left_out(sink, batch, at_most=9)
     assert sorted((each.record, each.topic) for each in refused) == [
         (n, name) for n, name in enumerate(names) if name != topic.name
     ]
@@ -581,10 +553,8 @@ def test_a_record_whose_topic_has_no_possible_name_is_left_out_though_it_has_no_
     names = pa.array([topic.name.encode(), wrong, topic.name.encode()], pa.binary())
     batch = pa.record_batch({"value": ["a", "b", "c"], "topic": pa.Array.from_buffers(pa.string(), 3, names.buffers())})
     sink = make_sink(topic, topic=None, writer=writer, delivery=delivery)
-    with Participant({"orders": sink}, Round(1, 0), partition=0, max_bad_records=1) as participant:
-        [refused] = participant.write("orders", batch)
-        assert participant.pre_commit()["orders"].records == 2
-    assert (refused.record, refused.column) == (1, "topic")
+    [refused], committable = left_out(sink, batch)
+    assert (refused.record, refused.column, committable.records) == (1, "topic", 2)
 
 
 # Topics are not created. ----------------------------------------------------------------------------------------------
@@ -597,11 +567,6 @@ def topics_of(servers: str) -> set[str]:
 def add_partition(topic: Any) -> None:
     admin = AdminClient({"bootstrap.servers": topic.servers})
     admin.create_partitions([NewPartitions(topic.name, 2)])[topic.name].result(10)
-
-
-def delete(topic: Any) -> None:
-    admin = AdminClient({"bootstrap.servers": topic.servers})
-    admin.delete_topics([topic.name])[topic.name].result(10)
 
 
 @pytest.mark.long
@@ -628,19 +593,15 @@ def test_a_misspelt_topic_is_refused_and_not_created_where_brokers_create_topics
 
 @pytest.mark.long
 def test_a_topic_that_was_deleted_since_it_was_seen_is_not_created_again(
-    make_topic: Any, make_sink: Any, wait: Any, creating_topics: KafkaBroker
+    make_topic: Any, make_sink: Any, creating_topics: KafkaBroker
 ) -> None:
     topic = make_topic(on=creating_topics)
     options = {"writer": "librdkafka", "delivery": "at-least-once", "topic_metadata_propagation_max_ms": 300}
 
-    def written() -> None:
-        write_directly(make_sink(topic, **options), pa.record_batch({"value": ["a"]}))
-
-    written()
-    delete(topic)
-    wait.until("it is gone", lambda: topic.name not in topics_of(topic.servers))
+    written(make_sink(topic, **options), "a")
+    topic.delete()
     with pytest.raises((RoundAborted, ConfigurationError), match="does not exist"):
-        written()
+        write_directly(make_sink(topic, **options), pa.record_batch({"value": ["a"]}))
     assert topic.name not in topics_of(topic.servers)
 
 
@@ -656,18 +617,14 @@ def test_a_transaction_looks_for_a_topic_once_and_for_a_new_partition_at_once(
     monkeypatch.setattr(writer_module.Writer, "_look_up", look_up)
     topic = make_topic()
 
-    def written(partition: int) -> None:
-        sink = make_sink(topic, writer="librdkafka", delivery="at-least-once")
-        with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-            batch = pa.record_batch({"value": ["a"], "partition": pa.array([partition], pa.int32())})
-            for _ in range(3):
-                participant.write("orders", batch)
-            participant.pre_commit()
+    def write(partition: int) -> None:
+        batch = pa.record_batch({"value": ["a"], "partition": pa.array([partition], pa.int32())})
+        written(make_sink(topic, writer="librdkafka", delivery="at-least-once"), *[batch] * 3)
 
-    written(0)
+    write(0)
     assert looked == [topic.name]
     add_partition(topic)
-    wait.until("it has another partition", lambda: takes(lambda: written(1)))
+    wait.until("it has another partition", lambda: takes(lambda: write(1)))
 
 
 def takes(write: Callable[[], None]) -> bool:
@@ -685,13 +642,12 @@ def test_a_partition_that_was_added_amid_a_transaction_is_written_to(
     sink = make_sink(topic, writer="arrow")
     with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
 
-        def written(partition: int) -> None:
-            participant.write(
-                "orders", pa.record_batch({"value": ["a"], "partition": pa.array([partition], pa.int32())})
-            )
+        def write(partition: int) -> None:
+            numbers = pa.array([partition], pa.int32())
+            participant.write("orders", pa.record_batch({"value": ["a"], "partition": numbers}))
 
-        written(0)
+        write(0)
         add_partition(topic)
-        wait.until("it has another partition", lambda: takes(lambda: written(1)))
-        written(0)
+        wait.until("it has another partition", lambda: takes(lambda: write(1)))
+        write(0)
         assert participant.pre_commit()["orders"].records == 3

@@ -1,11 +1,10 @@
 """What a task of the Kafka sinks writes in most tests, and its vote."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
-from twopc import Participant, Round, Vote
+from twopc import Participant, Round
 
 
 def text(*values: str) -> pa.RecordBatch:
@@ -29,12 +28,3 @@ def sealed(sink: Any, *batches: pa.RecordBatch | str, **where: Any) -> Any:
     """Return what a participant wrote as it is decided."""
     [committable] = sink.seal([written(sink, *batches, **where)], age_s=0)
     return committable
-
-
-def writing(sink: Any, *batches: pa.RecordBatch | str) -> Callable[[Round], list[Vote]]:
-    """Return the first phase of a batch in which one task writes ``batches``."""
-
-    def phase_one(round: Round) -> list[Vote]:
-        return [{"orders": written(sink, *batches, round=round)}]
-
-    return phase_one

@@ -39,7 +39,7 @@ from twopc_kafka.client import requests
 from twopc_kafka.client.control import Control, key_of, state_of
 from twopc_kafka.client.kafka_python import OfProcess
 from twopc_kafka.client.leaders import topic_id
-from twopc_kafka.client.retry import NotSent, Patience, Unanswered, until_accepted
+from twopc_kafka.client.retry import NotSent, Unanswered, until_accepted
 from twopc_kafka.client.tokens import require_token
 
 CONTACT_TIMEOUT_MS = 5_000
@@ -347,8 +347,7 @@ class Cluster:
                 return _NONE, Found()
             return answer, found
 
-        patience = Patience(f"looking up topic {topic!r} at {self.servers}", timeout_ms)
-        return await until_accepted(patience, ask, self.sleep)
+        return await until_accepted(f"looking up topic {topic!r} at {self.servers}", timeout_ms, ask, self.sleep)
 
     async def leaders(self, topic: str) -> tuple[Meaning, Found]:
         """Look up a topic once. The lookup does not create the topic.
@@ -376,8 +375,8 @@ class Cluster:
                 return _NONE, TopicRules()
             return meaning(result.error_code), _rules({each.name: each.value or "" for each in result.configs})
 
-        patience = Patience(f"looking up the configuration of topic {topic!r} at {self.servers}", timeout_ms)
-        return await until_accepted(patience, ask, self.sleep)
+        what = f"looking up the configuration of topic {topic!r} at {self.servers}"
+        return await until_accepted(what, timeout_ms, ask, self.sleep)
 
     async def coordinator(self, key: str, kind: CoordinatorType = CoordinatorType.TRANSACTION) -> tuple[int, int]:
         """Return an error code, and the broker that coordinates a transactional id or a consumer group."""
@@ -420,8 +419,8 @@ class Cluster:
         async def begin() -> tuple[Meaning, OpenTransaction | None]:
             return await self._begin(transactional_id, was_used, transaction_timeout_ms)
 
-        patience = Patience(f"beginning transaction {transactional_id} at {self.servers}", timeout_ms)
-        transaction = await until_accepted(patience, begin, self.sleep)
+        what = f"beginning transaction {transactional_id} at {self.servers}"
+        transaction = await until_accepted(what, timeout_ms, begin, self.sleep)
         assert transaction is not None
         return transaction
 

@@ -35,7 +35,7 @@ from twopc_kafka.answers import (
     unanswered,
 )
 from twopc_kafka.client import requests
-from twopc_kafka.client.kafka_python import Loop, OfProcess, blocking, close, connections
+from twopc_kafka.client.kafka_python import Connections, Loop, OfProcess, blocking
 from twopc_kafka.client.leaders import Leaders
 from twopc_kafka.client.tokens import require_token
 
@@ -99,7 +99,7 @@ class Control:
         self._servers = properties["bootstrap_servers"]
         self.net = Loop(**properties)
         self.net.start()
-        self.manager = connections(self.net, properties)
+        self.manager = Connections(self.net, properties)
         self._coordinators: dict[str, int] = {}
         self._versions: dict[int, tuple[int, float]] = {}  # transaction.version, and when a broker reported it
         self._silences: Counter[int | None] = Counter()  # since the last response of a broker; None: of any broker
@@ -113,8 +113,11 @@ class Control:
         return self.net.is_running and not self.is_refused
 
     def close(self) -> None:
-        """Close the connections."""
-        close(self.net, self.manager)
+        """Close the connections, and end the thread that drives them."""
+        if self.net.is_running:
+            self.net.call_soon_threadsafe(self.manager.close)
+            self.net.stop()
+            self.net.close()
 
     # Requests. --------------------------------------------------------------------------------------------------
 
@@ -164,10 +167,6 @@ class Control:
         node = (await self.coordinators_of([transactional_id]))[transactional_id]
         response = await self.send(requests.init_producer_id(transactional_id, _PROOF_MS), node)
         self._raise(kafka.errors.for_code(response.error_code), f"transactional id {transactional_id}")
-
-    def require_coordinator(self, group: str) -> None:
-        """Raise unless a broker coordinates the consumer group."""
-        self.run(self.coordinator_of, group)
 
     @property
     def end_txn_version(self) -> int:
@@ -224,9 +223,10 @@ class Control:
         self._raise(error, transactional_id)
         return True
 
-    def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
+    @blocking
+    async def describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
         """Return the state of each id that the cluster knows."""
-        return self.run(self._describe, transactional_ids) if transactional_ids else {}
+        return await self._describe_at(await self.coordinators_of(transactional_ids))
 
     def describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
         """Return the state of each id that the cluster knows, as of this call or later. No answer is stale.
@@ -413,9 +413,6 @@ class Control:
                 if config.name == name and config.value is not None:
                     return int(config.value)
         return None
-
-    async def _describe(self, transactional_ids: Sequence[str]) -> dict[str, TransactionState]:
-        return await self._describe_at(await self.coordinators_of(transactional_ids))
 
     async def _describe_proven(self, transactional_ids: Sequence[str], scope: str) -> dict[str, TransactionState]:
         coordinators = await self.coordinators_of(transactional_ids)

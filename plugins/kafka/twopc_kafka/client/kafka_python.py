@@ -44,8 +44,6 @@ __all__ = [
     "MemoryRecordsBuilder",
     "OfProcess",
     "blocking",
-    "close",
-    "connections",
 ]
 
 READ_IN = "3.0.12"
@@ -131,27 +129,6 @@ class Loop(NetworkSelector):  # type: ignore[misc]  # kafka-python has no types
             self._has_ended = True
 
 
-def close(net: Loop, manager: KafkaConnectionManager) -> None:
-    """Close the connections and end the thread that drives them."""
-    if net.is_running:
-        net.call_soon_threadsafe(manager.close)
-        net.stop()
-        net.close()
-
-
-def connections(net: NetworkSelector, properties: Mapping[str, Any]) -> Connections:
-    """Return a connection manager, which connects to each broker when the connection is first needed."""
-    return Connections(
-        net,
-        max_in_flight_requests_per_connection=_REQUESTS_UNDER_WAY,
-        reconnect_backoff_max_ms=_RECONNECT_BACKOFF_MAX_MS,
-        receive_message_max_bytes=_ANSWER_MAX_BYTES,
-        socket_connection_setup_timeout_ms=SETUP_TIMEOUT_MS,
-        socket_connection_setup_timeout_max_ms=_SETUP_TIMEOUT_MAX_MS,
-        **properties,
-    )
-
-
 class OfProcess(Generic[KeptT]):
     """A cache of this process's connections, by key.
 
@@ -184,13 +161,25 @@ class OfProcess(Generic[KeptT]):
 
 
 class Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python has no types
-    """kafka-python's connection manager with this module's timeouts. Its coroutines run on its loop.
+    """kafka-python's connection manager with this module's timeouts. It connects to each broker when the connection is
+    first needed. Its coroutines run on its loop.
 
     Attributes:
         doubted: a broker that was silent recently, or whose responses may be stale. It is tried last.
     """
 
     doubted: Any = None
+
+    def __init__(self, net: Loop, properties: Mapping[str, Any]) -> None:
+        super().__init__(
+            net,
+            max_in_flight_requests_per_connection=_REQUESTS_UNDER_WAY,
+            reconnect_backoff_max_ms=_RECONNECT_BACKOFF_MAX_MS,
+            receive_message_max_bytes=_ANSWER_MAX_BYTES,
+            socket_connection_setup_timeout_ms=SETUP_TIMEOUT_MS,
+            socket_connection_setup_timeout_max_ms=_SETUP_TIMEOUT_MAX_MS,
+            **properties,
+        )
 
     async def answer(self, connection: Any, request: Any, timeout_ms: float | None = None) -> Any:
         """Send a request and return the response.

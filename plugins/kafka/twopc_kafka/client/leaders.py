@@ -115,14 +115,12 @@ class Leaders:
         """Map each of ``partitions``, and of all partitions of ``topic``, in which an open transaction holds back
         committed readers to its last stable offset. Partitions that can't be asked, or that this principal may not READ
         or DESCRIBE, are left out."""
-        led_by = await self._led_by(partitions, topic)
-        away = _leaderless(led_by)
-        return await self._behind({each: leader for each, leader in led_by.items() if each not in away}, away)
+        return await self._behind(*_led_and_away(await self._led_by(partitions, topic)))
 
     @blocking
     async def away(self, topic: str) -> Mapping[TopicPartition, Away]:
         """Return the partitions of ``topic`` that have no leader."""
-        return _leaderless(await self._led_by({}, topic))
+        return _led_and_away(await self._led_by({}, topic))[1]
 
     def topic_ids(self, topics: Collection[str], since_s: float) -> dict[str, str]:
         """Return Kafka's id of each topic, by metadata asked for at ``since_s`` of ``time.monotonic`` or later.
@@ -169,10 +167,8 @@ class Leaders:
     @blocking
     async def may_read(self, topic: str) -> bool:
         """Return whether this principal may READ the topic, which ``open_transactions`` requires."""
-        led_by = await self._led_by({}, topic)
-        away = _leaderless(led_by)
-        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
-        return bool(await self._ask(asked, requests.producers, away)) or away.keys() == led_by.keys()
+        led, away = _led_and_away(await self._led_by({}, topic))
+        return bool(await self._ask(led, requests.producers, away)) or away.keys() >= led.keys()
 
     @blocking
     async def may_write(self, topic: str) -> bool:
@@ -212,9 +208,8 @@ class Leaders:
     # What the requests share. -----------------------------------------------------------------------------------
 
     async def _seen(self, led_by: Mapping[TopicPartition, Leader]) -> Seen:
-        away = _leaderless(led_by)
-        asked = {partition: leader for partition, leader in led_by.items() if partition not in away}
-        behind = {partition: asked[partition] for partition in await self._behind(asked, away)}
+        led, away = _led_and_away(led_by)
+        behind = {partition: led[partition] for partition in await self._behind(led, away)}
         open_ = [
             OpenInPartition(
                 topic,
@@ -283,29 +278,28 @@ class Leaders:
 
     def _send(
         self, led_by: Mapping[TopicPartition, Leader], request: Callable[[Partitions], Any]
-    ) -> list[tuple[int, Partitions, Any]]:
+    ) -> list[tuple[int, Any]]:
         """Send each leader a request about its own partitions, without waiting for the answers."""
         by_leader: dict[int, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
         for (topic, number), leader in led_by.items():
             by_leader[leader.node][topic].append(number)
-        return [(node, numbers, self._control.send(request(numbers), node)) for node, numbers in by_leader.items()]
+        return [(node, self._control.send(request(numbers), node)) for node, numbers in by_leader.items()]
 
     async def _answers(
         self,
-        asked: Iterable[tuple[int, Partitions, Any]],
+        asked: Iterable[tuple[int, Any]],
         led_by: Mapping[TopicPartition, Leader],
         away: dict[TopicPartition, Away],
     ) -> list[tuple[str, Any]]:
         """Return the answer for each partition, with its topic. Partitions that this principal may not READ are left
         out. Partitions that can't be asked now are added to ``away``."""
         answered = []
-        for node, numbers, future in asked:
+        for node, future in asked:
             try:
                 topics = (await future).topics
             except _NO_ANSWER as silence:
                 reason = f"broker {node}, which leads it, gave no answer ({type(silence).__name__})"
-                for partition in _each(numbers):
-                    away[partition] = Away(reason, led_by[partition])
+                away |= {each: Away(reason, leader) for each, leader in led_by.items() if leader.node == node}
                 continue
             for topic in topics:
                 for partition in topic.partitions:
@@ -396,12 +390,12 @@ def _leaders(topic: Any) -> dict[int, Leader]:
     }
 
 
-def _leaderless(led_by: Mapping[TopicPartition, Leader]) -> dict[TopicPartition, Away]:
-    return {partition: Away("it has no leader", leader) for partition, leader in led_by.items() if leader.node < 0}
-
-
-def _each(partitions: Partitions) -> Iterable[TopicPartition]:
-    return ((topic, number) for topic, numbers in partitions.items() for number in numbers)
+def _led_and_away(
+    led_by: Mapping[TopicPartition, Leader],
+) -> tuple[dict[TopicPartition, Leader], dict[TopicPartition, Away]]:
+    """Return the partitions that have a leader, and those that have none."""
+    led = {partition: leader for partition, leader in led_by.items() if leader.node >= 0}
+    return led, {each: Away("it has no leader", leader) for each, leader in led_by.items() if each not in led}
 
 
 @functools.cache

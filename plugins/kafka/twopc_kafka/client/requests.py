@@ -1,4 +1,4 @@
-"""The construction of every request that this plugin sends to a broker. No I/O.
+"""The construction of every request that this plugin sends to a broker, and the error codes of some responses. No I/O.
 
 A request's version is pinned only where another version would behave differently. Otherwise each connection uses the
 newest version that both sides support. Source: Kafka's protocol guide, and the KIPs named below.
@@ -148,9 +148,7 @@ def list_transactions(
 def end_transaction(transactional_id: str, producer: ProducerIdentity, commit: bool, version: int) -> EndTxnRequest:
     """Commit or abort a transaction. ``version`` decides whether this raises the producer's epoch, so it is pinned."""
     return EndTxnRequest(
-        transactional_id=transactional_id,
-        producer_id=producer.producer_id,
-        producer_epoch=producer.producer_epoch,
+        **_of(transactional_id, producer),
         committed=commit,
         min_version=version if version >= EPOCH_BUMPING_END_TXN else 0,
         max_version=version,
@@ -197,6 +195,16 @@ def _of(transactional_id: str, producer: ProducerIdentity) -> dict[str, Any]:
         "producer_id": producer.producer_id,
         "producer_epoch": producer.producer_epoch,
     }
+
+
+def codes_in(response: Any) -> set[int]:
+    """Return the error codes of a response to AddPartitionsToTxn, AddOffsetsToTxn or TxnOffsetCommit."""
+    if hasattr(response, "results_by_topic_v3_and_below"):
+        topics = response.results_by_topic_v3_and_below
+        return {partition.partition_error_code for topic in topics for partition in topic.results_by_partition}
+    if hasattr(response, "topics"):
+        return {partition.error_code for topic in response.topics for partition in topic.partitions}
+    return {response.error_code}
 
 
 # Partitions, at their leaders. ----------------------------------------------------------------------------------------

@@ -22,38 +22,6 @@ class Unanswered(Exception):
     """A request may have been sent, and no response arrived."""
 
 
-class Patience:
-    """How long to repeat a request, and the error when that time is over.
-
-    Args:
-        what: the request, for messages, such as "beginning transaction t at broker:9092".
-        timeout_ms: how long to repeat the request.
-    """
-
-    def __init__(self, what: str, timeout_ms: int) -> None:
-        self.what = what
-        self._timeout_ms = timeout_ms
-        self._deadline = time.monotonic() + timeout_ms / 1000
-        self._attempts = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over, so that ``pause_s`` would raise."""
-        return time.monotonic() > self._deadline
-
-    def pause_s(self, reason: str) -> float:
-        """Return how long to wait before the next attempt. ``reason`` is why the last one failed.
-
-        Raises:
-            RoundAborted: the time is over.
-        """
-        if self.is_over:
-            bound = "" if _OPTION in reason else f" {_OPTION!r} bounds the wait."
-            raise RoundAborted(f"{self.what} failed for {self._timeout_ms} ms: {reason}{bound}")
-        self._attempts += 1
-        return pause_s(self._attempts)
-
-
 def pause_s(attempts: int) -> float:
     """Return how long to wait after this many attempts: first as long as Kafka takes to end a transaction, at most as
     long as an election of a leader takes."""
@@ -61,7 +29,8 @@ def pause_s(attempts: int) -> float:
 
 
 async def until_accepted(
-    patience: Patience,
+    what: str,
+    timeout_ms: int,
     ask: Callable[[], Awaitable[tuple[Meaning, ResultT]]],
     sleep: Callable[[float], Awaitable[None]],
 ) -> ResultT:
@@ -71,7 +40,8 @@ async def until_accepted(
     response was lost is not repeated, because the broker may still process the first one, at any later time.
 
     Args:
-        patience: how long to repeat the request.
+        what: the request, for messages, such as "beginning transaction t at broker:9092".
+        timeout_ms: how long to repeat the request.
         ask: sends the request, and returns the meaning of the response and the result.
         sleep: waits while other coroutines run.
 
@@ -81,17 +51,22 @@ async def until_accepted(
         ConfigurationError: the brokers would reject every attempt.
         OperatorRequired: the brokers deny this principal a right.
     """
+    deadline, attempts = time.monotonic() + timeout_ms / 1000, 0
     while True:
         try:
             answer, result = await ask()
         except Unanswered as error:
-            raise RoundAborted(f"{patience.what} got no answer: {error}. The batch can be run again.") from error
+            raise RoundAborted(f"{what} got no answer: {error}. The batch can be run again.") from error
         except NotSent as error:
             reason = f"{error}. Is the broker up?"
         else:
             if answer.answer is WriteAnswer.DONE:
                 return result
             if answer.answer is not WriteAnswer.REPEAT:
-                raise failure(answer, f"{patience.what} was refused")
+                raise failure(answer, f"{what} was refused")
             reason = f"{answer.name}. {answer.advice}"
-        await sleep(patience.pause_s(reason))
+        if time.monotonic() > deadline:
+            bound = "" if _OPTION in reason else f" {_OPTION!r} bounds the wait."
+            raise RoundAborted(f"{what} failed for {timeout_ms} ms: {reason}{bound}")
+        attempts += 1
+        await sleep(pause_s(attempts))

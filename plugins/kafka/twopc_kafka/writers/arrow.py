@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from twopc.errors import RoundAborted
 from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import control_of
+from twopc_kafka.columns import by_topic
 from twopc_kafka.ending import ABORT_TIMEOUT_S, roll_back
 from twopc_kafka.markers import Written
 from twopc_kafka.options import KafkaOptions
@@ -65,8 +65,8 @@ class ArrowWriter:
             RoundAborted: a record of this batch or an earlier one was not delivered.
         """
         check_values(batch, self._options, self._partitions)
-        room = room_for_records(self._settings.limits)
-        for topic, part, positions in _by_topic(batch, self._options.topic):
+        room = room_for_records(self._settings.batch_bytes)
+        for topic, part, positions in by_topic(batch, self._options.topic):
             encoder, count = self._topics[topic]
             records = records_of(part)
             named = part.column("partition") if "partition" in part.schema.names else None
@@ -109,7 +109,7 @@ class ArrowWriter:
         roll_back(control_of(self._options.control), self._transaction)
 
     def _partitions(self, topic: str, highest: int) -> int:
-        new = Encoder(self._transaction.producer, self._settings.limits, self._settings.compression), 0
+        new = Encoder(self._transaction.producer, self._settings.batch_bytes, self._settings.compression), 0
         encoder, count = self._topics.get(topic, new)
         if count <= highest:
             count = self._sending.partitions(topic)
@@ -117,17 +117,6 @@ class ArrowWriter:
                 count = self._sending.partitions(topic)
             self._topics[topic] = encoder, count
         return count
-
-
-def _by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch, Integers]]:
-    """Yield the records of each topic, and their positions. The option takes precedence over the column."""
-    if topic is not None:
-        yield topic, batch, np.arange(batch.num_rows)
-        return
-    column = batch.column("topic")
-    for each in pc.unique(column).to_pylist():
-        is_of_topic = pc.equal(column, each)
-        yield each, batch.filter(is_of_topic), np.flatnonzero(is_of_topic.to_numpy(zero_copy_only=False))
 
 
 def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:

@@ -16,13 +16,13 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import confluent_kafka
 
 from twopc.errors import RecordRefused, Retriable, RoundAborted, TwoPhaseCommitError
+from twopc.threads import on_threads
 from twopc_kafka.answers import (
     ProducerIdentity,
     WriteAnswer,
@@ -127,7 +127,8 @@ class Writer:
                 _apart(self._producer.begin_transaction)
             except (confluent_kafka.KafkaException, SystemError) as raised:
                 raise self._refused(self._reason(raised)) from raised
-            self._keep_polled()
+            # Take what librdkafka reports while the task waits for records, for as long as this writer is in use.
+            _start(_poll_on, weakref.ref(self), name="twopc-kafka-poll", daemon=True)
 
     def _init_transactions(self, timeout_s: float) -> None:
         """Wait for the transactional id, for a limited time. librdkafka would retry forever if the broker is gone or
@@ -159,14 +160,6 @@ class Writer:
         else:
             del properties["transaction.timeout.ms"]
         return properties
-
-    def _keep_polled(self) -> None:
-        """Take what librdkafka reports while the task waits for records, for as long as this writer is in use."""
-        polling = threading.Thread(target=_poll_on, args=[weakref.ref(self)], name="twopc-kafka-poll", daemon=True)
-        try:
-            polling.start()
-        except RuntimeError as error:
-            raise _no_thread(str(error)) from None
 
     def poll(self) -> None:
         """Take what librdkafka has reported, and keep a fatal error for the task's next call."""
@@ -250,11 +243,11 @@ class Writer:
             The transaction's identity, or None if there is no transaction.
 
         Raises:
-            RoundAborted: a record was not delivered, or another producer took over.
+            RoundAborted: a record was not delivered, another producer took over, or this host can start no thread.
         """
         if self._options.delivery == NONE:
             # The task does not wait. The flush keeps the producer alive, as a dropped producer loses its queue.
-            threading.Thread(target=self._producer.flush, name="twopc-kafka-flush").start()
+            _start(self._producer.flush, name="twopc-kafka-flush", daemon=False)
             return None
         # This loop ends: 'message.timeout.ms' turns a record that is never acknowledged into a failure.
         while self._served(self._producer.flush, 1.0):
@@ -370,17 +363,9 @@ def _apart(call: Callable[..., ResultT], *arguments: object) -> ResultT:
     exception's frames then keep the producer and its threads for as long as the process lives."""
     if sys.exc_info()[0] is None:
         return call(*arguments)
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            called = thread.submit(call, *arguments)
-        except RuntimeError:
-            pass  # no thread can be started
-        else:
-            try:
-                return called.result()
-            finally:
-                del called  # it keeps its error, and that keeps this frame
-    return call(*arguments)  # a leak is better than no rollback
+    # On this thread if none can be started: a leak is better than no rollback.
+    [result] = on_threads(lambda given: call(*given), [arguments], 1, "twopc-kafka-apart")
+    return result
 
 
 def _poll_on(writer: weakref.ref[Writer]) -> None:
@@ -400,6 +385,13 @@ def _close(producer: confluent_kafka.Producer) -> None:
             with contextlib.suppress(confluent_kafka.KafkaException, SystemError):
                 producer.close()
                 return
+
+
+def _start(call: Callable[..., object], *arguments: object, name: str, daemon: bool) -> None:
+    try:
+        threading.Thread(target=call, args=arguments, name=name, daemon=daemon).start()
+    except RuntimeError as error:
+        raise _no_thread(str(error)) from None
 
 
 def _no_thread(reason: str) -> RoundAborted:

@@ -18,7 +18,7 @@ from twopc_kafka.answers import UNKNOWN_TOPIC, Meaning, ProducerIdentity, WriteA
 from twopc_kafka.client import requests
 from twopc_kafka.client.cluster import cluster_of
 from twopc_kafka.client.control import control_of
-from twopc_kafka.client.retry import Patience, until_accepted
+from twopc_kafka.client.retry import until_accepted
 from twopc_kafka.ending import roll_back
 from twopc_kafka.markers import Written
 from twopc_kafka.options import KafkaOptions
@@ -80,7 +80,11 @@ class OffsetsWriter:
         )
 
         async def ask() -> tuple[Meaning, None]:
-            codes = await self._answer(request, kind, key)
+            code, node = await self._cluster.coordinator(key, kind)
+            if code:
+                return meaning(code), None
+            await self._cluster.reach(node)  # a query may be idle for longer than brokers keep a connection
+            codes = requests.codes_in(await self._cluster.send(node, request))
             if UNKNOWN_TOPIC in codes:
                 raise ConfigurationError(
                     f"{what} was refused: the brokers don't have all topics that the query reads. The group must be on"
@@ -89,14 +93,7 @@ class OffsetsWriter:
             refused = [meaning(code) for code in sorted(codes - {0})] or [meaning(0)]
             return next((each for each in refused if each.answer is not WriteAnswer.REPEAT), refused[0]), None
 
-        await until_accepted(Patience(what, self._timeout_ms), ask, self._cluster.sleep)
-
-    async def _answer(self, request: Any, kind: CoordinatorType, key: str) -> set[int]:
-        code, node = await self._cluster.coordinator(key, kind)
-        if code:
-            return {code}
-        await self._cluster.reach(node)  # a query may be idle for longer than brokers keep a connection
-        return _codes(await self._cluster.send(node, request))
+        await until_accepted(what, self._timeout_ms, ask, self._cluster.sleep)
 
 
 def _offsets(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
@@ -105,9 +102,3 @@ def _offsets(batch: pa.RecordBatch) -> dict[str, dict[int, int]]:
     for row in batch.to_pylist():
         offsets[row["topic"]][row["partition"]] = row["offset"]
     return offsets
-
-
-def _codes(response: Any) -> set[int]:
-    if hasattr(response, "topics"):
-        return {partition.error_code for topic in response.topics for partition in topic.partitions}
-    return {response.error_code}

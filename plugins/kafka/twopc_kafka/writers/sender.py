@@ -301,12 +301,7 @@ class Sending:
         partitions = {topic: [lane.number for lane in of_topic] for topic, of_topic in _by_topic(lanes)}
         transaction = self._transaction
         request = requests.add_partitions(transaction.transactional_id, transaction.producer, partitions)
-        response = await self._cluster.send(node, request)
-        return {
-            partition.partition_error_code
-            for result in response.results_by_topic_v3_and_below
-            for partition in result.results_by_partition
-        }
+        return requests.codes_in(await self._cluster.send(node, request))
 
     def _what(self, lanes: Sequence[Lane]) -> str:
         batches = [lane.waiting[0] for lane in lanes]

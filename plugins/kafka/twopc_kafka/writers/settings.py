@@ -32,26 +32,18 @@ HONORED = {*_NUMBERS, *_FIXED, "compression.type", "compression.level", "transac
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The largest size of a batch: of one with several records, and of one with a single record."""
-
-    batch_bytes: int
-    message_bytes: int
-
-
-@dataclass(frozen=True)
 class Settings:
     """The settings of a writer, apart from its connection.
 
     Attributes:
-        limits: the largest size of a batch.
+        batch_bytes: the largest size of a batch with several records. A larger record has a batch of its own.
         compression: the codec of batches.
         buffer_bytes: how many bytes may be in flight before the task waits for the brokers.
         topic_timeout_ms: how long a topic may be unknown before it counts as nonexistent.
         timeout_ms: how long to wait for a lost broker.
     """
 
-    limits: Limits
+    batch_bytes: int
     compression: Compression
     buffer_bytes: int
     topic_timeout_ms: int
@@ -80,7 +72,7 @@ def settings(properties: Mapping[str, Any]) -> Settings:
     compression = Compression(codec(properties), None if level == _OWN_LEVEL else level)
     compression.check()
     return Settings(
-        limits=Limits(number["batch.size"], number["message.max.bytes"]),
+        batch_bytes=min(number["batch.size"], number["message.max.bytes"]),
         compression=compression,
         buffer_bytes=number["queue.buffering.max.kbytes"] * 1024,
         topic_timeout_ms=number["topic.metadata.propagation.max.ms"],

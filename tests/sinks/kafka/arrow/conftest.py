@@ -13,7 +13,6 @@ from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.writers.encoding.batches import Encoder, RecordBatch
 from twopc_kafka.writers.encoding.compression import Compression
 from twopc_kafka.writers.encoding.records import Records, binary, encoded_headers
-from twopc_kafka.writers.settings import Limits
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 PRODUCER = ProducerIdentity(70_000_000_001, 3)
@@ -48,7 +47,7 @@ class Encoding:
     headers_type = HEADERS
 
     def encoder(self, codec: str = "none", batch_bytes: int = 1_000_000, level: int | None = None) -> Encoder:
-        return Encoder(PRODUCER, Limits(batch_bytes, 1_000_000), Compression(codec, level))
+        return Encoder(PRODUCER, batch_bytes, Compression(codec, level))
 
     def one_partition(self, records: Records, codec: str = "none", batch_bytes: int = 1_000_000) -> list[RecordBatch]:
         of_partition: Mapping[int, slice] = {0: slice(0, len(records))}
@@ -71,11 +70,6 @@ class Encoding:
         found = [GivenRecord(r.value, r.key, tuple((k, v) for k, v in r.headers), r.timestamp) for r in records]
         assert decoded.max_timestamp == max(record.timestamp_ms for record in found)
         return found
-
-
-@pytest.fixture
-def sink(topic: Any, make_sink: Any) -> Any:
-    return make_sink(topic, writer="arrow")
 
 
 @pytest.fixture(scope="session")

@@ -1,16 +1,14 @@
 """What the writer does about brokers that refuse, throttle, move or fall silent. The broker is real; where it can't be
 brought to an answer, the answer is put into its mouth, before or after it has done what it was asked."""
 
+import contextlib
 import re
 from typing import Any
 
 import kafka.errors
 import pyarrow as pa
 import pytest
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
-from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer import (
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
@@ -457,14 +455,6 @@ def quota(servers: str, client: str, bytes_per_s: float) -> None:
         ],
         validate_only=False,
     )
-    net = NetworkSelector()
-    net.start()
-    manager = KafkaConnectionManager(net, bootstrap_servers=[servers])
-    try:
-        manager.bootstrap(10_000)
-        [answer] = manager.run(manager.send, request).entries
-        assert answer.error_code == 0, answer
-        manager.run(manager.send, MetadataRequest(topics=[]))
-    finally:
-        manager.close()
-        net.stop()
+    with contextlib.closing(control.Control({"bootstrap_servers": [servers]})) as asked:
+        [answer] = asked.run(asked.manager.send, request).entries
+    assert answer.error_code == 0, answer

@@ -8,24 +8,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tests.sinks.kafka.access import as_user
 from tests.sinks.kafka.writing import sealed, text, written
 from twopc import Committable, Round
 from twopc.errors import OperatorRequired, RoundAborted
 from twopc_kafka.client import requests
 from twopc_kafka.writers.arrow import ArrowWriter
+from twopc_kafka.writers.encoding.batches import OVERHEAD_BYTES
 from twopc_kafka.writers.encoding.compression import NUMBERS
 
 pytestmark = pytest.mark.in_turn("partitions_come")
-
-CLOSED_PORT = "127.0.0.1:1"
-
-
-@pytest.fixture
-def make_arrow_sink(make_sink: Any) -> Any:
-    def make(on: Any, /, **options: Any) -> Any:
-        return make_sink(on, writer="arrow", **options)
-
-    return make
 
 
 @pytest.fixture(params=["implicit", "added"])
@@ -42,9 +34,9 @@ def partitions_come(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.variants
 @pytest.mark.parametrize("codec", list(NUMBERS))
-def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, make_arrow_sink: Any, wait: Any) -> None:
+def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, make_sink: Any, wait: Any) -> None:
     topic = make_topic(partitions=2)
-    sink = make_arrow_sink(topic, compression_type=codec)
+    sink = make_sink(topic, compression_type=codec)
     values = [f"{n % 10:0100d}{n}" for n in range(1000)]
     decided = sealed(sink, text(*values))
     wait.repeated(lambda: sink.commit(decided))
@@ -53,10 +45,10 @@ def test_the_broker_takes_batches_of_every_codec(codec: str, make_topic: Any, ma
 
 @pytest.mark.variants
 def test_many_batches_to_many_partitions_and_topics_keep_their_order(
-    partitions_come: str, make_topic: Any, make_arrow_sink: Any, wait: Any
+    partitions_come: str, make_topic: Any, make_sink: Any, wait: Any
 ) -> None:
     topics = [make_topic(partitions=5), make_topic(partitions=1)]
-    sink = make_arrow_sink(topics[0], topic=None, batch_size=500, queue_buffering_max_kbytes=5)
+    sink = make_sink(topics[0], topic=None, batch_size=500, queue_buffering_max_kbytes=5)
     batches = [
         pa.record_batch(
             {
@@ -80,10 +72,10 @@ def test_many_batches_to_many_partitions_and_topics_keep_their_order(
 
 
 def test_records_without_a_key_go_to_one_partition_a_batch_and_to_the_next_with_the_next(
-    make_topic: Any, make_arrow_sink: Any
+    make_topic: Any, make_sink: Any
 ) -> None:
     topic = make_topic(partitions=3)
-    written(make_arrow_sink(topic), *(text(*[str(n)] * 10) for n in range(6)))
+    written(make_sink(topic), *(text(*[str(n)] * 10) for n in range(6)))
     landed: dict[bytes, set[int]] = {}
     for record in topic.records("read_uncommitted"):
         landed.setdefault(record.value, set()).add(record.partition)
@@ -95,17 +87,10 @@ def test_records_without_a_key_go_to_one_partition_a_batch_and_to_the_next_with_
 # One transaction, one epoch. ------------------------------------------------------------------------------------------
 
 
-def test_the_committable_names_the_transaction_that_the_broker_describes(topic: Any, make_arrow_sink: Any) -> None:
-    sink = make_arrow_sink(topic)
-    vote = written(sink, text("a"))
-    [found] = sink.recover()
-    assert found.is_same_transaction(vote)
-
-
 def test_each_transaction_of_an_id_has_an_epoch_of_its_own_and_rolls_the_one_before_back(
-    topic: Any, make_arrow_sink: Any, wait: Any
+    topic: Any, make_sink: Any, wait: Any
 ) -> None:
-    sink = make_arrow_sink(topic)
+    sink = make_sink(topic)
     first = written(sink, text("a"))
     taking_over = ArrowWriter(sink._options, first.transaction_id)
     taking_over.write(text("b"))
@@ -118,9 +103,9 @@ def test_each_transaction_of_an_id_has_an_epoch_of_its_own_and_rolls_the_one_bef
     topic.becomes(["b"])
 
 
-def test_a_writer_that_was_fenced_can_add_nothing(partitions_come: str, topic: Any, make_arrow_sink: Any) -> None:
+def test_a_writer_that_was_fenced_can_add_nothing(partitions_come: str, topic: Any, make_sink: Any) -> None:
     fenced = pytest.raises(RoundAborted, match=r"(INVALID_PRODUCER_EPOCH|PRODUCER_FENCED). A newer attempt")
-    sink = make_arrow_sink(topic)
+    sink = make_sink(topic)
     transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
     with fenced:
         sink.write(transaction, text("a"))
@@ -132,41 +117,28 @@ def test_a_writer_that_was_fenced_can_add_nothing(partitions_come: str, topic: A
     with contextlib.suppress(RoundAborted):
         sink.discard(transaction)
     assert b"late" not in {record.value for record in topic.records("read_uncommitted")}
-    [left] = make_arrow_sink(topic).recover()  # the abort of the fenced one hit nothing
+    [left] = make_sink(topic).recover()  # the abort of the fenced one hit nothing
     assert left.handle["producer_epoch"] > 0
-
-
-def test_an_abort_leaves_nothing_open(partitions_come: str, topic: Any, make_arrow_sink: Any) -> None:
-    sink = make_arrow_sink(topic)
-    transaction = sink.begin(sink.transactional_ids.allocate(Round(1, 0), 0))
-    sink.write(transaction, text("a"))
-    sink.discard(transaction)
-    assert list(sink.recover()) == []
-    topic.stays_empty()
 
 
 # The vote is no. ------------------------------------------------------------------------------------------------------
 
 
-def test_a_batch_size_below_the_topics_limit_lets_all_records_through(make_topic: Any, make_arrow_sink: Any) -> None:
+@pytest.mark.parametrize("batch_size", [OVERHEAD_BYTES, 2000], ids=["without room", "2000"])
+def test_a_batch_size_below_the_topics_limit_lets_all_records_through(
+    batch_size: int, make_topic: Any, make_sink: Any
+) -> None:
     topic = make_topic(config={"max.message.bytes": "2000"})
-    vote = written(make_arrow_sink(topic, batch_size=2000), text(*["x" * 500] * 50))
+    vote = written(make_sink(topic, batch_size=batch_size), text(*["x" * 500] * 50))
     assert vote.records == 50
 
 
 @pytest.mark.long
 def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
-    second_broker: Any, make_topic: Any, make_arrow_sink: Any
+    second_broker: Any, make_topic: Any, make_sink: Any
 ) -> None:
     topic = make_topic(on=second_broker.broker)
-    sink = make_arrow_sink(
-        topic,
-        bootstrap_servers=second_broker.sasl_servers,
-        security_protocol="sasl_plaintext",
-        sasl_mechanism="PLAIN",
-        sasl_username="denied",
-        sasl_password=second_broker.passwords["denied"],
-    )
+    sink = make_sink(topic, **as_user(second_broker, "denied"))
     sink._validated = text("a").schema  # as of a sink that comes from a driver with these rights
     with pytest.raises(OperatorRequired, match=r"TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*WRITE and DESCRIBE on"):
         written(sink, text("a"))
@@ -175,23 +147,13 @@ def test_what_the_brokers_deny_stops_the_query_with_the_rights_to_grant(
 # Connections. ---------------------------------------------------------------------------------------------------------
 
 
-def test_tasks_of_a_thread_share_its_connections(topic: Any, make_arrow_sink: Any) -> None:
-    sink = make_arrow_sink(topic)
-    transactions = [sink.begin(sink.transactional_ids.allocate(Round(1, 0), partition)) for partition in range(2)]
-    writers = [transaction.writer for transaction in transactions]
-    assert all(isinstance(writer, ArrowWriter) for writer in writers)
-    assert writers[0]._cluster is writers[1]._cluster
-    for transaction in transactions:
-        sink.discard(transaction)
-
-
 @pytest.mark.long
 @pytest.mark.crash
 def test_a_broker_that_was_restarted_between_tasks_is_connected_anew(
-    second_broker: Any, make_topic: Any, make_arrow_sink: Any
+    second_broker: Any, make_topic: Any, make_sink: Any
 ) -> None:
     topic = make_topic(on=second_broker.broker)
-    sink = make_arrow_sink(topic)
+    sink = make_sink(topic)
     written(sink, text("a"))
     second_broker.broker.kill()
     second_broker.broker.start()

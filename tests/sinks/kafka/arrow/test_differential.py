@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tests.sinks.kafka.arrow.java import run_java, text
-from twopc import Participant, Round
+from tests.sinks.kafka.writing import sealed
 from twopc_kafka.options import WRITERS
 
 pytestmark = pytest.mark.long
@@ -67,11 +67,7 @@ def test_java_reads_the_same_in_the_same_places_from_both_writers_and_its_own(
     topics = {writer: make_topic(partitions=PARTITIONS) for writer in ("java", *WRITERS)}
     for writer in WRITERS:
         sink = make_sink(topics[writer], log_id=writer, writer=writer, compression_type=codec, batch_size=20_000)
-        with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
-            for batch in batches:
-                participant.write("orders", batch)
-            [sealed] = sink.seal([participant.pre_commit()["orders"]], age_s=0)
-        wait.repeated(lambda sink=sink, sealed=sealed: sink.commit(sealed))
+        wait.repeated(sink.commit, sealed(sink, *batches))
         wait.until("the markers are written", topics[writer].has_no_open_transaction)
     given = tmp_path / "given"
     given.write_text("\n".join(line for batch in batches for line in as_java_reads(batch)))

@@ -94,11 +94,6 @@ def test_offsets_of_a_batch_of_many_records_grow_to_three_bytes(encoding: Any) -
     assert encoding.decode(batch) == records
 
 
-def test_timestamps_may_go_back_and_forth(encoding: Any) -> None:
-    records = [encoding.Given(b"", timestamp_ms=ms) for ms in (5_000_000_000_000, 0, 1, 4_999_999_999_999)]
-    assert encoding.decoded(encoding.one_partition(encoding.columns(records))) == records
-
-
 def test_slices_of_a_larger_batch_are_encoded_as_they_are(encoding: Any) -> None:
     records = [encoding.Given(bytes(n), b"k" * n, (("h", bytes(n)),) * (n % 3)) for n in range(30)]
     sliced = encoding.columns(records).slice(7, 19)

@@ -13,10 +13,9 @@ from twopc_kafka.answers import ProducerIdentity
 from twopc_kafka.writers.encoding.batches import Encoder
 from twopc_kafka.writers.encoding.compression import Compression
 from twopc_kafka.writers.encoding.records import records_of
-from twopc_kafka.writers.settings import Limits
 
 batch = pa.record_batch({"value": pa.array([bytes(100)] * 10_000)})
-encoder, order = Encoder(ProducerIdentity(1, 0), Limits(1_000_000, 1_000_000), Compression("none")), np.arange(10_000)
+encoder, order = Encoder(ProducerIdentity(1, 0), 1_000_000, Compression("none")), np.arange(10_000)
 for number in range(60):
     if number == 20:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -51,10 +51,7 @@ class Leadership:
         return int(self._ask(MetadataRequest(topics=wanted)).topics[0].partitions[0].leader_id)
 
     def _ask(self, request: Any) -> Any:
-        async def send() -> Any:
-            return await self.control.manager.send(request)
-
-        return self.control.run(send)
+        return self.control.run(self.control.manager.send, request)
 
 
 @pytest.fixture
@@ -153,9 +150,7 @@ def test_what_is_decided_is_committed_although_the_broker_that_coordinates_it_is
 
 def coordinator(sink: Any, name: str, wait: Any) -> int:
     """The broker that coordinates a transactional id, as far as the sink knows."""
-    found: dict[str, int] = {}
-    wait.repeated(lambda: found.update(sink._control.run(sink._control.coordinators_of, [name])))
-    return found[name]
+    return int(wait.repeated(sink._control.run, sink._control.coordinators_of, [name])[name])
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from kafka.protocol.admin.acl import CreateAclsRequest
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 
 import twopc
 from tests.sinks.kafka.access import as_user, grant
-from tests.sinks.kafka.writing import text, writing, written
+from tests.sinks.kafka.groups import Group
+from tests.sinks.kafka.writing import text, written
 from tests.support.observing import Killed, observing
-from twopc import Committable, Coordinator, Participant, Round
+from tests.support.phase_one import writes
+from twopc import Committable, Coordinator
 from twopc.errors import ConfigurationError, LogMismatch, Retriable, RoundAborted, TransactionLost
 from twopc.events import Event, PhaseEntered
 from twopc.phases import Phase
+from twopc.testing.query import answered
 from twopc_kafka.client.control import Control
-from twopc_kafka.offsets_sink import KafkaProgressSink
 
 NEVER_MS = (1 << 31) - 1
 TIMEOUT_MS = 1000
@@ -55,28 +55,22 @@ def make_arrow_sink(make_sink: Any) -> Any:
 
 
 def pre_committed(sink: Any, partition: int = 0) -> Committable:
-    """A participant's vote, in a sink that was opened as a coordinator does."""
-    sink.open()
+    """A participant's vote, in a sink that was opened as a coordinator does: again while its broker is starting."""
+    answered(60.0, sink.open)
     vote: Committable = written(sink, text(*VALUES), partition=partition)
     return vote
 
 
 def timeout_ms(sink: Any, committable: Committable) -> int:
     """What the broker says of the transaction."""
-    name, control = committable.transaction_id, sink._control
-
-    async def describe() -> int:
-        [node] = (await control.coordinators_of([name])).values()
-        answer = await control.manager.send(DescribeTransactionsRequest(transactional_ids=[name]), node_id=node)
-        return int(answer.transaction_states[0].transaction_timeout_ms)
-
-    return int(control.run(describe))
+    [described] = sink._control.describe([committable.transaction_id]).values()
+    return int(described.timeout_ms)
 
 
 def run_batch(sink: Any, log: Path, stage: Path | None = None) -> None:
     copies = f"file://{stage}" if stage else None
     with Coordinator({"orders": sink}, f"file://{log}", owner="query", replay_copies=copies) as coordinator:
-        coordinator.run(0, writing(sink, text(*VALUES)))
+        coordinator.run(0, writes({"orders": sink}, text(*VALUES)))
 
 
 @pytest.mark.long
@@ -172,19 +166,12 @@ def test_where_it_is_off_transactions_have_their_time_out(topic: Any, make_arrow
 
 
 def test_offsets_have_no_time_out_either(topic: Any, prefix: str, wait: Any) -> None:
-    options = {"bootstrap.servers": topic.servers, "group.id": topic.name, "transactional.id.prefix": prefix}
-    sink = KafkaProgressSink(options)
-    sink.bind("progress", "log")
+    group = Group(topic, prefix)
+    sink = group.sink()
     wait.repeated(sink.open)  # until the group has a coordinator
-    offsets = pa.record_batch(
-        {"topic": [topic.name], "partition": pa.array([0], pa.int32()), "offset": pa.array([1], pa.int64())}
-    )
-    sink._validated = offsets.schema  # as of a sink that comes from a driver
-    with Participant({"progress": sink}, Round(1, 0), partition=0) as participant:
-        participant.write("progress", offsets)
-        vote = participant.pre_commit()["progress"]
-    assert timeout_ms(sink, vote) == NEVER_MS
-    sink.abort(vote)
+    committable = group.pre_commit(sink, {0: 1})
+    assert timeout_ms(sink, committable) == NEVER_MS
+    sink.abort(committable)
 
 
 # Where it is not granted. ---------------------------------------------------------------------------------------------
@@ -238,11 +225,7 @@ def grant_two_phase_commit(control: Control, prefix: str) -> None:
         permission_type=3,
     )
 
-    async def send() -> Any:
-        return await control.manager.send(CreateAclsRequest(creations=[binding]))
-
-    control.unknown_topics([])  # connects
-    [result] = control.run(send).results
+    [result] = control.run(control.manager.send, CreateAclsRequest(creations=[binding])).results
     assert result.error_code == 0, result
 
 

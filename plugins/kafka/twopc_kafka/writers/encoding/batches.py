@@ -17,7 +17,6 @@ from twopc_kafka.writers.encoding.buffers import Bytes, joined, keep_freed_memor
 from twopc_kafka.writers.encoding.compression import NONE, Compression
 from twopc_kafka.writers.encoding.records import Records
 from twopc_kafka.writers.encoding.varints import Integers, sizes
-from twopc_kafka.writers.settings import Limits
 
 if TYPE_CHECKING:
     from twopc_kafka.answers import ProducerIdentity
@@ -49,9 +48,9 @@ def alone_bytes(records: Records) -> Integers:
     return OVERHEAD_BYTES + sizes(body) + body
 
 
-def room_for_records(limits: Limits) -> int:
-    """Return how many bytes a batch of several records has for the records themselves."""
-    return min(limits.batch_bytes, limits.message_bytes) - OVERHEAD_BYTES
+def room_for_records(batch_bytes: int) -> int:
+    """Return how many bytes a batch of at most ``batch_bytes`` has for its records, at least 1."""
+    return max(1, batch_bytes - OVERHEAD_BYTES)
 
 
 def in_runs(records: Records, room: int) -> Integers:
@@ -74,10 +73,10 @@ def _cuts(bounds: Integers, part: slice, room: int) -> Iterator[slice]:
 class Encoder:
     """Encodes a producer's batches for one topic. Sequence numbers ensure that a broker appends each record once."""
 
-    def __init__(self, producer: ProducerIdentity, limits: Limits, compression: Compression) -> None:
+    def __init__(self, producer: ProducerIdentity, batch_bytes: int, compression: Compression) -> None:
         keep_freed_memory()
         self._producer = producer
-        self._limits = limits
+        self._room = room_for_records(batch_bytes)
         self._compression = compression
         self._next_sequence: dict[int, int] = {}
 
@@ -93,8 +92,7 @@ class Encoder:
             positions: the records' positions among those of the transaction.
         """
         bounds = np.concatenate([[0], np.cumsum(records.at_most[order])])
-        room = room_for_records(self._limits)
-        cuts = [(number, cut) for number, part in of_partition.items() for cut in _cuts(bounds, part, room)]
+        cuts = [(number, cut) for number, part in of_partition.items() for cut in _cuts(bounds, part, self._room)]
         starts = np.array([cut.start for _, cut in cuts])
         encoded = records.encode(order, starts)
         timestamps = records.timestamp_ms[order]

@@ -140,11 +140,13 @@ def _timestamps(batch: pa.RecordBatch) -> Integers:
     now = time.time_ns() // 1_000_000
     if "timestamp" not in batch.schema.names:
         return np.full(batch.num_rows, now)
-    column = batch.column("timestamp")
-    unit = pa.timestamp("ms", tz=column.type.tz)
-    milliseconds = pc.fill_null(column.cast(unit, safe=False).cast(pa.int64()), now)  # Kafka's resolution
-    given: Integers = milliseconds.to_numpy()
+    given: Integers = pc.fill_null(epoch_ms(batch.column("timestamp")), now).to_numpy()
     return given
+
+
+def epoch_ms(column: pa.Array) -> pa.Array:
+    """Return timestamps as Kafka stores them, in milliseconds since 1970."""
+    return column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False).cast(pa.int64())
 
 
 def _lengths(column: pa.Array) -> Integers:
