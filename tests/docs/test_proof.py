@@ -1,12 +1,11 @@
 """The pages on proof have what the reports that are kept have, and name tests that exist."""
 
 import json
-import re
 from typing import Any
 
 import pytest
 
-from tests.support.pages import DOCS, ROOT, site_script
+from tests.support.pages import DOCS, site_script
 
 RUNS = site_script("runs")
 
@@ -103,14 +102,3 @@ def test_each_defect_counts_once_among_the_shares() -> None:
 def test_the_tables_of_a_filled_page_are_filled_in_again() -> None:
     page = TRACES.filled("<!-- shares -->\n<!-- end -->\n\n<!-- defects -->\n<!-- end -->\n", REPORT)
     assert TRACES.filled(page, REPORT) == page
-
-
-PAGE = (ROOT / "docs/internals/platform-cases.md").read_text(encoding="utf-8")
-
-
-def test_a_test_that_holds_a_case_is_in_a_file_that_is_named_with_it() -> None:
-    cases = [case for case in PAGE.split("\n\n") if "`test_" in case]
-    for case in cases:
-        files = "".join((ROOT / path).read_text("utf-8") for path in re.findall(r"`(tests/\S+\.py)`", case))
-        assert [name for name in re.findall(r"`(test_\w+)`", case) if f"def {name}(" not in files] == [], case
-    assert cases

@@ -255,7 +255,12 @@ def test_a_process_that_is_forked_amid_a_renewal_gets_a_token_of_its_own(clock: 
     asking = threading.Thread(target=kept.token, daemon=True)
     asking.start()
     until(lambda: kept._under_way is not None)
-    child = multiprocessing.get_context("fork").Process(target=lambda: (clock.waits_for.set(), kept.valid_token()))
+
+    def ask() -> None:
+        clock.waits_for.set()
+        kept.valid_token()
+
+    child = multiprocessing.get_context("fork").Process(target=ask)
     child.start()
     child.join(10)
     clock.waits_for.set()
