@@ -21,7 +21,7 @@ class GuardedCatalog(VendingCatalog):
     credentials of S3 only to clients that ask for them.
 
     Attributes:
-        tokens: all that were given out, the valid one last.
+        tokens: all that were given out.
         refused: how many requests had none that is valid.
     """
 
@@ -29,21 +29,22 @@ class GuardedCatalog(VendingCatalog):
         super().__init__(*arguments)
         self.tokens: list[str] = []
         self.refused = 0
+        self._valid: set[str] = set()
         self._ends_at: int | None = None
 
-    def end_token_at(self, number: int) -> None:
-        """End the token when ``number`` further requests have passed."""
+    def end_tokens_at(self, number: int) -> None:
+        """End all tokens when ``number`` further requests have passed."""
         self._ends_at = len(self.requests) + number
 
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:
         if self._ends_at is not None and len(self.requests) > self._ends_at:
             self._ends_at = None
-            self.tokens.append("ended")
+            self._valid.clear()
         url = urlsplit(request.target)
         if url.path == "/v1/oauth/tokens":
             return self._login(request)
         headers = {name.lower(): value for name, value in request.headers.items()}
-        if not self.tokens or headers.get("authorization") != f"Bearer {self.tokens[-1]}":
+        if headers.get("authorization", "").removeprefix("Bearer ") not in self._valid:
             self.refused += 1
             return _error(401, "NotAuthorizedException")
         if url.path == "/v1/config":
@@ -61,6 +62,7 @@ class GuardedCatalog(VendingCatalog):
         if form != expected:
             return Answer(401, b'{"error": "invalid_client"}')
         self.tokens.append(f"token-{uuid.uuid4().hex}")
+        self._valid.add(self.tokens[-1])
         given = {"access_token": self.tokens[-1], "token_type": "bearer", "expires_in": 3600}
         return Answer(200, json.dumps(given).encode())
 

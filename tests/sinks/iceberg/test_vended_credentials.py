@@ -260,7 +260,7 @@ def test_a_login_that_ends_at_any_request_neither_loses_nor_doubles_a_record_and
         run(1)
         usual = len(catalog.requests) - before
         for batch_id, number in enumerate(range(usual), 2):
-            catalog.end_token_at(number)
+            catalog.end_tokens_at(number)
             run(batch_id)
     assert guarded.place.values() == sorted(values)
     assert list(guarded.place.sink("log").recover()) == []
