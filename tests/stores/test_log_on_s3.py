@@ -1,10 +1,12 @@
 """The commit log on S3: put-if-absent by conditional writes, replies that get lost, and servers that can't be used."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 import twopc
@@ -14,10 +16,12 @@ from tests.support.commit_log import CommitLog
 from tests.support.http_proxy import FRAMED, Answer, Changed, s3_error
 from tests.support.racing_writers import race
 from tests.support.s3_server import without_credentials
+from twopc import Participant
 from twopc.errors import ConfigurationError, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
 from twopc.log.entries import entry_name
 from twopc.log.store import LogStore, ObjectStore
+from twopc.transaction import Vote
 
 
 def open_store(bucket: Bucket) -> LogStore:
@@ -54,6 +58,28 @@ class TestLogOnS3(ObjectLogContract):
 
     def race(self) -> list[str]:
         return race(self.writers, self.bucket.url("log"), **self.bucket.repeating)
+
+
+@pytest.mark.long
+def test_headers_that_a_bucket_asks_for_come_with_each_object_of_log_and_files(bucket: Bucket) -> None:
+    asked = {"ServerSideEncryption": "AES256", "ACL": "bucket-owner-full-control"}
+    options = {**bucket.storage_options, "s3_additional_kwargs": asked}
+    files = {"path": bucket.url("out"), "format": "json", "storage_options": json.dumps(options)}
+    sinks = {"out": twopc.create_sink("files", files)}
+
+    def phase_one(round: twopc.Round) -> list[Vote]:
+        with Participant(sinks, round, partition=0) as participant:
+            participant.write("out", pa.record_batch({"value": ["a"]}))
+            return [participant.pre_commit()]
+
+    with twopc.Coordinator(sinks, twopc.open_store(bucket.url("log"), **options), owner="query") as coordinator:
+        coordinator.run(0, phase_one)
+    created = [sent for sent in bucket.proxy.sent("PUT") if "partNumber" not in sent.target]  # parts take neither
+    created += bucket.proxy.sent("POST", "?uploads")
+    assert any("/log/" in sent.target for sent in created)
+    assert any("/out/" in sent.target for sent in created)
+    for sent in created:
+        assert {"x-amz-server-side-encryption", "x-amz-acl"} <= {name.lower() for name in sent.headers}, sent.target
 
 
 @pytest.mark.long

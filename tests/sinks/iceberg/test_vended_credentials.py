@@ -17,13 +17,14 @@ from pyarrow.fs import FileSelector, FileType, S3FileSystem
 
 from tests.sinks.iceberg.conftest import Place, few
 from tests.support import networks
+from tests.support.guarded_catalog import LOGIN, SECRET, GuardedCatalog
 from tests.support.http_proxy import s3_error
 from tests.support.rest_catalog import RestCatalogServer
 from tests.support.restarted_query import RestartedQuery
 from tests.support.s3_server import S3Server
 from tests.support.vended_credentials import BUCKET, CheckedStore, VendingCatalog, Vendor
 from twopc import Committable, Participant, Round
-from twopc.errors import Retriable, RoundAborted
+from twopc.errors import OperatorRequired, Refused, Retriable, RoundAborted
 from twopc_iceberg import IcebergSink
 from twopc_iceberg import table as of_tasks
 
@@ -88,17 +89,32 @@ def vendor(request: pytest.FixtureRequest) -> Vendor:
 of_each_kind = pytest.mark.parametrize("vendor", few([*KINDS][:1], *[*KINDS][1:]), indirect=True)
 
 
-@pytest.fixture
-def lake(server: RestCatalogServer, s3: S3Server, vendor: Vendor) -> Iterator[Lake]:
+@contextlib.contextmanager
+def lake_of(
+    server: RestCatalogServer, s3: S3Server, vendor: Vendor, kind: type[VendingCatalog], **login: str
+) -> Iterator[Lake]:
     with CheckedStore(s3.endpoint_url, vendor) as store:
         storage = {"s3.endpoint": store.url, "s3.region": "us-east-1"}
-        with VendingCatalog(server.host, server.warehouse, vendor, storage) as catalog:
-            place = Place({"uri": catalog.url})
+        with kind(server.host, server.warehouse, vendor, storage) as catalog:
+            place = Place({"uri": catalog.url, **login})
             # The folder of the data is that of S3; only the server's own metadata files are on its disk.
             place.create(location=f"s3://{BUCKET}/{uuid.uuid4().hex}")
             yield Lake(place, catalog, store, vendor, files(s3))
             place.catalog().drop_table("db.orders")
             place.close()
+
+
+@pytest.fixture
+def lake(server: RestCatalogServer, s3: S3Server, vendor: Vendor) -> Iterator[Lake]:
+    with lake_of(server, s3, vendor, VendingCatalog) as lake:
+        yield lake
+
+
+@pytest.fixture
+def guarded(server: RestCatalogServer, s3: S3Server) -> Iterator[Lake]:
+    """A lake whose catalog wants a login, and a warehouse and a prefix in paths, as Polaris and Unity Catalog do."""
+    with lake_of(server, s3, Vendor(), GuardedCatalog, **LOGIN) as lake:
+        yield lake
 
 
 def commit(sink: IcebergSink, batch_id: int, votes: Sequence[Committable]) -> None:
@@ -221,3 +237,54 @@ def test_no_secret_that_the_catalog_gave_out_is_kept_or_told(
     assert secrets
     assert not any(secret in text for text in told for secret in secrets)
     assert not any(secret.encode() in data for data in kept for secret in secrets)
+
+
+@pytest.mark.timeout(900)
+def test_a_login_that_ends_at_any_request_neither_loses_nor_doubles_a_record_and_is_shown_nowhere(
+    guarded: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    catalog = guarded.catalog
+    assert isinstance(catalog, GuardedCatalog)
+    query = RestartedQuery(guarded.place.unbound, tmp_path / "log")
+    values: list[str] = []
+    errors: list[Exception] = []
+
+    def run(batch_id: int) -> None:
+        values.append(f"{batch_id}")
+        errors.extend(query.run(batch_id, [pa.record_batch({"value": values[-1:]})]))
+
+    with caplog.at_level(logging.DEBUG):
+        run(0)
+        before = len(catalog.requests)
+        run(1)
+        usual = len(catalog.requests) - before
+        for batch_id, number in enumerate(range(usual), 2):
+            catalog.end_tokens_at(number)
+            run(batch_id)
+    assert guarded.place.values() == sorted(values)
+    assert list(guarded.place.sink("log").recover()) == []
+    assert catalog.refused > 0
+    told = [caplog.text, repr(guarded.place.sink()), *map(repr, errors)]
+    kept = [path.read_bytes() for path in (tmp_path / "log").rglob("*") if path.is_file()] + guarded.contents()
+    for secret in (SECRET, *catalog.tokens):
+        assert not any(secret in text for text in told)
+        assert not any(secret.encode() in data for data in kept)
+
+
+def test_a_login_that_the_catalog_refuses_is_refused_at_the_start_without_the_secret(guarded: Lake) -> None:
+    sink = guarded.place.unbound(**{"catalog.credential": "etl:hunter2-is-another"})
+    sink.bind("orders", "log")
+    with pytest.raises(Refused) as refused:
+        sink.open()
+    assert "hunter2" not in f"{refused.value!r} {refused.value}"
+
+
+def test_a_store_that_lists_no_files_as_s3_tables_ends_the_start_before_anything_is_written(
+    lake: Lake, tmp_path: Path
+) -> None:
+    before = lake.objects()
+    lake.store.disturb_all("GET", s3_error(405, "MethodNotAllowed"), "list-type")
+    query = RestartedQuery(lake.place.unbound, tmp_path / "log")
+    with pytest.raises(OperatorRequired, match="405"):
+        query.run(0, [pa.record_batch({"value": ["a"]})])
+    assert lake.objects() == before

@@ -8,6 +8,7 @@ import hmac
 import importlib.metadata
 import json
 import logging
+import multiprocessing
 import pickle
 import sys
 import threading
@@ -248,6 +249,26 @@ def test_a_token_is_used_while_its_renewal_fails_or_hangs_and_not_after_its_end(
     assert SECRET not in caplog.text
 
 
+def test_a_process_that_is_forked_amid_a_renewal_gets_a_token_of_its_own(clock: type[Clock]) -> None:
+    kept = tokens.tokens_of(PROVIDER)
+    clock.waits_for.clear()
+    asking = threading.Thread(target=kept.token, daemon=True)
+    asking.start()
+    until(lambda: kept._under_way is not None)
+
+    def ask() -> None:
+        clock.waits_for.set()
+        kept.valid_token()
+
+    child = multiprocessing.get_context("fork").Process(target=ask)
+    child.start()
+    child.join(10)
+    clock.waits_for.set()
+    asking.join()
+    child.kill()
+    assert child.exitcode == 0
+
+
 @pytest.mark.parametrize(
     ("token", "told"),
     [
@@ -262,7 +283,7 @@ def test_a_token_is_used_while_its_renewal_fails_or_hangs_and_not_after_its_end(
 )
 def test_what_is_no_token_is_never_sent(token: Any, told: str) -> None:
     with pytest.raises(Retriable, match=f"the token provider returned no token: .*{told}"):
-        tokens.Tokens("the token provider", lambda: token).valid_token()
+        tokens.Tokens("the token provider", lambda: lambda: token).valid_token()
 
 
 def test_a_repr_shows_no_token() -> None:

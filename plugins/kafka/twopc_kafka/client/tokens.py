@@ -124,8 +124,7 @@ def without_token_options(properties: Mapping[str, Any]) -> dict[str, Any]:
 def tokens_of(properties: Mapping[str, Any]) -> Tokens:
     """Return the tokens for checked properties. All connections of a process share them."""
     names = ["bootstrap.servers", *sorted(name for name in properties if is_token_option(name))]
-    # By process: the lock and the thread of a parent would not be there after a fork.
-    return _tokens(os.getpid(), tuple((name, str(properties[name])) for name in names))
+    return _tokens(tuple((name, str(properties[name])) for name in names))
 
 
 def require_token(properties: Mapping[str, Any]) -> None:
@@ -141,11 +140,19 @@ def require_token(properties: Mapping[str, Any]) -> None:
 
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
-    """One token of a provider, which is fetched again when it is due for renewal. Safe to use from several threads."""
+    """One token of a provider, which is fetched again when it is due for renewal. Safe to use from several threads.
 
-    def __init__(self, name: str, fetch: Fetch) -> None:
+    A forked process begins without a token. Upholds: it never waits for a lock or a thread of its parent.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Fetch]) -> None:
         self._name = name
-        self._fetch = fetch
+        self._make = make
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
+
+    def _begin(self) -> None:
+        self._fetch: Fetch | None = None  # with its parent's connections, it would be no good after a fork
         self._fetching = threading.Lock()
         self._under_way: _Attempt | None = None
         self._token = Token("", 0.0)
@@ -181,6 +188,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
             return self._token
 
     def _renew(self, timeout_s: float) -> None:
+        self._fetch = self._fetch or self._make()
         attempt = self._under_way = self._under_way or _Attempt(self._fetch)
         if not attempt.has_ended.wait(timeout_s):
             raise self._no_token(f"it has not returned within {timeout_s:g} s")
@@ -231,11 +239,11 @@ class _Attempt:
 
 
 @functools.cache
-def _tokens(_process: int, properties: tuple[tuple[str, str], ...]) -> Tokens:
+def _tokens(properties: tuple[tuple[str, str], ...]) -> Tokens:
     given = dict(properties)
     if PROVIDER not in given:
-        return Tokens("the token endpoint", functools.partial(_from_endpoint, oidc.Endpoint(given)))
-    return Tokens(f"the token provider {given[PROVIDER]!r}", _provider_of(given))
+        return Tokens("the token endpoint", lambda: functools.partial(_from_endpoint, oidc.Endpoint(given)))
+    return Tokens(f"the token provider {given[PROVIDER]!r}", lambda: _provider_of(given))
 
 
 def _from_endpoint(endpoint: oidc.Endpoint) -> Token:
