@@ -75,9 +75,17 @@ class Tables:
                 if not sa.inspect(engine).has_table(table.name, table.schema):
                     raise
 
-    def columns(self, connection: sa.Connection, table: str) -> list[str]:
-        """Return the names of a table's columns."""
-        return [name for name, _ in self._types(connection, table)]
+    def columns(self, connection: sa.Connection, table: str) -> dict[str, Any]:
+        """Return the columns of a table, each with all that the database reports of its type."""
+        if connection.dialect.name == "duckdb":  # SQLAlchemy can't read its catalog
+            nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
+            with connection.execute(nothing) as result:
+                return {name: rest for name, *rest in result.cursor.description}
+        try:
+            found = sa.inspect(connection).get_columns(table, self._options.schema)
+        except sa.exc.NoSuchTableError:
+            return {}
+        return {each["name"]: each["type"] for each in found}
 
     def writable(self, connection: sa.Connection) -> list[str]:
         """Return the table's columns that the database does not generate. DuckDB does not report which it does."""
@@ -87,18 +95,6 @@ class Tables:
                 if "computed" in each or each.get("identity", {}).get("always"):
                     generated.add(each["name"])
         return [name for name in self.columns(connection, self._options.table) if name not in generated]
-
-    def _types(self, connection: sa.Connection, table: str) -> list[tuple[str, str]]:
-        """Return the columns of a table, each with all that the database reports of its type."""
-        if connection.dialect.name == "duckdb":  # SQLAlchemy can't read its catalog
-            nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
-            with connection.execute(nothing) as result:
-                return [(name, str(rest)) for name, *rest in result.cursor.description]
-        try:
-            found = sa.inspect(connection).get_columns(table, self._options.schema)
-        except sa.exc.NoSuchTableError:
-            return []
-        return [(each["name"], f"{each['type']!r}") for each in found]
 
     def _table(self, name: str, columns: Sequence[str] = ()) -> sa.TableClause:
         return sa.table(name, *map(sa.column, columns), schema=self._options.schema)
@@ -177,8 +173,8 @@ class Tables:
 
     def _staging_name(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
         """A name for these columns of the table, in any order, and for the types that they have now."""
-        types = dict(self._types(connection, self._options.table))
-        what = [self._options.qualified, *(f"{name} {types.get(name)}" for name in sorted(columns))]
+        types = self.columns(connection, self._options.table)
+        what = [self._options.qualified, *(f"{name} {types.get(name)!r}" for name in sorted(columns))]
         kind = "deletes" if deletes else "staged"
         return f"twopc_{kind}_{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:32]}"
 
