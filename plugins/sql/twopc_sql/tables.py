@@ -113,10 +113,6 @@ class Tables:
         for some in _some(names):
             same = self._transactions.update().values(scope=self._transactions.c.scope)
             connection.execute(same.where(self._transactions.c.name.in_(some)))
-        return self.rows(connection, names)
-
-    def rows(self, connection: sa.Connection, names: Sequence[str]) -> dict[str, sa.Row[Any]]:
-        """Return the rows of transactions that are there, by name."""
         ask = self._transactions.select()
         found = (connection.execute(ask.where(self._transactions.c.name.in_(some))) for some in _some(names))
         return {row.name: row for rows in found for row in rows}
@@ -135,8 +131,8 @@ class Tables:
         for staged, names in (*_by(rows, "staged"), *_by(rows, "deletes")):
             if sa.inspect(connection).has_table(staged, self._options.schema):
                 table = self._staging(staged)
-                for some in _some(names):
-                    connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
+                for ours in _ours(table, names):
+                    connection.execute(sa.delete(table).where(ours))
 
     # Marks. -----------------------------------------------------------------------------------------------------
 
@@ -267,29 +263,23 @@ class Tables:
 
     def staged(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
         """Return how many records and deletes the staging tables have of transactions."""
-        count = 0
-        for name, names in _by(rows, "staged") + _by(rows, "deletes"):
-            table = self._staging(name)
-            for some in _some(names):
-                ours = table.c[_KEY].in_(map(_key, some))
-                count += connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
-        return count
+        tables = ((self._staging(name), names) for name, names in _by(rows, "staged") + _by(rows, "deletes"))
+        return sum(_count(connection, ours, table) for table, names in tables for ours in _ours(table, names))
 
     def _insert(self, connection: sa.Connection, staged: str, names: Sequence[str], is_trial: bool) -> int:
         """Copy the records of transactions that have one staging table."""
         columns, moved, key = self._staged_columns(connection, staged), 0, [*self._options.upsert_by]
         table = self._staging(staged, map(sa.column, columns))
         newest_first = table.c[_KEY].desc(), table.c[_ORDINAL].desc()
-        for some in _some(names):
-            ours = table.c[_KEY].in_(map(_key, some))
-            count = connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
+        for ours in _ours(table, names):
+            count = _count(connection, ours, table)
             copy = self._copy(table, columns, ours, newest_first)
             written = connection.execute(copy, execution_options={"preserve_rowcount": True}).rowcount
             moved += count
             is_counted = self._options.dialect.counts_rows and (is_trial or not key)
             if is_counted and written < count:  # a trigger has left some out, or keys are equal
                 keys = sa.select(*(table.c[name] for name in key or OURS)).where(ours).distinct().subquery()
-                moved -= (connection.scalar(sa.select(sa.func.count()).select_from(keys)) or 0) - written
+                moved -= _count(connection, sa.true(), keys) - written
         return moved
 
     def _delete(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> tuple[int, int]:
@@ -298,16 +288,14 @@ class Tables:
         key, deleted, left = self._staged_columns(connection, staged, deletes=True), 0, 0
         table, keys = self._table(self._options.table, key), self._staging(staged, map(sa.column, key))
         same = sa.and_(*(table.c[name] == keys.c[name] for name in key))
-        for some in _some(names):
-            ours = keys.c[_KEY].in_(map(_key, some))
+        for ours in _ours(keys, names):
             if self._options.dialect.joins_deletes:
                 connection.execute(sa.delete(table).where(same, ours))
             else:
                 chosen = sa.select(*(keys.c[name] for name in key)).where(ours)
                 connection.execute(sa.delete(table).where(sa.tuple_(*(table.c[name] for name in key)).in_(chosen)))
-            count = sa.select(sa.func.count())
-            deleted += connection.scalar(count.select_from(keys).where(ours)) or 0
-            left += connection.scalar(count.select_from(table, keys).where(same, ours)) or 0
+            deleted += _count(connection, ours, keys)
+            left += _count(connection, same & ours, table, keys)
         return deleted, left
 
     def _staged_columns(self, connection: sa.Connection, staged: str, deletes: bool = False) -> list[str]:
@@ -367,6 +355,16 @@ def _by(rows: Sequence[sa.Row[Any]], staged: str) -> list[tuple[str, list[str]]]
 def _key(name: str) -> str:
     """Return what stands for a transaction in staging tables, whose text may have any collation."""
     return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _ours(staged: sa.TableClause, names: Sequence[str]) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield conditions for what transactions have in a staging table, each for some of them."""
+    for some in _some(names):
+        yield staged.c[_KEY].in_(map(_key, some))
+
+
+def _count(connection: sa.Connection, chosen: sa.ColumnElement[bool], *tables: sa.FromClause) -> int:
+    return connection.scalar(sa.select(sa.func.count()).select_from(*tables).where(chosen)) or 0
 
 
 def _some(names: Sequence[str]) -> Iterator[Sequence[str]]:
