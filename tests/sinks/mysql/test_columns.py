@@ -242,11 +242,10 @@ def test_a_table_that_writes_at_once_is_refused_before_anything_is_written(engin
         place.sink().validate(pa.schema({"value": pa.string()}))
 
 
-def test_a_table_that_is_not_there_is_refused(place: Place) -> None:
+def test_a_view_is_refused(place: Place) -> None:
     place.ask(f"CREATE VIEW {place.database}.seen AS SELECT * FROM {{}}")  # noqa: S608
-    for name in ("nowhere", "seen"):
-        with pytest.raises(ConfigurationError, match=r"does not exist or is a view\. Create the table"):
-            place.sink(table=name).validate(pa.schema({"value": pa.string()}))
+    with pytest.raises(ConfigurationError, match=r"does not exist or is a view\. Create the table"):
+        place.sink(table="seen").validate(pa.schema({"value": pa.string()}))
 
 
 @pytest.mark.long

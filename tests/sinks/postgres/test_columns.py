@@ -113,15 +113,6 @@ def test_a_table_that_a_crash_empties_is_refused_before_anything_is_written(part
         place.sink().validate(pa.schema({"value": pa.string()}))
 
 
-def test_the_records_that_break_a_rule_are_found_by_halves_and_left_out(place: Place) -> None:
-    place.create("value text NOT NULL CHECK (value <> 'secret'), amount numeric(3)")
-    values = [None if number == 17 else "secret" if number % 20 == 0 else f"{number}" for number in range(100)]
-    vote, refused = place.vote_without_bad({"value": values, "amount": pa.array(range(100), pa.int16())})
-    assert refused == [0, 17, 20, 40, 60, 80]
-    place.sink().commit(vote)
-    assert place.values() == sorted(f"{number}" for number in range(100) if number not in refused)
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize(
     ("of_table", "column"),
