@@ -3,9 +3,11 @@ and the words for it. This module sends no request."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from twopc.bad_records import first_bad
 from twopc.errors import ConfigurationError, RecordRefused, SchemaMismatch
@@ -136,6 +138,31 @@ def require_each(are_fine: pa.Array, reason: str, column: str) -> None:
 
     if (record := pc.index(are_fine, False).as_py()) >= 0:
         raise RecordRefused(f"{reason}. {ADVICE}", record=record, column=column)
+
+
+CHANGED_JSON = "it is JSON that names a key twice, is too deep, or has a number that the column would change"
+
+
+def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
+    """Return whether a column that parses JSON keeps ``texts``, where ``is_kept`` tells whether it keeps a number, as
+    it is spelled. Such a column keeps one of two equal keys, so no object may have two. Text that is no JSON counts as
+    kept: the server refuses it, with its reason."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> None:
+        if len({name for name, _ in pairs}) < len(pairs):
+            raise KeyError
+
+    def kept(number: str) -> None:
+        if not is_kept(number):
+            raise ArithmeticError
+
+    try:
+        for text in texts:
+            with contextlib.suppress(json.JSONDecodeError):
+                json.loads(text, object_pairs_hook=unique, parse_float=kept, parse_int=kept)
+    except (KeyError, ArithmeticError, RecursionError):  # the last: a server may follow further than Python
+        return False
+    return True
 
 
 def require_key_columns(key: Collection[str], columns: Collection[str], table: str) -> None:

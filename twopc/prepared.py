@@ -7,7 +7,6 @@ marker, which exists exactly if the transaction is committed.
 from __future__ import annotations
 
 import contextlib
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -44,25 +43,6 @@ MARKERS = "twopc_committed"
 """The table of the markers."""
 
 
-def marker_missing(what: str, has_older: bool, option: str, rollback: str) -> TransactionLost | OutcomeUnknown:
-    """Return the error for a decided transaction, ``what``, that is neither prepared nor has a marker. ``has_older``:
-    whether an older batch has one, so that none was removed. ``option`` says which server it is, and ``rollback`` is
-    the statement by which an operator could have rolled it back."""
-    what += f", but it is not prepared and has no marker in {MARKERS}"
-    advice = (
-        f"If {option} was changed, set it back. If the transaction was rolled back by hand ({rollback}), or the server"
-        " was restored, or replaced by a standby that did not have the transaction: make sure that its records are not"
-        " in the table, write them by other means, give the transaction up with 'twopc abandon', and start the query"
-        " again."
-    )
-    if has_older:
-        return TransactionLost(f"{what}. {advice}")
-    return OutcomeUnknown(
-        f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed. Check"
-        f" whether its records are in the table. If they are, only give the transaction up. {advice}"
-    )
-
-
 BYTES = pa.large_binary()
 
 
@@ -70,31 +50,6 @@ def joined(*parts: pa.Array | str, by: str = "") -> pa.Array:
     """Return the texts of each record put together, as ``BYTES``; null where one of them is null."""
     all_bytes = [pa.scalar(part.encode(), BYTES) if isinstance(part, str) else part for part in (*parts, by)]
     return pc.binary_join_element_wise(*all_bytes)
-
-
-CHANGED_JSON = "it is JSON that names a key twice, is too deep, or has a number that the column would change"
-
-
-def are_kept_json(texts: Iterable[str], is_kept: Callable[[str], bool]) -> bool:
-    """Return whether a column that parses JSON keeps ``texts``, where ``is_kept`` tells whether it keeps a number, as
-    it is spelled. Such a column keeps one of two equal keys, so no object may have two. Text that is no JSON counts as
-    kept: the server refuses it, with its reason."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> None:
-        if len({name for name, _ in pairs}) < len(pairs):
-            raise KeyError
-
-    def kept(number: str) -> None:
-        if not is_kept(number):
-            raise ArithmeticError
-
-    try:
-        for text in texts:
-            with contextlib.suppress(json.JSONDecodeError):
-                json.loads(text, object_pairs_hook=unique, parse_float=kept, parse_int=kept)
-    except (KeyError, ArithmeticError, RecursionError):  # the last: a server may follow further than Python
-        return False
-    return True
 
 
 class MarkedTable(ABC, Generic[ConnectionT]):
@@ -126,7 +81,8 @@ class MarkedTable(ABC, Generic[ConnectionT]):
     def mark(self, connection: ConnectionT, transaction_id: TransactionId, scope: str) -> None:
         """Write the transaction's own marker."""
         name, batch_id = transaction_id.exact, transaction_id.round.batch_id
-        self._of_markers(connection, _MARK, name=name, scope=scope, batch_id=batch_id)
+        insert = "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})"
+        self._of_markers(connection, insert, name=name, scope=scope, batch_id=batch_id)
 
     def is_committed(self, connection: ConnectionT, transaction_id: str) -> bool:
         """Return whether a transaction that is no longer prepared was committed."""
@@ -144,9 +100,6 @@ class MarkedTable(ABC, Generic[ConnectionT]):
         ask = "SELECT max(batch_id) FROM {markers} WHERE scope = {scope}"
         [(newest,)] = self._of_markers(connection, ask, scope=scope)
         return cast("int | None", newest)
-
-
-_MARK = "INSERT INTO {markers} (transaction_id, scope, batch_id) VALUES ({name}, {scope}, {batch_id})"
 
 
 class PreparedTransaction(Transaction, Generic[ConnectionT, ColumnT]):
@@ -428,8 +381,24 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
             table = self._table_of(committable)
             if not self._commit(connection, name, what, table) and not table.is_committed(connection, name):
                 ids = self.transactional_ids
-                has_older = table.has_markers(connection, ids.scope, ids.round_of(name).batch_id)
-                raise marker_missing(what, has_older, f"'{self._server_option}'", self._rollback)
+                raise self._missing(what, table.has_markers(connection, ids.scope, ids.round_of(name).batch_id))
+
+    def _missing(self, what: str, has_older: bool) -> TransactionLost | OutcomeUnknown:
+        """Return the error for a decided transaction, ``what``, that is neither prepared nor has a marker.
+        ``has_older``: whether an older batch has one, so that none was removed."""
+        what += f", but it is not prepared and has no marker in {MARKERS}"
+        advice = (
+            f"If '{self._server_option}' was changed, set it back. If the transaction was rolled back by hand"
+            f" ({self._rollback}), or the server was restored, or replaced by a standby that did not have the"
+            " transaction: make sure that its records are not in the table, write them by other means, give the"
+            " transaction up with 'twopc abandon', and start the query again."
+        )
+        if has_older:
+            return TransactionLost(f"{what}. {advice}")
+        return OutcomeUnknown(
+            f"{what}, and no older batch has one either. It belongs to the first batch, or the markers were removed."
+            f" Check whether its records are in the table. If they are, only give the transaction up. {advice}"
+        )
 
     def _table_of(self, committable: Committable) -> Any:
         """Return the table that has the transaction's marker: the option may name another one since."""

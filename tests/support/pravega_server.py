@@ -32,7 +32,7 @@ from twopc_pravega.controller import Controller
 from twopc_pravega.events import unframed
 from twopc_pravega.messages import PROTO, load
 from twopc_pravega.options import PravegaOptions, Server, Stream
-from twopc_pravega.segments import Place, segment_name
+from twopc_pravega.segments import Place
 
 VERSION = "0.13.0"
 START_TIMEOUT_S = 120.0
@@ -337,7 +337,6 @@ class Admin(Controller):
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
-        self._server = server
         self._messages = load(PROTO + _FOR_ADMINS)
 
     def _ask(self, method: str, request: Any, answer: str = "Status") -> Any:
@@ -393,10 +392,10 @@ class Admin(Controller):
         return found
 
     def _read(self, stream: Stream, segment: int, token: str) -> bytes:
-        name = segment_name(stream, segment)
-        connection, bounds = Place(self, self._server, stream, segment).reach(lambda each: each.bounds(name, token))
+        place = Place(self, stream, segment)
+        connection, bounds = place.reach(lambda each: each.bounds(place.name, token))
         try:
-            return connection.read(name, token, *bounds)
+            return connection.read(place.name, token, *bounds)
         finally:
             connection.close()
 

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.bad_records import are_in_years, are_utf8
-from twopc.columns import require
+from twopc.columns import CHANGED_JSON, are_kept_json, require
 from twopc.errors import RecordRefused
-from twopc.prepared import BYTES, CHANGED_JSON, are_kept_json, joined
+from twopc.prepared import BYTES, joined
 from twopc.refusals import is_bytes, is_string
 
 if TYPE_CHECKING:

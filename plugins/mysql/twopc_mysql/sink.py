@@ -38,6 +38,9 @@ LEFT_AFTER_S = 10
 """After how many seconds the server ends the session of a prepared transaction whose task is silent, such as on a
 machine that is gone. Until then, nobody else can end the transaction."""
 
+LOSES_COMMITS = {"innodb_flush_log_at_trx_commit": ("0", "2"), "innodb_doublewrite": ("0", "OFF")}
+"""Settings of the server → values with which a power failure can lose acknowledged commits."""
+
 
 class MysqlTransaction(PreparedTransaction[Connection, Column]):
     """A live transaction and its connection.
@@ -172,14 +175,20 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             yield CheckResult.passed("server", f"{found['version']}, binlog_format {_binlog(found)}")
             self._require_transactional(connection, self._options.table)
             columns = self._table.columns(connection)
-            names = [each.name for each in columns if not each.is_generated]
-            by = self._options.upsert_by
-            given = [each.name for each in columns if each.name in names and not each.is_auto_increment]
+            written = [each for each in columns if not each.is_generated]
+            names, by = [each.name for each in written], self._options.upsert_by
+            given = [each.name for each in written if each.name in by or not each.is_auto_increment]
             keys = self._table.unique_keys(connection)
-            check_upsert(by, {*given, *by} & {*names}, keys, columns, str(self._options))
+            check_upsert(by, given, keys, columns, str(self._options))
             yield CheckResult.passed(f"{self._options}: existence", f"columns {', '.join(names)}")
-            yield from self._check_durability(found)
-            yield from self._check_upsert_key([key.columns for key in keys])
+            yield self._check_durability(found)
+            if by and keys[0].columns != {*by}:
+                yield CheckResult.warning(
+                    f"{self._options}: key of 'upsert_by'",
+                    "not the primary key: a prepared transaction also locks the gap before each row that it replaces,"
+                    " so tasks of one batch may wait for each other until 'lock_timeout_s'",
+                    "make it the primary key, or write each batch from one partition",
+                )
             yield self._check_prepared(prepared(connection), "they hold their rows locked", "XA RECOVER")
             has_markers = self._table.engine(connection, MARKERS) is not None
         if not has_markers:
@@ -187,29 +196,15 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             yield CheckResult.passed(markers, "none yet: the first start creates it")
         yield CheckResult.of("trial transaction", lambda: self._try(names, has_markers))
 
-    def _check_durability(self, found: Mapping[str, str]) -> Iterator[CheckResult]:
+    def _check_durability(self, found: Mapping[str, str]) -> CheckResult:
         check = "durability of acknowledged commits"
-        weak: dict[str, tuple[str, ...]] = {
-            "innodb_flush_log_at_trx_commit": ("0", "2"),
-            "innodb_doublewrite": ("0", "OFF"),
-        }
-        if found["log_bin"] == "1":
-            weak["sync_binlog"] = tuple(filter("1".__ne__, [found["sync_binlog"]]))
-        off = [f"{name}={found[name]}" for name, values in weak.items() if found[name] in values]
-        if off:
-            lost = f"{', '.join(off)}: a power failure can lose acknowledged commits"
-            yield CheckResult.warning(check, lost, "set each to 1")
-        else:
-            yield CheckResult.passed(check)
-
-    def _check_upsert_key(self, keys: Sequence[frozenset[str | None]]) -> Iterator[CheckResult]:
-        if self._options.upsert_by and keys[0] != frozenset(self._options.upsert_by):
-            yield CheckResult.warning(
-                f"{self._options}: key of 'upsert_by'",
-                "not the primary key: a prepared transaction also locks the gap before each row that it replaces, so"
-                " tasks of one batch may wait for each other until 'lock_timeout_s'",
-                "make it the primary key, or write each batch from one partition",
-            )
+        off = [f"{name}={found[name]}" for name, values in LOSES_COMMITS.items() if found[name] in values]
+        if found["log_bin"] == "1" and found["sync_binlog"] != "1":
+            off.append(f"sync_binlog={found['sync_binlog']}")
+        if not off:
+            return CheckResult.passed(check)
+        lost = f"{', '.join(off)}: a power failure can lose acknowledged commits"
+        return CheckResult.warning(check, lost, "set each to 1")
 
     def _try(self, names: Sequence[str], has_markers: bool) -> None:
         """Prepare a transaction without a record and roll it back. Raises the same errors as a task's calls."""

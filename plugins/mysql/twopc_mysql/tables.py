@@ -87,9 +87,9 @@ class Table(MarkedTable[Connection]):
             keys[name].add(column)
         return [UniqueIndex(name, frozenset(columns)) for name, columns in keys.items()]
 
-    def engine(self, connection: Connection, name: str = "") -> str | None:
-        """Return the storage engine of the table, or of another one in its database; None if there is no such table."""
-        return next((engine for (engine,) in ask(connection, _ENGINE, self._database, name or self._name)), None)
+    def engine(self, connection: Connection, name: str) -> str | None:
+        """Return the storage engine of a table of the database; None if there is no such table."""
+        return next((engine for (engine,) in ask(connection, _ENGINE, self._database, name)), None)
 
     # Writing, within a transaction. -----------------------------------------------------------------------------------
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from twopc.bad_records import are_in_years, are_utf8
-from twopc.prepared import BYTES, CHANGED_JSON, are_kept_json, joined
+from twopc.columns import CHANGED_JSON, are_kept_json
+from twopc.prepared import BYTES, joined
 from twopc.refusals import is_bytes, is_string
 
 if TYPE_CHECKING:

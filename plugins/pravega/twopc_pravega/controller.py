@@ -124,9 +124,10 @@ _AT_ONCE = 100
 
 
 class Controller:
-    """A channel to the controllers of one cluster. Threads may share it."""
+    """A channel to the controllers of one cluster, ``server``. Threads may share it."""
 
     def __init__(self, server: Server) -> None:
+        self.server = server
         self._metadata: list[tuple[str, str]] = []
         if server.username:
             credentials = base64.b64encode(f"{server.username}:{server.password}".encode()).decode()

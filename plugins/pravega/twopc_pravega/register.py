@@ -6,6 +6,7 @@ Pravega does not list open transactions. So whoever begins one appends its names
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable
@@ -17,8 +18,8 @@ import pyarrow as pa
 from twopc.errors import ConfigurationError, OperatorRequired
 from twopc_pravega.controller import Controller, Created, Txn
 from twopc_pravega.events import blocks, unframed
-from twopc_pravega.options import Server, Stream
-from twopc_pravega.segments import Appender, Command, Connection, Place, SegmentError, segment_name
+from twopc_pravega.options import Stream
+from twopc_pravega.segments import Appender, Command, Connection, Place, SegmentError
 
 LONGEST_NAME = 255
 
@@ -47,28 +48,19 @@ class Register:
 
     Args:
         controller: of the cluster that has it.
-        server: the cluster.
         scope: the scope of the sink's stream.
         owner: the start of the names of the sink's transactions.
     """
 
-    def __init__(self, controller: Controller, server: Server, scope: str, owner: str) -> None:
+    def __init__(self, controller: Controller, scope: str, owner: str) -> None:
         self.stream = Stream(scope, f"twopc-register.{owner.rstrip('.').translate(_ESCAPES)}")
-        self._controller, self._server = controller, server
+        self._controller = controller
 
     @functools.cached_property
-    def _number(self) -> int:
-        """The number of its one segment. A stream that is created again has a higher one."""
-        [segment] = self._controller.segments(self.stream)
-        return segment.id
-
-    @property
     def _place(self) -> Place:
-        return Place(self._controller, self._server, self.stream, self._number)
-
-    @property
-    def _segment(self) -> str:
-        return segment_name(self.stream, self._number)
+        """Its one segment. That of a stream that is created again has a higher number."""
+        [segment] = self._controller.segments(self.stream)
+        return Place(self._controller, self.stream, segment.id)
 
     def exists(self) -> bool:
         return self._controller.exists(self.stream)
@@ -101,12 +93,9 @@ class Register:
         """Append an entry. It is durable on return."""
         entry = json.dumps({"name": name, **txn.to_json()}).encode()
         [(block, events)] = blocks(pa.array([entry]))
-        appender = Appender(self._place, self._segment, self._controller.token(self.stream))
-        try:
+        with contextlib.closing(Appender(self._place, self._controller.token(self.stream))) as appender:
             appender.append(block, events)
             appender.flush()
-        finally:
-            appender.close()
 
     def entries(self) -> list[Entry]:
         """Return the entries that have not been truncated, the oldest first.
@@ -127,9 +116,9 @@ class Register:
 
     def _read(self, connection: Connection, token: str) -> tuple[int, bytes]:
         while True:
-            start, end = connection.bounds(self._segment, token)
+            start, end = connection.bounds(self._place.name, token)
             try:
-                return start, connection.read(self._segment, token, start, end)
+                return start, connection.read(self._place.name, token, start, end)
             except SegmentError as error:
                 if error.answer != Command.SEGMENT_IS_TRUNCATED:
                     raise  # otherwise another coordinator has truncated it meanwhile
@@ -137,7 +126,7 @@ class Register:
     def truncate(self, offset: int) -> None:
         """Forget the entries that end at ``offset`` or before."""
         token = self._controller.token(self.stream)
-        self._ask(lambda connection: connection.truncate(self._segment, token, offset))
+        self._ask(lambda connection: connection.truncate(self._place.name, token, offset))
 
     def _ask(self, ask: Callable[[Connection], ResultT]) -> ResultT:
         connection, result = self._place.reach(ask)

@@ -79,12 +79,6 @@ class SegmentError(Exception):
         self.answer = answer
 
 
-def segment_name(stream: Stream, segment: int, txn: uuid.UUID | None = None) -> str:
-    """Return the name by which the segment stores know a segment, or a transaction's part of it."""
-    name = f"{stream}/{segment & 0xFFFFFFFF}.#epoch.{segment >> 32}"
-    return name if txn is None else f"{name}#transaction.{txn.hex}"
-
-
 class Connection:
     """A connection to a segment store.
 
@@ -185,10 +179,13 @@ def _text(text: str) -> bytes:
 
 
 class Place:
-    """A segment and how to find the store that has it now."""
+    """A segment, or a transaction's part of one, and how to find the store that has it now. ``name``: the name by which
+    the stores know it."""
 
-    def __init__(self, controller: Controller, server: Server, stream: Stream, segment: int) -> None:
-        self._controller, self._server, self._stream, self._segment = controller, server, stream, segment
+    def __init__(self, controller: Controller, stream: Stream, segment: int, txn: uuid.UUID | None = None) -> None:
+        self._controller, self._stream, self._segment = controller, stream, segment
+        name = f"{stream}/{segment & 0xFFFFFFFF}.#epoch.{segment >> 32}"
+        self.name = name if txn is None else f"{name}#transaction.{txn.hex}"
 
     def reach(self, ask: Callable[[Connection], ResultT]) -> tuple[Connection, ResultT]:
         """Connect to the segment's store and make a first request. Return the connection and its result.
@@ -214,7 +211,7 @@ class Place:
             time.sleep(0.2)
 
     def _reach(self, ask: Callable[[Connection], ResultT]) -> tuple[Connection, ResultT]:
-        connection = Connection(self._server, self._controller.store_of(self._stream, self._segment))
+        connection = Connection(self._controller.server, self._controller.store_of(self._stream, self._segment))
         try:
             return connection, ask(connection)
         except BaseException:
@@ -229,12 +226,11 @@ class Appender:
 
     Args:
         place: where the segment is.
-        segment: its name in the store.
         token: allows the writing.
     """
 
-    def __init__(self, place: Place, segment: str, token: str) -> None:
-        self._place, self._segment = place, segment
+    def __init__(self, place: Place, token: str) -> None:
+        self._place = place
         self._writer = uuid.uuid4()
         self._sent = self._acknowledged = 0
         self._in_flight: deque[tuple[int, int]] = deque()  # the last event of a block, and the block's size
@@ -242,7 +238,7 @@ class Appender:
         self._connection, _ = self._set_up(token)
 
     def _set_up(self, token: str) -> tuple[Connection, int]:
-        return self._place.reach(lambda connection: connection.set_up_append(self._segment, self._writer, token))
+        return self._place.reach(lambda connection: connection.set_up_append(self._place.name, self._writer, token))
 
     def append(self, block: memoryview, events: int) -> None:
         """Send a block of framed events. The store has it when ``flush`` has returned."""
@@ -261,10 +257,10 @@ class Appender:
             self._acknowledge()
 
     def _acknowledge(self) -> None:
-        fields = self._connection.receive(Command.DATA_APPENDED, self._segment)
+        fields = self._connection.receive(Command.DATA_APPENDED, self._place.name)
         (number,) = struct.unpack(">q", fields[16:24])
         if fields[:16] != self._writer.bytes or not self._acknowledged < number <= self._sent:
-            raise SegmentError(Command.DATA_APPENDED, f"{self._segment}, event {number} of {self._sent}")
+            raise SegmentError(Command.DATA_APPENDED, f"{self._place.name}, event {number} of {self._sent}")
         self._acknowledged = number
         while self._in_flight and self._in_flight[0][0] <= number:
             self._bytes_in_flight -= self._in_flight.popleft()[1]
@@ -280,7 +276,7 @@ class Appender:
         self.close()
         self._connection, last = self._set_up(token)
         if last != self._sent:
-            raise ConnectionResetError(f"{self._segment} has {last} of {self._sent} events")
+            raise ConnectionResetError(f"{self._place.name} has {last} of {self._sent} events")
         self._acknowledged = last
         self._in_flight.clear()
         self._bytes_in_flight = 0

@@ -35,7 +35,7 @@ from twopc_pravega.events import blocks, check_columns, check_records, routed
 from twopc_pravega.options import PravegaOptions
 from twopc_pravega.outcomes import ERRORS, PravegaError, is_missing, request_failed, write_failed
 from twopc_pravega.register import Register
-from twopc_pravega.segments import Appender, Place, segment_name
+from twopc_pravega.segments import Appender, Place
 
 VISIBLE_PATIENCE_S = 10.0
 """How long one call of ``commit`` waits until readers see a transaction. After that the coordinator repeats it."""
@@ -95,8 +95,7 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
 
     @property
     def _register(self) -> Register:
-        options = self._options
-        return Register(self._controller, options.server, options.stream.scope, self.transactional_ids.scope)
+        return Register(self._controller, self._options.stream.scope, self.transactional_ids.scope)
 
     # On the participant. ----------------------------------------------------------------------------------------
 
@@ -144,9 +143,8 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
             position = transaction.turn = (transaction.turn + 1) % len(transaction.segments)
         if position not in transaction.appenders:
             txn, segment = transaction.txn, transaction.segments[position].id
-            place = Place(self._controller, self._options.server, txn.stream, segment)
-            name = segment_name(txn.stream, segment, txn.id)
-            transaction.appenders[position] = Appender(place, name, transaction.token)
+            place = Place(self._controller, txn.stream, segment, txn.id)
+            transaction.appenders[position] = Appender(place, transaction.token)
         return transaction.appenders[position]
 
     def pre_commit(self, transaction: PravegaTransaction) -> Committable:
@@ -218,9 +216,9 @@ class PravegaSink(TwoPhaseCommitSink[PravegaTransaction]):
         with self._requesting(f"beginning a transaction of {self._options}"):
             with mapped(ERRORS, write_failed, f"a transaction of {self._options}"):
                 begun = self._controller.begin(self._options.stream, self._options.lease_ms)
-            place = Place(self._controller, self._options.server, begun.txn.stream, begun.segments[0].id)
+            place = Place(self._controller, begun.txn.stream, begun.segments[0].id, begun.txn.id)
             try:
-                Appender(place, segment_name(begun.txn.stream, begun.segments[0].id, begun.txn.id), begun.token).close()
+                Appender(place, begun.token).close()
             finally:
                 self._controller.abort(begun.txn)
 

@@ -41,6 +41,7 @@ class Dialect:
         unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null
             for an expression, or if the key has a condition), and whether the column takes what is the same text for
             equal alone.
+        tries_other_kinds: whether a column may keep some values of another kind, such as texts in a column of numbers.
         any_replaces: whether it replaces the row of whichever unique key has an equal one.
         joins_deletes: whether a DELETE can join the table with another one.
         counts_rows: whether an INSERT returns how many rows it has added or replaced. Triggers may leave some out.
@@ -63,6 +64,7 @@ class Dialect:
     at_once: str = ""
     faults: Callable[[sa.Connection, str | None, str], Iterator[str]] = lambda *_: iter(())
     unique_keys: str = ""
+    tries_other_kinds: bool = True
     any_replaces: bool = False
     joins_deletes: bool = True
     counts_rows: bool = False
@@ -221,6 +223,7 @@ DIALECTS: Mapping[str, Dialect] = {
         transaction=(_LOCAL_TO_POSTGRES,),
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
         unique_keys=_KEYS_IN_POSTGRES,
+        tries_other_kinds=False,
         counts_rows=True,
         whole={  # float4 and its array
             700: lambda column: sa.cast(column, sa.Double()),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Mapping, Sequence
-from datetime import date, datetime, timezone
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from numbers import Number
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +15,8 @@ import sqlalchemy as sa
 
 from twopc.bad_records import are_held
 from twopc.columns import require
-from twopc.errors import RecordRefused
+from twopc.errors import RecordRefused, SchemaMismatch
+from twopc.refusals import is_bytes, is_list, is_string
 
 
 def written_as(field: pa.Field) -> sa.ColumnClause[Any]:
@@ -22,6 +25,36 @@ def written_as(field: pa.Field) -> sa.ColumnClause[Any]:
     if pa.types.is_timestamp(field.type):
         return sa.column(field.name, sa.DateTime(timezone=field.type.tz is not None))
     return sa.column(field.name, sa.Date() if pa.types.is_date(field.type) else sa.types.NullType())
+
+
+_KINDS: Sequence[tuple[type, Callable[[pa.DataType], bool]]] = (
+    (bool, pa.types.is_boolean),
+    (Number, lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)),
+    (str, is_string),
+    (bytes, is_bytes),
+    (datetime, pa.types.is_timestamp),
+    (date, pa.types.is_date),
+    (time, pa.types.is_time),
+    (timedelta, pa.types.is_duration),
+    (list, is_list),
+)
+"""Python's types of values, and the Arrow types of each. A type comes before those that it is derived from."""
+
+
+def check_kinds(schema: pa.Schema, columns: Mapping[str, Any], table: str) -> None:
+    """Make sure that no column of a table keeps none of the values of its records. ``columns``: SQLAlchemy's types.
+    Raises SchemaMismatch, which names the column."""
+    for field in schema:
+        column = columns[field.name]
+        of_column: type = object
+        with contextlib.suppress(NotImplementedError):  # SQLAlchemy 2.0 knows no values of some types
+            of_column = next((kind for kind, _ in _KINDS if issubclass(column.python_type, kind)), object)
+        of_records = next((kind for kind, has in _KINDS if has(field.type)), object)
+        if of_records is not of_column and object not in (of_records, of_column):
+            raise SchemaMismatch(
+                f"column {field.name!r} has the Arrow type {field.type}, and {column}, the column's type in {table},"
+                " keeps no value of it. Cast the column in the query, or change the table."
+            )
 
 
 def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:

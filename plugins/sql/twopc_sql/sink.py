@@ -42,6 +42,7 @@ from twopc.sink import WholeBatchSink
 from twopc.transaction import Committable, Transaction
 from twopc.transactional_ids import TransactionId
 from twopc_sql.options import SqlOptions
+from twopc_sql.records import check_kinds
 from twopc_sql.sessions import (
     advice,
     connect_failed,
@@ -224,7 +225,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             return self._tables.mark(connection, self.transactional_ids.scope, lock)
 
     def validate(self, schema: pa.Schema) -> None:
-        check_names(schema.names, self._columns(), str(self._options))
+        columns = self._columns()
+        check_names(schema.names, columns, str(self._options))
         if reserved := {*schema.names} & {*RESERVED}:
             raise SchemaMismatch(f"the column name {reserved.pop()!r} is reserved: rename the column")
         for name in {*self._options.upsert_by} & {*schema.names}:
@@ -234,9 +236,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
                     " -0.0 for one key. Nothing was written. Cast it to a decimal or a text.",
                     option="upsert_by",
                 )
+        if not self._options.dialect.tries_other_kinds:
+            check_kinds(schema, columns, str(self._options))
         self._try(schema.names)
 
-    def _columns(self) -> list[str]:
+    def _columns(self) -> dict[str, Any]:
         with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
             if not sa.inspect(connection).has_table(self._options.table, self._options.schema):
                 raise ConfigurationError(f"{self._options} does not exist. Create it; the sink does not create it.")

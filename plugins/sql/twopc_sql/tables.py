@@ -75,9 +75,17 @@ class Tables:
                 if not sa.inspect(engine).has_table(table.name, table.schema):
                     raise
 
-    def columns(self, connection: sa.Connection, table: str) -> list[str]:
-        """Return the names of a table's columns."""
-        return [name for name, _ in self._types(connection, table)]
+    def columns(self, connection: sa.Connection, table: str) -> dict[str, Any]:
+        """Return the columns of a table, each with all that the database reports of its type."""
+        if connection.dialect.name == "duckdb":  # SQLAlchemy can't read its catalog
+            nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
+            with connection.execute(nothing) as result:
+                return {name: rest for name, *rest in result.cursor.description}
+        try:
+            found = sa.inspect(connection).get_columns(table, self._options.schema)
+        except sa.exc.NoSuchTableError:
+            return {}
+        return {each["name"]: each["type"] for each in found}
 
     def writable(self, connection: sa.Connection) -> list[str]:
         """Return the table's columns that the database does not generate. DuckDB does not report which it does."""
@@ -87,18 +95,6 @@ class Tables:
                 if "computed" in each or each.get("identity", {}).get("always"):
                     generated.add(each["name"])
         return [name for name in self.columns(connection, self._options.table) if name not in generated]
-
-    def _types(self, connection: sa.Connection, table: str) -> list[tuple[str, str]]:
-        """Return the columns of a table, each with all that the database reports of its type."""
-        if connection.dialect.name == "duckdb":  # SQLAlchemy can't read its catalog
-            nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
-            with connection.execute(nothing) as result:
-                return [(name, str(rest)) for name, *rest in result.cursor.description]
-        try:
-            found = sa.inspect(connection).get_columns(table, self._options.schema)
-        except sa.exc.NoSuchTableError:
-            return []
-        return [(each["name"], f"{each['type']!r}") for each in found]
 
     def _table(self, name: str, columns: Sequence[str] = ()) -> sa.TableClause:
         return sa.table(name, *map(sa.column, columns), schema=self._options.schema)
@@ -117,10 +113,6 @@ class Tables:
         for some in _some(names):
             same = self._transactions.update().values(scope=self._transactions.c.scope)
             connection.execute(same.where(self._transactions.c.name.in_(some)))
-        return self.rows(connection, names)
-
-    def rows(self, connection: sa.Connection, names: Sequence[str]) -> dict[str, sa.Row[Any]]:
-        """Return the rows of transactions that are there, by name."""
         ask = self._transactions.select()
         found = (connection.execute(ask.where(self._transactions.c.name.in_(some))) for some in _some(names))
         return {row.name: row for rows in found for row in rows}
@@ -139,8 +131,8 @@ class Tables:
         for staged, names in (*_by(rows, "staged"), *_by(rows, "deletes")):
             if sa.inspect(connection).has_table(staged, self._options.schema):
                 table = self._staging(staged)
-                for some in _some(names):
-                    connection.execute(sa.delete(table).where(table.c[_KEY].in_(map(_key, some))))
+                for ours in _ours(table, names):
+                    connection.execute(sa.delete(table).where(ours))
 
     # Marks. -----------------------------------------------------------------------------------------------------
 
@@ -177,8 +169,8 @@ class Tables:
 
     def _staging_name(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
         """A name for these columns of the table, in any order, and for the types that they have now."""
-        types = dict(self._types(connection, self._options.table))
-        what = [self._options.qualified, *(f"{name} {types.get(name)}" for name in sorted(columns))]
+        types = self.columns(connection, self._options.table)
+        what = [self._options.qualified, *(f"{name} {types.get(name)!r}" for name in sorted(columns))]
         kind = "deletes" if deletes else "staged"
         return f"twopc_{kind}_{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:32]}"
 
@@ -271,29 +263,23 @@ class Tables:
 
     def staged(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
         """Return how many records and deletes the staging tables have of transactions."""
-        count = 0
-        for name, names in _by(rows, "staged") + _by(rows, "deletes"):
-            table = self._staging(name)
-            for some in _some(names):
-                ours = table.c[_KEY].in_(map(_key, some))
-                count += connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
-        return count
+        tables = ((self._staging(name), names) for name, names in _by(rows, "staged") + _by(rows, "deletes"))
+        return sum(_count(connection, ours, table) for table, names in tables for ours in _ours(table, names))
 
     def _insert(self, connection: sa.Connection, staged: str, names: Sequence[str], is_trial: bool) -> int:
         """Copy the records of transactions that have one staging table."""
         columns, moved, key = self._staged_columns(connection, staged), 0, [*self._options.upsert_by]
         table = self._staging(staged, map(sa.column, columns))
         newest_first = table.c[_KEY].desc(), table.c[_ORDINAL].desc()
-        for some in _some(names):
-            ours = table.c[_KEY].in_(map(_key, some))
-            count = connection.scalar(sa.select(sa.func.count()).select_from(table).where(ours)) or 0
+        for ours in _ours(table, names):
+            count = _count(connection, ours, table)
             copy = self._copy(table, columns, ours, newest_first)
             written = connection.execute(copy, execution_options={"preserve_rowcount": True}).rowcount
             moved += count
             is_counted = self._options.dialect.counts_rows and (is_trial or not key)
             if is_counted and written < count:  # a trigger has left some out, or keys are equal
                 keys = sa.select(*(table.c[name] for name in key or OURS)).where(ours).distinct().subquery()
-                moved -= (connection.scalar(sa.select(sa.func.count()).select_from(keys)) or 0) - written
+                moved -= _count(connection, sa.true(), keys) - written
         return moved
 
     def _delete(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> tuple[int, int]:
@@ -302,16 +288,14 @@ class Tables:
         key, deleted, left = self._staged_columns(connection, staged, deletes=True), 0, 0
         table, keys = self._table(self._options.table, key), self._staging(staged, map(sa.column, key))
         same = sa.and_(*(table.c[name] == keys.c[name] for name in key))
-        for some in _some(names):
-            ours = keys.c[_KEY].in_(map(_key, some))
+        for ours in _ours(keys, names):
             if self._options.dialect.joins_deletes:
                 connection.execute(sa.delete(table).where(same, ours))
             else:
                 chosen = sa.select(*(keys.c[name] for name in key)).where(ours)
                 connection.execute(sa.delete(table).where(sa.tuple_(*(table.c[name] for name in key)).in_(chosen)))
-            count = sa.select(sa.func.count())
-            deleted += connection.scalar(count.select_from(keys).where(ours)) or 0
-            left += connection.scalar(count.select_from(table, keys).where(same, ours)) or 0
+            deleted += _count(connection, ours, keys)
+            left += _count(connection, same & ours, table, keys)
         return deleted, left
 
     def _staged_columns(self, connection: sa.Connection, staged: str, deletes: bool = False) -> list[str]:
@@ -371,6 +355,16 @@ def _by(rows: Sequence[sa.Row[Any]], staged: str) -> list[tuple[str, list[str]]]
 def _key(name: str) -> str:
     """Return what stands for a transaction in staging tables, whose text may have any collation."""
     return hashlib.sha256(name.encode()).hexdigest()
+
+
+def _ours(staged: sa.TableClause, names: Sequence[str]) -> Iterator[sa.ColumnElement[bool]]:
+    """Yield conditions for what transactions have in a staging table, each for some of them."""
+    for some in _some(names):
+        yield staged.c[_KEY].in_(map(_key, some))
+
+
+def _count(connection: sa.Connection, chosen: sa.ColumnElement[bool], *tables: sa.FromClause) -> int:
+    return connection.scalar(sa.select(sa.func.count()).select_from(*tables).where(chosen)) or 0
 
 
 def _some(names: Sequence[str]) -> Iterator[Sequence[str]]:

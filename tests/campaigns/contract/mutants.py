@@ -583,7 +583,7 @@ KEYED = (
         "a delete removes nothing, and reports that it has",
         "tables.py",
         (_DELETED, f"{_DELETED} & sa.false()"),
-        ("left += connection", "left += 0 * connection"),
+        ("left += _count", "left += 0 * _count"),
     ),
     _keyed("a delete removes every row", "tables.py", (_DELETED, "sa.true()")),
     _keyed(

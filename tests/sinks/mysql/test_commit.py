@@ -45,7 +45,7 @@ def test_markers_are_removed_while_other_transactions_are_prepared(
     left = [place.pre_commit(["b"], Round(1, 1), partition) for partition in range(0, 20, 2)]
     sink.commit(place.pre_commit(["c"], Round(1, 1), 1))
     sink.complete(1, [])
-    assert place.ask("SELECT batch_id FROM {markers}") == [(1,)]
+    assert place.marked() == [(1,)]
     assert len(place.prepared()) == len(left)
 
 

@@ -47,6 +47,7 @@ KEPT: list[tuple[str, pa.DataType]] = [
     ("DATETIME(3)", pa.timestamp("ms")),
     ("DATETIME", pa.timestamp("s")),
     ("DATETIME(6)", pa.timestamp("us", "Europe/Berlin")),
+    ("TIMESTAMP(6)", pa.timestamp("us", "Europe/Berlin")),
     ("LONGTEXT", pa.string()),
     ("MEDIUMTEXT", pa.large_string()),
     ("TEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci", pa.string()),

@@ -19,8 +19,9 @@ def test_a_server_that_prepares_nothing_or_loses_what_it_acknowledged_is_told() 
     with PostgresServer() as server:
         sink = PostgresSink({"conninfo": server.conninfo, "table": "orders"})
         sink.bind("orders", "doctor")
-        with pytest.raises(ConfigurationError, match="max_prepared_transactions is 0"):
-            list(sink.check())
+        for ask in (sink.open, lambda: list(sink.check())):
+            with pytest.raises(ConfigurationError, match=r"max_prepared_transactions is 0.* Set it to at least twice"):
+                ask()
         sink.close()
     with PostgresServer(max_prepared_transactions=2, fsync="off") as server:
         with psycopg.connect(server.conninfo) as connection:

@@ -1,9 +1,5 @@
 """What goes into which column, each value as it was; and what is refused before anything is written."""
 
-import datetime as dt
-from decimal import Decimal
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -11,29 +7,6 @@ from tests.sinks.postgres.conftest import Place
 from tests.sinks.prepared_contract import ColumnsContract
 from twopc import Round
 from twopc.errors import ConfigurationError, RecordRefused, RoundAborted
-
-MOMENT = dt.datetime(2026, 10, 25, 1, 30, 0, 123456, tzinfo=dt.timezone.utc)
-
-KEPT: dict[str, tuple[str, pa.DataType, list[Any]]] = {
-    "truth": ("boolean", pa.bool_(), [True, False, None]),
-    "small": ("smallint", pa.int8(), [-128, 127, None]),
-    "wide": ("bigint", pa.int32(), [-(2**31), 2**31 - 1, None]),
-    "big": ("bigint", pa.int64(), [-(2**63), 2**63 - 1, None]),
-    "single": ("real", pa.float32(), [1.5, float("inf"), None]),
-    "real": ("double precision", pa.float64(), [0.1, float("-inf"), None]),
-    "price": ("numeric(12, 3)", pa.decimal128(12, 3), [Decimal("-123456789.123"), Decimal("0.001"), None]),
-    "any_number": ("numeric", pa.decimal128(38, 18), [Decimal("1e-18"), Decimal(12345678901234567890), None]),
-    "text": ("text", pa.string(), ["", 'a\tb\n"c"\\N', None]),
-    "short": ("varchar(3)", pa.large_string(), ["äöü", "\\.", None]),
-    "bytes": ("bytea", pa.binary(), [b"", b"\x00\xff\\", None]),
-    "day": ("date", pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31), None]),
-    "moment": ("timestamptz", pa.timestamp("us", "Europe/Berlin"), [MOMENT, MOMENT + dt.timedelta(hours=1), None]),
-    "local": ("timestamp", pa.timestamp("us"), [MOMENT.replace(tzinfo=None), dt.datetime(1, 1, 1), None]),  # noqa: DTZ001
-    "numbers": ("int[]", pa.list_(pa.int32()), [[1, None, -3], [], None]),
-    "words": ("text[]", pa.list_(pa.string()), [['a "b"', "{}", "NULL", None], [""], None]),
-    "id": ("uuid", pa.string(), ["00000000-0000-0000-0000-000000000001", None, None]),
-}
-
 
 MISFITS = {
     "integer": [pa.int64(), pa.string()],
@@ -65,17 +38,6 @@ class TestColumns(ColumnsContract):
     misfits = MISFITS
     generated = GENERATED
     altered = ALTERED
-
-
-def test_every_value_comes_back_as_it_was(place: Place) -> None:
-    place.create(", ".join(f"{name} {type}" for name, (type, _, _) in KEPT.items()))
-    place.ask("ALTER TABLE {} ADD COLUMN n serial")
-    records = {name: pa.array(values, type) for name, (_, type, values) in KEPT.items()}
-    place.sink().validate(pa.record_batch(records).schema)
-    place.sink().commit(place.pre_commit(records))
-    found = zip(*place.ask("SELECT * FROM {} ORDER BY n"), strict=True)
-    for (name, (_, _, values)), column in zip(KEPT.items(), found, strict=False):
-        assert [str(value) if name == "id" and value else value for value in column] == values
 
 
 def test_json_text_becomes_json_and_a_domain_is_the_type_below_it(place: Place) -> None:
@@ -149,15 +111,6 @@ def test_a_table_that_a_crash_empties_is_refused_before_anything_is_written(part
         place.ask("ALTER TABLE {} SET UNLOGGED")
     with pytest.raises(ConfigurationError, match=r"is UNLOGGED, so PostgreSQL empties it.* SET LOGGED"):
         place.sink().validate(pa.schema({"value": pa.string()}))
-
-
-def test_the_records_that_break_a_rule_are_found_by_halves_and_left_out(place: Place) -> None:
-    place.create("value text NOT NULL CHECK (value <> 'secret'), amount numeric(3)")
-    values = [None if number == 17 else "secret" if number % 20 == 0 else f"{number}" for number in range(100)]
-    vote, refused = place.vote_without_bad({"value": values, "amount": pa.array(range(100), pa.int16())})
-    assert refused == [0, 17, 20, 40, 60, 80]
-    place.sink().commit(vote)
-    assert place.values() == sorted(f"{number}" for number in range(100) if number not in refused)
 
 
 @pytest.mark.variants

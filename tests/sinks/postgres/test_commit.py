@@ -8,10 +8,8 @@ import pytest
 from tests.sinks.postgres.conftest import Place
 from tests.sinks.prepared_contract import PreparedContract
 from tests.support.advice import told
-from tests.support.postgres_server import PostgresServer
 from twopc import Round
-from twopc.errors import ConfigurationError, OperatorRequired, RoundAborted
-from twopc_postgres import PostgresSink
+from twopc.errors import OperatorRequired, RoundAborted
 
 
 class TestPrepared(PreparedContract):
@@ -54,18 +52,6 @@ def test_what_somebody_prepared_by_hand_is_not_ours(place: Place) -> None:
 
 
 # Before anything is written. --------------------------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_server_that_prepares_no_transactions_is_refused_and_told_what_to_set() -> None:
-    with PostgresServer() as server:
-        sink = PostgresSink({"conninfo": server.conninfo, "table": "orders"})
-        sink.bind("orders", "log")
-        with pytest.raises(
-            ConfigurationError, match=r"max_prepared_transactions is 0.* Set it to at least twice the number of tasks"
-        ):
-            sink.open()
-        sink.close()
 
 
 def test_a_task_for_which_the_server_has_no_room_says_which_setting_to_raise(own_place: Place) -> None:

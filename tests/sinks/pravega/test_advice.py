@@ -37,9 +37,9 @@ def test_a_query_whose_register_was_replaced_by_an_empty_one_goes_on(place: Plac
     """A batch is decided meanwhile: its completion reads the register."""
     query.decide(0, "a")
     log_id = read_history(str(query.log)).tail.log_id
-    register = Register(place.admin, place.admin._server, place.stream.scope, f"twopc.{log_id}.orders.")
+    register = Register(place.admin, place.stream.scope, f"twopc.{log_id}.orders.")
     [(block, events)] = blocks(pa.array(["something else"]))
-    appender = Appender(register._place, register._segment, "")
+    appender = Appender(register._place, "")
     appender.append(block, events)
     appender.flush()
     error = query.stops(0, "has an entry that this sink did not write")

@@ -23,7 +23,7 @@ from twopc_pravega.segments import Appender, Command, SegmentError
 def size(sink: PravegaSink) -> int:
     """The bytes that the register has."""
     register = sink._register
-    start, end = register._ask(lambda connection: connection.bounds(register._segment, ""))
+    start, end = register._ask(lambda connection: connection.bounds(register._place.name, ""))
     return end - start
 
 
@@ -81,7 +81,7 @@ def test_a_register_with_something_else_is_an_error_and_not_an_empty_list(place:
     sink = place.sink()
     register = sink._register
     [(block, events)] = blocks(pa.array(["something else"]))
-    appender = Appender(register._place, register._segment, "")
+    appender = Appender(register._place, "")
     appender.append(block, events)
     appender.flush()
     for call in (lambda: [*sink.recover()], lambda: sink.complete(0, [])):
@@ -108,7 +108,7 @@ def test_a_register_that_is_missing_is_an_error_and_not_an_empty_list(place: Pla
 
 def test_each_sink_of_each_query_has_a_register_of_its_own(place: Place) -> None:
     names = {
-        Register(place.admin, place.admin._server, "s", f"twopc.{log}.{sink}.").stream.name
+        Register(place.admin, "s", f"twopc.{log}.{sink}.").stream.name
         for log in ("log", "log-", "log_", "log-u", "log--")
         for sink in ("a_sink", "a-sink", "a-usink", "a--sink")
     }
@@ -142,13 +142,13 @@ def test_a_transaction_that_a_crash_kept_out_of_the_register_holds_back_nobody_a
 
 
 def test_a_scope_that_does_not_exist_is_refused(place: Place) -> None:
-    register = Register(place.admin, place.admin._server, "nowhere", "twopc.log.orders.")
+    register = Register(place.admin, "nowhere", "twopc.log.orders.")
     with pytest.raises(ConfigurationError, match="no scope 'nowhere'"):
         register.create()
 
 
 def test_a_name_that_is_too_long_for_a_register_is_refused(place: Place) -> None:
-    register = Register(place.admin, place.admin._server, place.stream.scope, f"twopc.{'l' * 200}.{'o' * 60}.")
+    register = Register(place.admin, place.stream.scope, f"twopc.{'l' * 200}.{'o' * 60}.")
     with pytest.raises(ConfigurationError, match="255 characters"):
         register.create()
     assert Stream(place.stream.scope, register.stream.name) == register.stream

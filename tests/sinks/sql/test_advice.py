@@ -6,30 +6,25 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import sqlalchemy as sa
 
-from tests.sinks.sql.conftest import Place
+from tests.sinks.sql.conftest import Place, databases_but_long
 from tests.support.advice import Query, raises, told
 from tests.support.sink_place import ROUND
 from twopc import Participant, Round
+from twopc.errors import OutcomeUnknown, TransactionLost, TwoPhaseCommitError
 from twopc_sql.options import SqlOptions
 from twopc_sql.tables import Tables
 
 
-def place_in(folder: Path) -> Place:
-    place = Place(sa.make_url(f"sqlite:///{folder}/database"))
-    place.create("value {text}")
-    return place
-
-
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return place_in(tmp_path)
+def database() -> str:
+    return "sqlite"
 
 
 @pytest.fixture
 def query(place: Place, tmp_path: Path) -> Query:
-    return Query(tmp_path, "sql", {"url": place.url, "table": place.table})
+    url = place.url.render_as_string(hide_password=False)
+    return Query(tmp_path, "sql", {"url": url, "table": place.table})
 
 
 def forget(place: Place) -> None:
@@ -41,26 +36,29 @@ def change(place: Place) -> None:
     place.ask(f"DELETE FROM {staged}")  # noqa: S608  # from the database
 
 
-LOST: dict[str, tuple[list[str], Callable[[Place], None]]] = {
-    "of them are not prepared, such as": (["a"], forget),
-    "and twopc_batches has no mark of this query": ([], forget),
-    "of its … records only … could be moved": (["a"], change),
+LOST: dict[str, tuple[type[TwoPhaseCommitError], list[str], Callable[[Place], None]]] = {
+    "of them are not prepared, such as": (TransactionLost, ["a"], forget),
+    "and twopc_batches has no mark of this query": (OutcomeUnknown, [], forget),
+    "of its … records only … could be moved": (TransactionLost, ["a"], change),
 }
-"""The words of an error → the batches before, and what leads to it."""
+"""The words of an error → its class, the batches before, and what leads to it."""
 
 
-@pytest.mark.variants
+@pytest.mark.in_turn("database")
 @pytest.mark.advice(*LOST)
+@pytest.mark.parametrize("database", databases_but_long("postgresql", "sqlite"))
 @pytest.mark.parametrize("words", LOST)
 def test_a_query_goes_on_when_a_batch_was_given_up_by_the_command_of_the_message(
     words: str, place: Place, query: Query
 ) -> None:
-    before, damage = LOST[words]
+    kind, before, damage = LOST[words]
     for batch_id, value in enumerate(before):
         query.run(batch_id, value)
     query.decide(len(before), "lost")
     damage(place)
-    query.abandon(query.stops(len(before), words))
+    error = query.stops(len(before), words)
+    assert (type(error), place.values()) == (kind, before)
+    query.abandon(error)
     query.run(len(before) + 1, "next")
     assert place.values() == [*before, "next"]
 
@@ -70,9 +68,9 @@ def test_a_database_that_was_restored_while_the_query_was_stopped_gets_a_batch_w
     place: Place, query: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     query.run(0, "a")
-    shutil.copy(tmp_path / "database", tmp_path / "copy")
+    shutil.copy(str(place.url.database), tmp_path / "copy")
     query.run(1, "b")
-    shutil.copy(tmp_path / "copy", tmp_path / "database")
+    shutil.copy(tmp_path / "copy", str(place.url.database))
     monkeypatch.setattr("twopc.failures.STALE_S", 0.3)  # it may be behind until then
     error = query.stops(2, "the table was restored")
     told(error, r"had batch 1 of this query, and twopc_batches shows batch 0")
@@ -89,10 +87,11 @@ def test_a_statement_for_an_operator_quotes_the_schema_as_its_database_does() ->
 
 
 @pytest.mark.advice("and twopc_batches has no mark of this query")
-def test_a_batch_is_committed_when_the_option_is_set_back(place: Place, query: Query, tmp_path: Path) -> None:
+def test_a_batch_is_committed_when_the_option_is_set_back(place: Place, query: Query) -> None:
     query.decide(0, "a")
-    (tmp_path / "other").mkdir()
-    query.options["url"] = place_in(tmp_path / "other").url
+    other = Place(place.url.set(database=f"{place.url.database}.other"))
+    other.create("value {text}")
+    query.options["url"] = other.url
     error = query.stops(0, "and twopc_batches has no mark of this query")
     query.options[told(error, r"If '(\w+)' or 'table' was changed, set it back")[1]] = place.url
     query.run(0)

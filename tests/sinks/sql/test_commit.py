@@ -56,14 +56,6 @@ def test_more_transactions_than_a_statement_may_name_are_committed_at_once(place
     assert place.staged() == 0
 
 
-def test_a_lost_transaction_of_the_first_batch_may_have_been_committed(place: Place) -> None:
-    """Nothing tells an emptied database from a new one."""
-    vote = place.vote(["a"])
-    place.sink().abort(vote)
-    with pytest.raises(OutcomeUnknown, match=r"no mark of this query.*Check whether"):
-        place.sink().commit_batch(0, [vote])
-
-
 def test_a_lost_transaction_of_a_later_batch_was_rolled_back(place: Place) -> None:
     place.sink().commit_batch(0, [place.vote(["a"])])
     votes = [place.vote(["b"], SECOND), place.vote(["c"], SECOND, partition=1)]
@@ -80,15 +72,6 @@ def test_a_batch_whose_mark_was_removed_is_not_taken_for_rolled_back(place: Plac
     place.ask("DELETE FROM twopc_batches")
     with pytest.raises(OutcomeUnknown):
         place.sink().commit_batch(0, [vote])
-
-
-def test_a_batch_of_which_another_program_has_removed_records_is_not_committed_in_part(place: Place) -> None:
-    vote = place.vote(["a", "b"])
-    staged = next(row for (row,) in place.ask("SELECT staged FROM twopc_transactions"))
-    place.ask(f"DELETE FROM {staged} WHERE value = 'a'")  # noqa: S608  # from the database
-    with pytest.raises(TransactionLost, match=r"of its 2 records only 1 could be moved"):
-        place.sink().commit_batch(0, [vote])
-    assert place.values() == []
 
 
 def test_a_batch_that_was_rolled_back_before_its_decision_is_vetoed(place: Place) -> None:

@@ -73,6 +73,7 @@ KEPT: dict[str, list[tuple[str, pa.DataType]]] = {
         ("DOUBLE[]", pa.list_(pa.float64())),
         ("VARCHAR[][][]", pa.list_(pa.list_(pa.list_(pa.string())))),
         ("STRUCT(a INTEGER, b STRUCT(c VARCHAR[]))", nested_struct(pa.string())),
+        ("STRUCT(a FLOAT[])", pa.struct([("a", pa.list_(pa.float32()))])),
     ],
 }
 """Database → column type and Arrow type."""
