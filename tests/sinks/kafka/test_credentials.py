@@ -226,7 +226,8 @@ def test_a_task_outlives_its_token_and_a_renewed_token_of_another_principal_fail
     for user in ("granted", "session-1", "session-2"):
         grant(second_broker, user, topic.name, prefix)
     monkeypatch.setattr(issuer, "life_s", 3)
-    monkeypatch.setattr(issuer, "subjects", itertools.cycle(["session-1", "session-2"]))
+    # Whichever of two or three clients asks next: each gets another principal sooner or later.
+    monkeypatch.setattr(issuer, "subjects", itertools.cycle(f"session-{number}" for number in "12211122"))
     login = by_provider(second_broker, tmp_path) | own_tokens(by_provider, prefix)
     sink = make_sink(topic, writer=writer, **login)
     wait.repeated(sink.open)

@@ -71,8 +71,8 @@ def test_a_commit_whose_answer_was_lost_is_repeated_and_counts_once(place: Place
 def test_a_cluster_that_stands_still_is_in_doubt_and_answers_later(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(controller_module, "ANSWER_TIMEOUT_S", 1.0)
     sink, committable = place.sink(), place.pre_commit(VALUES)
+    monkeypatch.setattr(controller_module, "ANSWER_TIMEOUT_S", 1.0)
     place.server.pause()
     try:
         for call in (

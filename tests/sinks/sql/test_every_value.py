@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 
 from tests.support.every_value import VALUES, write_good
 from tests.support.kept_columns import ARROW, PAGE, declared, filled
-from twopc.errors import Refused, RoundAborted
+from twopc.errors import Refused, RoundAborted, SchemaMismatch
 from twopc.testing.values import edges, exact
 from twopc_sql.records import written_as
 
@@ -92,8 +93,15 @@ def test_the_page_says_which_arrow_types_each_column_takes(place: Place) -> None
 def test_every_type_keeps_a_value_as_it_is_or_the_value_is_refused(kind: str, place: Place) -> None:
     place.create(f"value {kind}")
     for values in VALUES:
-        if (left := write_good(place, values)) is None:
-            continue
-        kept = [row["value"] for row in place.select([written_as(pa.field("value", values.type))])]
-        assert len(kept) == len(left)
-        assert all(exact(one) == exact(other) or one == other != 0 for one, other in zip(left, kept, strict=True))
+        with suppress(SchemaMismatch):  # a driver can't send lists
+            if (left := write_good(place, values)) is not None:
+                kept = [row["value"] for row in place.select([written_as(pa.field("value", values.type))])]
+                assert len(kept) == len(left)
+                assert all(map(is_kept, left, kept))
+
+
+def is_kept(given: Any, found: Any) -> bool:
+    """A DECIMAL keeps the number that a float is written as."""
+    if isinstance(given, float) and isinstance(found, Decimal):
+        return Decimal(repr(given)) == found
+    return bool(exact(given) == exact(found) or given == found != 0)
