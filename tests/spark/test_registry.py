@@ -378,13 +378,19 @@ def test_a_wider_schema_reads_older_records_and_a_version_that_it_does_not_read_
     assert both.from_avro(value) == [Row(price=Decimal("-1.05"), id=text)]
 
 
-def test_a_schema_may_refer_to_others(both: Both) -> None:
-    both.register(json.dumps(json.loads(record(cents="long")) | {"name": "shop.Money"}), "money")
-    uses = record(price="shop.Money", paid={"type": ["null", "shop.Money"], "default": None})
-    schema = Schema(uses, "AVRO", [SchemaReference("shop.Money", "money", 1)])
-    [value] = both.to_avro("struct(5L AS cents) AS price, struct(6L AS cents) AS paid", schema=schema)
-    assert both.confluents(value) == {"price": {"cents": 5}, "paid": {"cents": 6}}
-    assert both.from_avro(value) == [Row(price=Row(cents=5), paid=Row(cents=6))]
+def test_a_schema_may_refer_to_others_and_to_one_by_two_ways(both: Both) -> None:
+    def refers(*names: str) -> list[SchemaReference]:
+        return [SchemaReference(f"shop.{name}", name, 1) for name in names]
+
+    money = json.loads(record(cents="long")) | {"name": "shop.Money"}
+    price = json.loads(record(net="shop.Money")) | {"name": "shop.Price"}
+    both.register(json.dumps(money), "Money")
+    both.schemas.register_schema("Price", Schema(json.dumps(price), "AVRO", refers("Money")))
+    uses = record(price="shop.Price", paid={"type": ["null", "shop.Money"], "default": None})
+    schema = Schema(uses, "AVRO", refers("Price", "Money"))
+    [value] = both.to_avro("struct(struct(5L AS cents) AS net) AS price, struct(6L AS cents) AS paid", schema=schema)
+    assert both.confluents(value) == {"price": {"net": {"cents": 5}}, "paid": {"cents": 6}}
+    assert both.from_avro(value) == [Row(price=Row(net=Row(cents=5)), paid=Row(cents=6))]
 
 
 def test_several_subjects_are_read_as_the_first_ones_newest(both: Both) -> None:

@@ -28,7 +28,7 @@ from tests.support.apicurio_server import ApicurioServer
 from tests.support.maven import maven_jar
 from twopc.errors import ConfigurationError
 from twopc_kafka import registry
-from twopc_kafka.protobuf_schemas import Message, add_file
+from twopc_kafka.registry.protobuf_schemas import Message
 from twopc_kafka_broker.errors import JarsNotAvailable
 
 
@@ -81,9 +81,7 @@ def both(without: Both, package: str) -> Both:
 
 def generated(source: str, name: str = "Order", file: str = "orders.proto") -> Any:
     """Return the class of a message, as protoc would generate it."""
-    files: dict[str, Any] = {}
-    add_file(files, file, source)
-    return GetMessageClass(Message.chosen(files, name).descriptor)
+    return GetMessageClass(Message.chosen({file: source}, name).descriptor)
 
 
 def order(fields: str, more: str = "") -> str:
