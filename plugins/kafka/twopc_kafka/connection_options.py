@@ -37,12 +37,6 @@ _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "sasl.username": ("sasl_plain_username", str),
     "sasl.password": ("sasl_plain_password", str),
     "sasl.kerberos.service.name": ("sasl_kerberos_service_name", str),
-    "ssl.ca.location": ("ssl_cafile", str),
-    "ssl.certificate.location": ("ssl_certfile", str),
-    "ssl.key.location": ("ssl_keyfile", str),
-    "ssl.key.password": ("ssl_password", str),
-    "ssl.crl.location": ("ssl_crlfile", str),
-    "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", lambda text: text.lower() != "none"),
     "socket.timeout.ms": ("request_timeout_ms", int),
 }
 
@@ -158,8 +152,8 @@ def control(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
     if translated.get("sasl_mechanism") == OAUTHBEARER:
         translated["sasl_oauth_token_provider"] = tokens_of(properties)
-    if any(name in properties for name in key_stores.PEM):
-        translated["ssl_context"] = key_stores.context_of(properties)
+    if context := key_stores.context_of(properties):
+        translated["ssl_context"] = context
     return translated
 
 
