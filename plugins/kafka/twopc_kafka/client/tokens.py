@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -32,9 +33,9 @@ PROVIDER = "sasl.token.provider"
 _PREFIX = "sasl.token."
 _GROUP = "twopc_kafka.tokens"
 _SHIPPED = {
-    "aws": "twopc_kafka.token_providers:Aws",
-    "azure": "twopc_kafka.token_providers:Azure",
-    "google": "twopc_kafka.token_providers:Google",
+    "aws": "twopc_kafka.token_providers:aws",
+    "azure": "twopc_kafka.token_providers:azure",
+    "google": "twopc_kafka.token_providers:google",
 }
 
 OPTIONS = (PROVIDER, *oidc.OPTIONS)
@@ -182,7 +183,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
 
     def _renew(self, timeout_s: float) -> None:
         attempt = self._under_way = self._under_way or _Attempt(self._fetch)
-        if not attempt.has_ended.wait(timeout_s):
+        if not wait([attempt.token], timeout_s).done:
             raise self._no_token(f"it has not returned within {timeout_s:g} s")
         self._under_way = None
         self._token = self._checked(attempt)
@@ -191,12 +192,12 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         self._ends_at_s = attempt.began_s + life_s
 
     def _checked(self, attempt: _Attempt) -> Token:
-        match attempt.error:
-            case ConfigurationError() | OperatorRequired() | Retriable():
-                raise attempt.error
+        match attempt.token.exception():
+            case ConfigurationError() | OperatorRequired() | Retriable() as error:
+                raise error
             case BaseException() as error:
                 raise self._no_token(f"it raised {type(error).__module__}.{type(error).__qualname__}")
-        token = attempt.token
+        token = attempt.token.result()
         if not isinstance(token, Token) or not str(token.value).isascii():
             raise self._no_token("it returned no twopc_kafka.Token with text in ASCII")
         if not token.value or not token.value.isprintable():
@@ -215,19 +216,15 @@ class _Attempt:
     """A call of a provider, on a thread of its own, as it may never return."""
 
     def __init__(self, fetch: Fetch) -> None:
-        self.has_ended = threading.Event()
-        self.token: object = None
-        self.error: BaseException | None = None
+        self.token: Future[object] = Future()
         self.began_s, self.began_at_s = time.monotonic(), time.time()
         threading.Thread(target=self._run, args=[fetch], name="twopc-kafka-token", daemon=True).start()
 
     def _run(self, fetch: Fetch) -> None:
         try:
-            self.token = fetch()
+            self.token.set_result(fetch())
         except BaseException as error:  # noqa: BLE001  # the caller raises another, without what this one may show
-            self.error = error
-        finally:
-            self.has_ended.set()
+            self.token.set_exception(error)
 
 
 @functools.cache
