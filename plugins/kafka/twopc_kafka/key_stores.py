@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import os
 import re
 import socket
@@ -53,15 +54,14 @@ def as_pem(properties: Mapping[str, Any]) -> dict[str, Any]:
             secret.
     """
     read = {name: value for name, value in properties.items() if name not in (*_STORES, *_PEM)}
-    for store, password, replaced in (
-        (KEY_STORE, _KEY_STORE_PASSWORD, ("ssl.certificate.location", "ssl.key.location", CERTIFICATE, KEY)),
-        (TRUST_STORE, _TRUST_STORE_PASSWORD, ("ssl.ca.location", AUTHORITY)),
+    for store, needing_it, replaced in (
+        (KEY_STORE, (_KEY_STORE_PASSWORD, ALIAS), ("ssl.certificate.location", "ssl.key.location", CERTIFICATE, KEY)),
+        (TRUST_STORE, (_TRUST_STORE_PASSWORD,), ("ssl.ca.location", AUTHORITY)),
     ):
-        for name in (password, *([ALIAS] if store == KEY_STORE else [])):
-            if name in properties and store not in properties:
+        for name in properties:
+            if name in needing_it and store not in properties:
                 raise ConfigurationError(f"{name!r} of the kafka sink needs {store!r}", option=store)
-        for name in replaced if store in properties else ():
-            if name in properties:
+            if name in replaced and store in properties:
                 raise ConfigurationError(f"{store!r} and {name!r} of the kafka sink exclude each other", option=name)
     read |= {name: _pem_text(name, str(properties[name])) for name in _PEM if name in properties}
     if TRUST_STORE in properties:
@@ -191,15 +191,12 @@ def _identity(properties: Mapping[str, Any]) -> tuple[str, str]:
     passwords = (str(properties.get(name, "")) for name in (_KEY_PASSWORD, _KEY_STORE_PASSWORD) if name in properties)
     for password in passwords:
         with contextlib.suppress(ValueError):
-            return "".join(map(ssl.DER_cert_to_PEM_cert, chain)), _in_pem("PRIVATE KEY", read_key(password))
+            key = ssl.DER_cert_to_PEM_cert(read_key(password)).replace("CERTIFICATE", "PRIVATE KEY")
+            return "".join(map(ssl.DER_cert_to_PEM_cert, chain)), key
     raise ConfigurationError(
         f"the private key {alias!r} in {KEY_STORE!r} of the kafka sink has another password: set {_KEY_PASSWORD!r}",
         option=_KEY_PASSWORD,
     )
-
-
-def _in_pem(label: str, der: bytes) -> str:
-    return ssl.DER_cert_to_PEM_cert(der).replace("CERTIFICATE", label)
 
 
 def _opened(properties: Mapping[str, Any], location: str, password: str) -> _Store:
@@ -285,28 +282,23 @@ def _jks(content: bytes, password: str) -> _Store:
     in_java = password.encode("utf-16-be")
     if password and hashlib.sha1(in_java + _JKS_SALT + body).digest() != checksum:  # noqa: S324  # the format's own
         raise ValueError
-    at = 4
+    stream = io.BytesIO(body[len(_JKS_MAGIC) :])
 
     def number(form: str) -> int:
-        nonlocal at
-        (value,) = struct.unpack_from(form, body, at)
-        at += struct.calcsize(form)
+        (value,) = struct.unpack(form, stream.read(struct.calcsize(form)))
         return int(value)
 
     def data(form: str) -> bytes:
-        nonlocal at
-        length = number(form)
-        at += length
-        return body[at - length : at]
+        return stream.read(number(form))
 
     def certificate() -> bytes:
         data(">H")  # its kind, X.509
         return data(">I")
 
+    keys: dict[str, tuple[Callable[[str], bytes], list[bytes]]] = {}
+    trusted = []
     try:
         _version, entries = number(">I"), number(">I")
-        keys: dict[str, tuple[Callable[[str], bytes], list[bytes]]] = {}
-        trusted = []
         for _ in range(entries):
             tag, alias, _created = number(">I"), data(">H").decode(), number(">Q")
             if tag == 1:

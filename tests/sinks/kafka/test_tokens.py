@@ -34,6 +34,7 @@ from tests.support.waiting import until
 from twopc.errors import ConfigurationError, OperatorRequired, Retriable
 from twopc_kafka import KafkaSink, Token, token_providers
 from twopc_kafka.client import tokens
+from twopc_kafka.connection_options import for_librdkafka
 from twopc_kafka.options import parse_options
 
 SECRET = "hunter2-is-the-secret"  # noqa: S105  # what must not be seen anywhere
@@ -210,7 +211,7 @@ def test_both_clients_get_the_token_of_one_provider_and_librdkafka_no_option_of_
     [value, expires_at_s, principal, extensions] = tokens.tokens_of(options.properties).for_librdkafka("")
     assert (value, principal, extensions) == ("token-1", "etl", {"tenant": "sales"})
     assert 95 < expires_at_s - time.time() <= 100
-    assert not [name for name in tokens.without_token_options(options.properties) if "token" in name]
+    assert not [name for name in for_librdkafka(options.properties) if "token" in name]
     KafkaSink(pickle.loads(pickle.dumps({**PROVIDER, "topic": "orders"})))  # noqa: S301
 
 
@@ -279,6 +280,7 @@ def test_a_repr_shows_no_token() -> None:
         ({"sasl.token.provider": "asure"}, "one of aws, azure, google.*Did you mean 'azure'"),
         ({"sasl.token.provider": "no.such:Provider"}, "'no.such:Provider' can't be imported: No module named 'no'"),
         ({"sasl.token.provider": f"{__name__}:Nobody"}, "can't be imported: .*Nobody"),
+        ({"sasl.token.provider": ":Provider"}, "':Provider' can't be imported"),
         ({"sasl.oauthbearer.client.id": "etl"}, "no effect with 'sasl.token.provider'"),
         ({"sasl.mechanism": "PLAIN"}, "is only for 'sasl.mechanism' = 'OAUTHBEARER'"),
         ({"sasl.token.provider": "azure"}, "the token provider 'azure' .* no option 'tenant'"),
