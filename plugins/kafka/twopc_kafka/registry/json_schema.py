@@ -75,7 +75,7 @@ def _shape(node: Any, path: str) -> Shape:
             shape = _shape(others[0], path)
             return replace(shape, nullable=rule == "anyOf" or not shape.nullable)  # oneOf: not both
     types = node["type"] if isinstance(node.get("type"), list) else [node.get("type")]
-    others = [each for each in types if each != "null"]
+    others = [each for each in types if each not in ("null", None)]
     unknown = [each for each in rules if each not in _RULES]
     if unknown or len(others) != 1:
         what = f"the rule {unknown[0]!r}" if unknown else "a schema without exactly one type"
