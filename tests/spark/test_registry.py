@@ -32,6 +32,7 @@ from confluent_kafka.schema_registry.json_schema import JSONDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from tests.support.maven import maven_jar
 from twopc.errors import ConfigurationError, Retriable
@@ -135,7 +136,7 @@ def test_every_value_is_read_by_confluents_deserializer_and_by_spark_as_it_was(b
     none = dict.fromkeys(COLUMNS.names)
     rows = [none | {field.name: edge} for field in COLUMNS for edge in edges(field.type)]
     rows += [{field.name: drawn(field.type, draw) for field in COLUMNS} for _ in range(40)]
-    frame = both.spark.createDataFrame(pa.Table.from_pylist(rows, COLUMNS)).coalesce(1)
+    frame = both.spark.createDataFrame(pa.Table.from_pylist(rows, COLUMNS), from_arrow_schema(COLUMNS)).coalesce(1)
     written = both.written(frame)
     deserialize = AvroDeserializer(both.schemas)
     before = [*map(comparable, rows)]

@@ -208,7 +208,8 @@ def test_a_connection_outlives_its_token(
 ) -> None:
     issuer = second_broker.issuer
     monkeypatch.setattr(issuer, "life_s", 3)
-    sink = make_sink(make_topic(on=second_broker.broker), **login(second_broker, tmp_path), **own_tokens(login, prefix))
+    options = login(second_broker, tmp_path) | own_tokens(login, prefix)
+    sink = make_sink(make_topic(on=second_broker.broker), **options)
     given = len(issuer.tokens)
     wait.until("it has logged in twice", lambda: sink.recover() == [] and len(issuer.tokens) == given + 2)
     assert sink.recover() == []
