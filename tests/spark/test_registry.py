@@ -148,7 +148,7 @@ def test_every_value_is_read_by_confluents_deserializer_and_by_spark_as_it_was(b
 
 def comparable(row: Any) -> Any:
     """A map has no order, and is pairs in Arrow."""
-    return exact(row | {"rates": row["rates"] and dict(row["rates"])})
+    return exact(row | {"rates": None if row["rates"] is None else dict(row["rates"])})
 
 
 def test_a_generated_schema_has_null_first_and_by_default_and_only_names_of_avro(both: Both) -> None:

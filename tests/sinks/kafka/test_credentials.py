@@ -59,7 +59,7 @@ def pre_committed(sink: Any, partition: int = 0) -> Committable:
 def is_permitted(call: Callable[..., object], *given: Any) -> bool:
     try:
         call(*given)
-    except OperatorRequired:
+    except (OperatorRequired, Retriable):  # the second of a broker that has just started
         return False
     return True
 
