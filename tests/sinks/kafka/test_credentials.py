@@ -76,7 +76,7 @@ def granted(second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wa
         for user in ("granted", *users):
             grant(second_broker, user, topic.name, prefix)
         sink = make_sink(topic, **options)
-        wait.until("the grant has arrived", lambda: is_permitted(sink.validate, SCHEMA))
+        wait.until("the grant has arrived", lambda: is_permitted(sink.open) and is_permitted(sink.validate, SCHEMA))
         return topic, sink
 
     return made
@@ -171,7 +171,6 @@ def test_a_login_that_is_revoked_while_a_query_runs_is_told_in_the_brokers_words
     """The control connection, which has logged in before, stays up."""
     login = by_scram(second_broker, tmp_path)
     _, sink = granted(writer=writer, client_id=prefix, **login)  # connections of its own
-    sink.open()
     scram_user(second_broker.broker, login["sasl_username"], "another")
     try:
         began = time.monotonic()
@@ -237,7 +236,6 @@ def test_a_task_outlives_its_token_and_a_renewed_token_of_another_principal_fail
     monkeypatch.setattr(issuer, "subjects", itertools.cycle(["session-1", "session-2"]))
     login = by_provider(second_broker, tmp_path) | own_tokens(by_provider, prefix)
     topic, sink = granted("session-1", "session-2", writer=writer, **login)
-    sink.open()
     with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
         for value in ("a", "b", "c"):
             participant.write("orders", pa.record_batch({"value": [value]}))
