@@ -1,12 +1,10 @@
 """Apicurio, a schema registry that speaks Confluent's interface, with schemas in its memory."""
 
-import contextlib
-import urllib.request
 from pathlib import Path
 
 from tests.support.maven import maven_archive
 from tests.support.s3_server import free_port
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, has_answer
 
 VERSION = "3.0.9"
 """The last that runs on Java 17."""
@@ -33,6 +31,4 @@ class ApicurioServer(ServerProcess):
         )
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/subjects", timeout=10) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-        return False
+        return has_answer(f"{self.url}/subjects")

@@ -9,8 +9,6 @@ import base64
 import functools
 import os
 import subprocess
-import urllib.error
-import urllib.request
 import uuid
 from datetime import datetime, timedelta, timezone
 from importlib.util import find_spec
@@ -21,7 +19,7 @@ import pytest
 
 from tests.support.node import install_package, programs
 from tests.support.s3_server import free_port
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, has_answer
 from twopc_kafka_broker.cache import cache_folder, publish
 
 if TYPE_CHECKING:
@@ -145,18 +143,8 @@ class AzuriteServer(ServerProcess):
             cwd=self._folder,
         )
 
-    def mend(self, error: str) -> int:  # a block list is put as a whole
-        """Repair nothing, as an operator has nothing to repair after ``error``."""
-        return 0
-
     def _answers(self) -> bool:
-        try:
-            urllib.request.urlopen(f"{self.endpoint_url}/{ACCOUNT}?comp=list", timeout=5).close()  # noqa: S310
-        except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
-            return False
-        return True
+        return has_answer(f"{self.endpoint_url}/{ACCOUNT}?comp=list")
 
 
 def repeat(monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool) -> None:

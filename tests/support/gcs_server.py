@@ -5,9 +5,7 @@ object's metadata in a rewrite. Unlike Google, it ignores the condition of a rew
 limits, and forgets open uploads when it is killed.
 """
 
-import contextlib
 import os
-import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,7 @@ import pytest
 
 from tests.support.go_program import GoProgram
 from tests.support.s3_server import free_port
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, has_answer
 
 PROGRAM = GoProgram("github.com/fsouza/fake-gcs-server", "v1.56.1", "1.26")
 START_TIMEOUT_S = 60.0
@@ -58,15 +56,8 @@ class GcsServer(ServerProcess):
 
         gcs_client(self.storage_options).mkdir(name)
 
-    def mend(self, error: str) -> int:
-        """Repair nothing: a kill breaks nothing that an operator would mend."""
-        return 0
-
     def _answers(self) -> bool:
-        url = f"{self.endpoint_url}/_internal/healthcheck"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):  # noqa: S310
-            return True
-        return False
+        return has_answer(f"{self.endpoint_url}/_internal/healthcheck")
 
 
 def gcs_server(folder: Path) -> GcsServer:

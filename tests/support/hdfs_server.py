@@ -1,6 +1,5 @@
 """A real HDFS from its Maven artifacts: a NameNode and a DataNode, each a process of its own that survives a kill."""
 
-import contextlib
 import functools
 import getpass
 import json
@@ -17,7 +16,7 @@ from urllib.parse import quote, urlencode
 
 from tests.support.kills import bound
 from tests.support.s3_server import free_port
-from tests.support.server_process import ServerProcess, Startable
+from tests.support.server_process import ServerProcess, Startable, has_answer
 from twopc_kafka_broker.errors import DevelopmentError
 from twopc_kafka_broker.jars import maven_jars
 from twopc_kafka_broker.java import find_java
@@ -67,10 +66,7 @@ class _Daemon(ServerProcess):
         self._start(self._name, bound(*command(self._folder, self.main)), self.log, START_TIMEOUT_S)
 
     def _answers(self) -> bool:
-        url = f"http://127.0.0.1:{self.port}/jmx?qry=none"
-        with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5):
-            return True
-        return False
+        return has_answer(f"http://127.0.0.1:{self.port}/jmx?qry=none")
 
 
 @functools.cache
@@ -206,10 +202,6 @@ class HdfsServer(Startable):
         """Start the NameNode again if somebody has killed it."""
         if not self.name_node.is_running:
             self.start()
-
-    def mend(self, error: str) -> int:
-        """Do nothing: nothing needs repair."""
-        return 0
 
     def close(self) -> None:
         """End the cluster and remove its data."""

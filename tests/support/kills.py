@@ -35,6 +35,11 @@ def kill_this_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def moment_of(event: Event) -> str:
+    """Return the name of the moment of an event: the phase that is entered, or the kind of event."""
+    return event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__
+
+
 class KillAt:
     """An observer that ends the process at one moment of one batch.
 

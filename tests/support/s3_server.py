@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import sys
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, has_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,9 +33,7 @@ class S3Server(ServerProcess):
         self._start("moto's server", command, self._log, START_TIMEOUT_S)
 
     def _answers(self) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.endpoint_url}/moto-api/data.json", timeout=5):  # noqa: S310
-            return True
-        return False
+        return has_answer(f"{self.endpoint_url}/moto-api/data.json")
 
 
 def without_credentials(monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from typing_extensions import Self
+
+
+def has_answer(url: str) -> bool:
+    """Whether a server answers an HTTP request now, if only with a refusal."""
+    try:
+        with contextlib.closing(urllib.request.urlopen(url, timeout=5)):  # noqa: S310  # always http
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except OSError:
+        return False
 
 
 class Startable:
@@ -22,6 +36,13 @@ class Startable:
     def close(self) -> None:
         """End the server for good."""
         raise NotImplementedError
+
+    def mend(self, error: str) -> int:
+        """Repair what a kill has broken, as an operator does after ``error``. Return the number of repairs.
+
+        Most servers need none.
+        """
+        return 0
 
     def __enter__(self) -> Self:
         try:

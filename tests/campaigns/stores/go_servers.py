@@ -2,11 +2,8 @@
 module proxy into the cache folder."""
 
 import base64
-import contextlib
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +13,7 @@ import botocore.session
 
 from tests.support.go_program import GoProgram
 from tests.support.s3_server import free_port
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, has_answer
 from twopc_files.stores.store import MARK
 
 START_TIMEOUT_S = 30.0
@@ -126,7 +123,7 @@ class GoServer(ServerProcess):
     @property
     def storage_options(self) -> dict[str, Any]:
         """The options with which fsspec's ``s3`` reaches the server. A restart does not change them."""
-        return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{self._port}"}
+        return {"key": KEY, "secret": SECRET, "endpoint_url": self.endpoint_url}
 
     def start(self) -> None:
         objects = self._folder / "objects"
@@ -145,11 +142,4 @@ class GoServer(ServerProcess):
         return self._program.mend(self._folder / "objects", self.storage_options, error)
 
     def _answers(self) -> bool:
-        url = f"http://127.0.0.1:{self._port}/minio/health/ready"  # for other servers, a bucket that may not be read
-        try:
-            with contextlib.closing(urllib.request.urlopen(url, timeout=5)):
-                return True
-        except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
-            return False
+        return has_answer(f"{self.endpoint_url}/minio/health/ready")  # for other servers, a bucket that may not be read
