@@ -18,14 +18,14 @@ import psycopg
 from psycopg import sql
 
 from tests.campaigns.jepsen.brokers import SERVERS
-from tests.campaigns.jepsen.driver import STOP, wish
+from tests.campaigns.jepsen.driver import wish
 from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
 from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
 from tests.campaigns.jepsen.workload import SCHEMA, LoopCheckpoint, Settings
 from tests.campaigns.storm.query import DAEMON
 from tests.support.full_disks import Disk
-from tests.support.kills import Process, all_of, arguments, kill_all_of, kill_each
+from tests.support.kills import PAUSE, Process, all_of, arguments, kill_all_of, kill_each
 from tests.support.spark_checkpoint import Checkpoint, Loss
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
@@ -123,7 +123,7 @@ class Query:
 
     def pause(self, moment: str) -> None:
         """Have the newest driver pause itself at a moment, once."""
-        self.die(f"{STOP}{moment}")
+        self.die(f"{PAUSE}{moment}")
 
     def withdraw(self, driver: Process) -> bool:
         """Take a wish back. Return whether the driver had not come to its moment."""

@@ -6,8 +6,12 @@ Each record names its batch, its task, its number within the task, and the attem
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
+import logging
 import os
+import signal
+import sys
 import time
 import uuid
 from collections import Counter
@@ -19,6 +23,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 import twopc
+from tests.campaigns.model.recording import record
 from tests.campaigns.tables.table import LakeTable
 from tests.support.spark_checkpoint import Loss
 
@@ -116,6 +121,16 @@ class Settings:
 
     def checkpoint(self) -> LoopCheckpoint:
         return LoopCheckpoint(Path(self.folder))
+
+
+def begun() -> Settings:
+    """Read the settings of this process, which is a driver or a worker. Have it record what it does, and write what its
+    threads do into its log on a signal."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
+    record(settings.steps)
+    return settings
 
 
 class Record(NamedTuple):
