@@ -17,7 +17,8 @@ from tests.campaigns.seams import patched
 from tests.campaigns.simulation.exploration import Failure, in_turn, pairs, shortest, singles
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
 from tests.campaigns.simulation.promises import Promise
-from tests.campaigns.simulation.schedule import Result, Scenario, run_drawn, run_schedule, simulated
+from tests.campaigns.simulation.scenario import Scenario
+from tests.campaigns.simulation.schedule import Result, run_drawn, run_schedule, simulated
 from tests.campaigns.simulation.world import Fault
 
 SEEDS_AT_MOST = 10_000
@@ -96,7 +97,7 @@ def catch(mutant: Mutant) -> Found | None:
             if found is None:
                 return None
             tried, result = found
-            failure = shortest(result.scenario, result)
+            failure = shortest(result)
         if run_schedule(failure.scenario, failure.schedule).violation is None:
             return Found(tried, failure)
 

@@ -448,7 +448,7 @@ class ModelWriter(Writer):
             known = self._step(DESCRIBE, broker.describe, [name]).get(name)
             if known is not None and not known.may_go_on:
                 raise NotCommitted(name, known.state)
-            self._step(FIND, _nothing)
+            broker.world.idle(FIND)
         while True:
             answer = self._step(INIT, broker.init, name)
             if isinstance(answer, ProducerIdentity):
@@ -462,7 +462,7 @@ class ModelWriter(Writer):
                 raise RoundAborted(f"not delivered: {error}")
 
     def finish(self) -> ProducerIdentity:
-        self._step(FLUSH, _nothing)
+        self._broker.world.idle(FLUSH)  # all records are acknowledged already
         return self._mine
 
     def abort(self) -> None:
@@ -471,10 +471,6 @@ class ModelWriter(Writer):
     @property
     def _mine_as_pair(self) -> tuple[int, int]:
         return self._mine.producer_id, self._mine.producer_epoch
-
-
-def _nothing() -> None:
-    """Do nothing: for a flush, because all records are acknowledged already, and for a lookup with a fixed answer."""
 
 
 # Brokers that grant transactions without a timeout are not modeled, because nothing can be lost there.
