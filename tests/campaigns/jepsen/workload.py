@@ -88,15 +88,9 @@ class Settings:
         """Return the lake tables, by the names of their sinks."""
         if not self.has_lake:
             return {}
-        from tests.campaigns.tables.delta import DeltaLakeTable
-        from tests.campaigns.tables.iceberg import IcebergTable
+        from tests.campaigns.tables.lake import tables_in
 
-        folder = Path(self.folder)
-        catalog = f"sqlite:///{folder}/catalog.db"
-        return {
-            "iceberg": IcebergTable("jepsen.records", catalog, f"file://{folder}/iceberg", folder),
-            "delta": DeltaLakeTable(f"{folder}/delta"),
-        }
+        return tables_in(Path(self.folder), "jepsen.records")
 
     @property
     def table(self) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from tests.campaigns.simulation.records import Records
 from tests.campaigns.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
@@ -514,6 +513,3 @@ class SimulatedKafkaSink(KafkaSink):
     ) -> None:
         super().announce(batch_id, committed, given_up)
         self._broker.on_announce(batch_id, committed)
-
-
-__all__ = ["Broker", "Fate", "Records", "SimulatedKafkaSink", "Written"]
