@@ -58,7 +58,7 @@ def contracts(environment: Environment, folder: Path) -> dict[str, int]:
     """Run the contract for every backend and for the guide's sink."""
     results = folder / "contracts.xml"
     options = ("-q", "-n2", "--dist=loadfile", f"--junit-xml={results}")
-    command = [environment.python, "-m", "pytest", *options, *CONTRACTS]
+    command = [str(environment.python), "-m", "pytest", *options, *CONTRACTS]
     subprocess.run(command, cwd=folder, env=without_python(), check=False)
     [suite] = ET.parse(results).getroot()  # noqa: S314  # pytest has just written it
     failed = int(suite.attrib["failures"]) + int(suite.attrib["errors"])

@@ -133,7 +133,15 @@ def _sample(batches: int, log: Path, folder: Path, batch_ms: float) -> Sample:
     entries = [each.stat().st_size for each in log.glob("*.json")]
     names = sum(1 for each in (folder / f"twopc-{os.getuid()}").rglob("*") if each.is_file())
     memory_mib = psutil.Process().memory_info().rss / 2**20
-    return Sample(batches, *holds.values(), memory_mib, len(entries), sum(entries), names, batch_ms)
+    return Sample(
+        batches,
+        **holds,
+        memory_mib=memory_mib,
+        log_entries=len(entries),
+        log_bytes=sum(entries),
+        names=names,
+        batch_ms=batch_ms,
+    )
 
 
 # Sinks. --------------------------------------------------------------------------------------------------------------
