@@ -43,7 +43,7 @@ def run(quick: bool) -> list[Row]:
     return [*rows, *(Row(f"a decision of {n} partitions into Kafka", "bytes", (size,)) for n, size in sizes.items())]
 
 
-def _of_hdfs(_: object, method: str, __: str, **options: Any) -> str:
+def _of_hdfs(_: object, method: str, url: str, **options: Any) -> str:
     return str((options.get("params") or {}).get("op") or f"{method} to a DataNode")
 
 
