@@ -253,6 +253,7 @@ def test_a_token_is_used_while_its_renewal_fails_or_hangs_and_not_after_its_end(
     assert SECRET not in caplog.text
 
 
+@pytest.mark.crash
 def test_a_process_that_is_forked_amid_a_renewal_gets_a_token_of_its_own(clock: type[Clock]) -> None:
     kept = tokens.tokens_of(PROVIDER)
     clock.waits_for.clear()
