@@ -118,7 +118,7 @@ def on_threads(
         if errors:  # an interrupt is not lost
             raise next((each for each in errors if not isinstance(each, Exception)), errors[0])
     finally:
-        errors.clear()  # their tracebacks hold this frame, which would hold them, and all that the callers' frames hold
+        errors.clear()  # a traceback refers to this frame: a cycle that would keep the callers' frames
     return [results[index] for index in range(len(arguments))]
 
 

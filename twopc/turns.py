@@ -42,7 +42,7 @@ class Turns:
         """Make a call when no other one, and no rest, is under way. ``what`` names it to the caller.
 
         Raises:
-            ConfigurationError: this thread has a turn, or another one that this one is not to wait for.
+            ConfigurationError: this thread has a turn, or another thread has one and ``waits`` is False.
             BaseException: what the call raised, or what that means.
         """
         within, performer = self.is_mine, self._performer
