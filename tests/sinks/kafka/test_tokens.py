@@ -216,6 +216,11 @@ def test_both_clients_get_the_token_of_one_provider_and_librdkafka_no_option_of_
     KafkaSink(pickle.loads(pickle.dumps({**PROVIDER, "topic": "orders"})))  # noqa: S301
 
 
+def test_a_provider_that_can_not_be_made_is_refused_before_anything_is_connected_to() -> None:
+    with pytest.raises(ConfigurationError, match=r"sasl\.token\.provider"):
+        tokens.tokens_of(PROVIDER | {"sasl.token.provider": "no.such.module:Provider"})
+
+
 def test_a_provider_is_found_by_its_entry_point(clock: type[Clock], monkeypatch: pytest.MonkeyPatch) -> None:
     registered = EntryPoints([EntryPoint("ours", f"{__name__}:Clock", "twopc_kafka.tokens")])
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: registered.select(group=group))

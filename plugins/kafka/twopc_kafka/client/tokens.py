@@ -120,7 +120,9 @@ def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
 def tokens_of(properties: Mapping[str, Any]) -> Tokens:
     """Return the tokens for checked properties. All connections of a process share them."""
     names = ["bootstrap.servers", *sorted(name for name in properties if is_token_option(name))]
-    return _tokens(tuple((name, str(properties[name])) for name in names))
+    tokens = _tokens(tuple((name, str(properties[name])) for name in names))
+    tokens.provider()  # made here, as the connections' thread would take its error for a lost broker
+    return tokens
 
 
 def require_token(properties: Mapping[str, Any]) -> None:
@@ -148,11 +150,16 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        self._fetch: Fetch | None = None  # with its parent's connections, it would be no good after a fork
+        self._fetch: Fetch | None = None  # a parent's provider may hold connections that its child can't use
         self._fetching = threading.Lock()
         self._under_way: _Attempt | None = None
         self._token = Token("", 0.0)
         self._renewed_at_s = self._ends_at_s = 0.0  # by time.monotonic
+
+    def provider(self) -> Fetch:
+        """Return this process's provider. Raises what making it raises."""
+        self._fetch = self._fetch or self._make()
+        return self._fetch
 
     def token(self) -> str:
         """Return a token to kafka-python, which treats a ``KafkaConnectionError`` as a lost connection."""
@@ -184,8 +191,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
             return self._token
 
     def _renew(self, timeout_s: float) -> None:
-        self._fetch = self._fetch or self._make()
-        attempt = self._under_way = self._under_way or _Attempt(self._fetch)
+        attempt = self._under_way = self._under_way or _Attempt(self.provider())
         if not wait([attempt.token], timeout_s).done:
             raise self._no_token(f"it has not returned within {timeout_s:g} s")
         self._under_way = None
