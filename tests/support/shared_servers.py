@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.support import azurite_server, gcs_server
 from tests.support.mariadb_server import MariaDbServer
@@ -36,6 +37,8 @@ Start: TypeAlias = "Callable[[contextlib.ExitStack, Path], Any]"
 
 def _kafka(ended: contextlib.ExitStack, folder: Path) -> KafkaBroker:  # it has a folder of its own
     broker = ended.enter_context(KafkaBroker())
+    # The first transactional id has Kafka make its log of transactions, and any request of one waits for that.
+    Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "first"}).init_transactions(60)
     client = copy.copy(broker)
     client._process = None
     return client

@@ -310,6 +310,7 @@ class KafkaSink(KeyedSink[KafkaTransaction]):
             if not self.pending:
                 raise
             self._refusal = error
+            self._validated = None  # records may have been validated before this start looked at the brokers
 
     def _require_grants(self) -> None:
         if self._is_transactional:

@@ -75,18 +75,20 @@ def test_brokers_without_a_request_that_a_crash_needs_are_refused_before_the_fir
 
 
 def test_what_is_decided_is_committed_before_the_next_batch_is_refused(
-    without: Any, pre_commit: Any, topic: Any
+    without: Any, pre_commit: Any, topic: Any, wait: Any
 ) -> None:
     sink = without(WriteTxnMarkersRequest)
     committable = pre_commit(sink, ["a"])
     sink.pending = {0: (committable,)}
     sink._options = replace(sink._options, asks_for_most=False).with_transaction_timeout(2**31 - 1)
     sink._options = replace(sink._options, has_timeout=True, two_phase_commit="off")
-    sink.open()
+    schema = pa.schema({"value": "string"})
+    sink.require_valid(schema)  # as a query does before its log is opened
+    wait.repeated(sink.open)
     sink.commit(committable)
     topic.becomes(["a"])
     with pytest.raises(ConfigurationError, match=r"transaction\.max\.timeout\.ms"):
-        sink.validate(pa.schema({"value": "string"}))
+        sink.require_valid(schema)
 
 
 def test_the_doctor_warns_of_brokers_that_write_no_missing_marker(without: Any) -> None:
