@@ -27,7 +27,7 @@ class TableColumn(Protocol):
 
     @property
     def described(self) -> str:
-        """Its type, as the table declares it."""
+        """The column's type, as declared."""
 
     @property
     def is_generated(self) -> bool:
@@ -35,13 +35,13 @@ class TableColumn(Protocol):
 
     @property
     def need(self) -> str | None:
-        """Why records must have it, and what to do; None if they need not."""
+        """Why records need it, and what to do; None if it is optional."""
 
     def keeps(self, type: pa.DataType) -> bool:
-        """Return whether it keeps each value of an Arrow type, or the sink refuses those that it does not keep."""
+        """Return whether the column keeps each value of an Arrow type, or the sink refuses the others."""
 
     def advice(self, type: pa.DataType) -> str:
-        """Return what to do about a type that it does not keep."""
+        """Return advice for a type that the column can't keep."""
 
 
 def check_columns(schema: pa.Schema, columns: Collection[TableColumn], table: str) -> None:

@@ -103,7 +103,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class FailedCommit:
-    """A commit that raised ``error``: of one transaction, or of all of a sink's in a batch."""
+    """A commit, of one transaction or of a sink's whole batch, that raised ``error``."""
 
     sink: str
     committables: tuple[Committable, ...]

@@ -53,7 +53,7 @@ class TransactionReplayed:
 
 @dataclass(frozen=True, slots=True)
 class TransactionAborted:
-    """One transaction that was open and undecided is rolled back."""
+    """An open, undecided transaction is rolled back."""
 
     sink: str
     committable: Committable

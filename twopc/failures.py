@@ -59,25 +59,25 @@ def is_refused_by_libpq(words: str) -> bool:
 
 
 CUT_OFF = (ssl.SSLEOFError, ssl.SSLSyscallError, ssl.SSLZeroReturnError)
-"""The errors of TLS that an outage has, too."""
+"""TLS errors that an outage also causes."""
 
 
 def is_bad_certificate(error: OSError) -> bool:
-    """Return whether an error from loading a certificate or key lasts. A mount that is away, or too many open files,
-    does not."""
+    """Return whether an error from loading a certificate or key is permanent. A missing mount or too many open
+    files are not."""
     return isinstance(error, ssl.SSLError) or error.errno in {errno.ENOENT, errno.EACCES, errno.EISDIR, errno.EPERM}
 
 
 _OF_A_STACK = ("at ", "File ", "... ")
 
 OUTAGE, ABORTED, IN_DOUBT = "outage", "aborted", "in doubt"
-"""What a failure that is known to pass is recognized by: a system did not answer, a round was rolled back, or an append
-to the log had no clear answer."""
+"""Marks of failures that are known to pass: a system did not answer, a round was rolled back, or an append to the log
+had no clear answer."""
 
 
 @contextlib.contextmanager
 def located(**known: Any) -> Iterator[None]:
-    """Fill in what is known of an error that passes. Takes the attributes of ``TwoPhaseCommitError``."""
+    """Fill in the known attributes of a ``TwoPhaseCommitError`` that passes through."""
     try:
         yield
     except TwoPhaseCommitError as error:

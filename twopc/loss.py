@@ -259,7 +259,7 @@ _OTHERS = (
 
 
 def partition_of(committable: Committable) -> int:
-    """Return the partition of the batch that a transaction with a fingerprint has."""
+    """Return the batch partition of a transaction with a fingerprint."""
     assert committable.fingerprint is not None
     return committable.fingerprint.partition
 

@@ -96,11 +96,11 @@ FileT = TypeVar("FileT", bound=OpenFile)
 
 
 class OpenFiles(Generic[PlaceT, FileT]):
-    """Writes each record to a file of its place. Not for several threads.
+    """Writes each record to a file of its place. Not thread-safe.
 
-    ``create`` creates a file for each of these places, none of which has an open one. It is called for as many at a
-    time as possible, so that the files can be announced by one request. At most ``most_files`` are open at a time.
-    ``fixed_bytes`` are those of every file, where they are known before the first.
+    ``create`` creates a file for each given place; none has one open. It is called for as many places at a time as
+    possible, so that one request can announce the files. At most ``most_files`` are open at a time. ``fixed_bytes``
+    applies to every file, if known before the first.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ class OpenFiles(Generic[PlaceT, FileT]):
         return max(free, 0)
 
     def _open_each(self, places: Sequence[PlaceT]) -> None:
-        """Open a file for as many places as may have one."""
+        """Open files for as many places as allowed."""
         while places and (room := self._room()):
             some, places = places[:room], places[room:]
             for place, file in zip(some, self._create(some), strict=True):

@@ -81,7 +81,7 @@ def names(options: Iterable[Option]) -> tuple[str, ...]:
 
 
 def text(must_be: str = "text that is not empty", values: str = "text") -> Kind:
-    """Text that is not blank, without the white space around it."""
+    """Non-blank text, without the whitespace around it."""
 
     def read(given: Any) -> str:
         stripped = given.strip() if isinstance(given, str) else ""
@@ -91,7 +91,7 @@ def text(must_be: str = "text that is not empty", values: str = "text") -> Kind:
 
 
 def place(values: str = "path or URL", example: str = "/data/orders or s3://bucket/orders") -> Kind:
-    """A folder, as text or ``os.PathLike``; see ``twopc.stores.places`` for what else is checked."""
+    """A folder, as text or ``os.PathLike``; see ``twopc.stores.places`` for further checks."""
     return Kind(
         values,
         f"a {values}, such as {example}",

@@ -178,7 +178,7 @@ class Performer:
             return list(effect.phase_one(*given))
 
     def _late(self, batch_id: int, limits: Mapping[float, str], age_s: float, ended: threading.Event) -> None:
-        """Upholds: no batch that can't be decided is written for long without an operator being told."""
+        """Report a late batch. Upholds: no undecidable batch is written for long without an operator being told."""
         within_s = min(limits)
         is_over = age_s >= within_s
         what = f"batch {batch_id} is being written"
@@ -261,7 +261,7 @@ class Performer:
                 self.notices.post(tail, event)
 
     def rest_failed(self, error: Retriable, wait_s: float) -> None:
-        """Report a rest that the next one repeats in ``wait_s`` seconds; 0 if the caller chooses when. Upholds: nothing
+        """Report a failed rest, to be repeated in ``wait_s`` seconds; 0 if the caller chooses when. Upholds: nothing
         is repeated for long without an operator being told."""
         now_s = time.monotonic()
         if not self.failed_rests:
@@ -274,7 +274,7 @@ class Performer:
         self.tell(event)
 
     def rest_is_answered(self) -> None:
-        """End what observers show as unanswered."""
+        """Clear the failure that observers show."""
         if self.failed_rests:
             self.failed_rests = 0
             self.notices.withdraw()

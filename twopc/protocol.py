@@ -1,7 +1,7 @@
 """The protocol. It decides everything and does nothing: no I/O, no clock, no thread, no logging.
 
 Each function is a generator: it yields the effects that it needs (``effects``), one after the other, and is sent their
-answers. ``performer`` performs them, over real sinks and a real log. What an effect raises is raised at its ``yield``.
+answers. ``performer`` performs them, over real sinks and a real log. An effect's error is raised at its ``yield``.
 A batch, in the order of ``batch``:
 
 1. A batch that the log has decided is not written again. It must be the one that was decided: what it reads is
@@ -13,8 +13,8 @@ A batch, in the order of ``batch``:
    Finally, sinks announce the batch.
 6. The sweep: transactions that are open and undecided are rolled back, so that they hold back no reader.
 
-All functions work on one ``Life``, an incarnation that ``begin`` starts. Whatever raises an error ends it: the next
-incarnation recovers from the log.
+All functions work on one ``Life``, an incarnation that ``begin`` starts. Any error ends it: the next incarnation
+recovers from the log.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ class Rule:
     """One reason to refuse a record.
 
     Attributes:
-        concerns: whether the rule is about the values of this column, or of this part of a nested column.
+        concerns: whether the rule is for the values of this column, or of this part of a nested column.
         first: returns the position of the first value that breaks the rule, or None.
-        reason: what is wrong with the value, and what to do. It shows no value.
+        reason: what is wrong with the value, and what to do; never the value.
     """
 
     concerns: Callable[[pa.Field], bool]
@@ -39,7 +39,7 @@ class Rule:
 
 
 def checker(schema: pa.Schema, rules: Iterable[Rule]) -> Check:
-    """Return what looks for records of ``schema`` that break ``rules``. What no rule concerns costs nothing."""
+    """Return a check for records of ``schema`` that break ``rules``. Columns without rules cost nothing."""
     concerned = [
         (number, field, rule)
         for number, field in enumerate(schema)

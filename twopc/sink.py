@@ -182,12 +182,12 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
         return committables
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Publish a batch whose every transaction is committed, in this sink and in all others except those that
+        """Publish a batch whose transactions are all committed, in this sink and in all others except those that
         commit last. On the coordinator.
 
-        For what readers of whole batches look at, such as a manifest. Called for every decided batch, in order, even
-        for one without transactions. Called again after a crash, so it must be idempotent. Raises like ``commit``. A
-        loss must be raised by ``commit``, too, which alone ``twopc abandon`` asks.
+        For metadata that readers of whole batches use, such as a manifest. Called for every decided batch, in order,
+        even one without transactions. Called again after a crash, so it must be idempotent. Raises like ``commit``.
+        ``commit`` must raise a loss, too, as ``twopc abandon`` calls only that.
         """
 
     def announce(
@@ -198,7 +198,7 @@ class TwoPhaseCommitSink(ABC, Generic[TransactionT]):
     ) -> None:
         """Tell readers that a batch is complete in every sink, including those that commit last. On the coordinator.
 
-        For what readers of several sinks or transactions wait for, such as a marker of the batch. Called when
+        For signals that readers of several sinks or transactions await, such as a batch marker. Called when
         ``complete`` has returned for every sink, for every decided batch, in order. After a crash it is called again,
         even if it had returned, so readers must recognize what they have been told before. Raises like ``complete``.
 

@@ -1,4 +1,4 @@
-"""Calls on threads, and locks, that hold back neither an interrupt nor the end of the interpreter."""
+"""Calls on threads, and locks, that delay neither an interrupt nor the interpreter's exit."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ def _ends(folder: CheckpointFolder, planned: Reads | None) -> dict[str, JsonValu
 
 
 def _unreadable_lists(folder: CheckpointFolder, newest: Mapping[str, JsonValue]) -> Iterator[str]:
-    """Yield the lists of files that Spark reads when it starts, and can't. It reads all from the newest compact one on,
-    also those that it has discovered for a batch that it has not planned yet."""
+    """Yield the file lists that Spark would read at its start but can't. It reads all from the newest compact one on,
+    including those discovered for a batch that is not planned yet."""
     for source, offset in newest.items():
         if (last := number(offset)) is None:
             continue

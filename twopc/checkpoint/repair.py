@@ -103,8 +103,8 @@ def _require_log_of_that_age(compared: Comparison, decided: int, noted: int) -> 
 
 
 def _noted_otherwise(compared: Comparison, decided: int) -> bool:
-    """Whether Spark has recorded the newest decided batch as done with other input: the batch was planned anew, and its
-    driver died before it was compared. Nothing has been written since. Raises Refused: this is the case for an earlier
+    """Return whether Spark recorded the newest decided batch as done with other input: it was planned anew, and its
+    driver died before the comparison. Nothing has been written since. Raises Refused: this happened to an earlier
     batch."""
     found = [mismatch for mismatch in compared.mismatches if mismatch.is_noted and mismatch.read_otherwise]
     for mismatch in found:
@@ -169,7 +169,7 @@ class _Changes:
         self.put_aside(path for path in following if path in self._changed or self._folder.size(path) is not None)
 
     def following(self, batch_id: int) -> list[str]:
-        """Return what ``put_aside_what_follows`` puts aside, newest first, and the lists that should be there."""
+        """Return the paths that ``put_aside_what_follows`` puts aside, newest first, and any missing lists."""
         found = [f"offsets/{later}" for later in reversed(self._compared.planned) if later > batch_id]
         ends, newest = self._before(batch_id + 1), self._compared.newest
         for source, offset in (newest or ends).items():

@@ -81,13 +81,13 @@ def readable(value: Any) -> Any:
 
 
 def standard_output() -> Console:
-    """Return a console that prints text as it is, and does not fold it if the output is no terminal."""
+    """Return a console that prints text as is, and wraps it only if the output is a terminal."""
     width = None if sys.stdout.isatty() else WIDE
     return Console(file=sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
 def facts(values: Mapping[str, str]) -> Table:
-    """Names and their values, one line each."""
+    """Draw names and values, one per line."""
     grid = Table.grid(padding=(0, 2))
     for name, value in values.items():
         grid.add_row(Text(name, style="bold"), Text(value, overflow="fold"))
@@ -95,7 +95,7 @@ def facts(values: Mapping[str, str]) -> Table:
 
 
 def table(title: str, columns: Iterable[str], rows: Sequence[Iterable[object]]) -> Group:
-    """A table of at most ``SHOWN`` rows, and how many more there are."""
+    """Draw at most ``SHOWN`` rows, and how many more there are."""
     drawn = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
         drawn.add_column(column, overflow="fold")

@@ -40,14 +40,14 @@ class Watched(ABC):
 
     @abstractmethod
     def _found(self) -> str:
-        """Return what the newest reading has found, in a few words."""
+        """Summarize the newest reading in a few words."""
 
     @abstractmethod
     def samples(self) -> Iterator[Sample]:
         """Yield the metrics of the newest reading."""
 
     def read(self) -> None:
-        """Read once. An error is kept as ``problem``, beside the reading before."""
+        """Read once. Keep an error as ``problem``, beside the last reading."""
         try:
             self._read()
             self.is_up, self.problem = True, None

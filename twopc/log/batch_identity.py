@@ -87,8 +87,8 @@ def _require_in_order(batch_id: int, newest: int | None, first_batch_id: int, lo
 
 
 def _require_same_reads(batch_id: int, decided: JsonValue, now: JsonValue, log: str) -> None:
-    """Make sure that a decided batch that comes again is the one that ``log`` has decided. Upholds: a batch is
-    identified by what it read, not by its number alone. Raises LogMismatch: the batch reads something else."""
+    """Make sure that a repeated batch is the one that ``log`` has decided. Upholds: a batch is identified by what it
+    read, not by its number alone. Raises LogMismatch: the batch reads something else."""
     if decided is None or now is None:
         if decided is not now:
             missing = "its commit log" if decided is None else "the caller"

@@ -78,12 +78,12 @@ class FollowedLog:
         self._known: dict[int, _Kept] = {}
 
     def read(self) -> History:
-        """Return what the log has now.
+        """Return the log as it is now.
 
         Raises:
             NoLog: the place has no log.
             ConfigurationError: the log can't be read.
-            CorruptLog: an entry is not what a coordinator writes, belongs to another log, or one is missing.
+            CorruptLog: an entry is malformed, belongs to another log, or is missing.
         """
         try:
             for _ in range(ATTEMPTS - 1):

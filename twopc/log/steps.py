@@ -131,7 +131,7 @@ def verify(log: LogView) -> Steps[None]:
 
 
 def look(log: LogView, patience_s: float | None = None) -> Repeat:
-    """Make sure that no newer coordinator goes on with what this one is about to do, or has failed at."""
+    """Make sure that no newer coordinator has taken over what this one will do, or failed to do."""
     return Repeat("look at the log", lambda: verify(log), patience_s)
 
 

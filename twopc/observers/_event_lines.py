@@ -32,7 +32,7 @@ from twopc.phases import Phase
 from twopc.transaction import Committable
 
 EVENTS_PER_LINE = 500
-"""The most events that share a line: their committables take about 100 kB."""
+"""The most events per line: their committables take about 100 kB."""
 
 _KINDS: dict[str, type[Any]] = {
     "entered_at": PhaseEntered,
@@ -121,7 +121,7 @@ def _events(kind: type[Any], values: Values) -> list[Event]:
 
 
 def _from_json(kind: Any, value: Any) -> Any:
-    """Return the value of a field of this type. Raises ValueError, TypeError or KeyError if it is of another."""
+    """Return the value of a field of this type. Raises ValueError, TypeError or KeyError for any other."""
     if kind in _READERS:
         return _READERS[kind](value)
     if kind in _PLAIN:

@@ -112,7 +112,7 @@ class Outbox(Generic[ItemT]):
                 self._changed.notify_all()
 
     def fail(self, reason: str) -> None:
-        """Log a failure, unless the last one was not followed by an item that was sent."""
+        """Log only the first of consecutive failures."""
         if not self._is_failing:
             self._is_failing = True
             text = "%s, which is not logged again until one is: %s"

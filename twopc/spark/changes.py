@@ -218,8 +218,8 @@ def _with_change(frame: DataFrame, name: str, keyed: Keyed) -> DataFrame:
 
 
 def _has_null(order: str, type: DataType) -> str:
-    """Return the SQL condition that an order, or a part of it, is null. A struct with a null is none, and Spark puts it
-    before every other: a change without a time would lose to each of its key."""
+    """Return the SQL condition that an order, or a part of it, is null. Spark sorts a struct with a null part,
+    itself not null, first: a change without a time would lose to each of its key."""
     parts = [f"{order} IS NULL"]
     if isinstance(type, StructType):
         parts += [_has_null(f"{order}.{quoted(field.name)}", field.dataType) for field in type]
@@ -229,7 +229,7 @@ def _has_null(order: str, type: DataType) -> str:
 
 
 def _values(frame: DataFrame, name: str, keyed: Keyed) -> Iterator[str]:
-    """Yield the columns of an output's record in SQL. Those of the key are there for a delete, too."""
+    """Yield the columns of an output's record in SQL. Key columns are present for a delete, too."""
     within = frame.schema[name].dataType
     assert isinstance(within, StructType)
     keys = dict(zip(keyed.key, _keys(name, keyed), strict=True))

@@ -238,7 +238,7 @@ class BatchInput:
 
     @cached_property
     def _is_of_kafka(self) -> bool:
-        """Whether all sources are Kafka's."""
+        """Whether every source is Kafka."""
         return all(_is_kafka(source) for source in each(self.query.sources()))
 
     def kafka_offsets(self) -> pa.RecordBatch:

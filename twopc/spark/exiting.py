@@ -41,13 +41,13 @@ _KINDS = {
 def exit_code(error: BaseException) -> ExitCode:
     """Return the exit code for a driver that ends with ``error``: one of twopc, or what Spark raised for it.
 
-    Of a group of errors, such as of an ``asyncio.TaskGroup``, one counts that asks for an operator, if there is one.
+    In a group of errors, such as of an ``asyncio.TaskGroup``, one that needs an operator takes precedence.
     """
     return _outcome(error)[0]
 
 
 def _outcome(error: BaseException) -> tuple[ExitCode, str]:
-    """Return the exit code, and the sentence of the error that it stands for."""
+    """Return the exit code, and the sentence of the error behind it."""
     found = [(code_of(kind), sentence) for kind, sentence in _errors_in(error)]
     text = f"{type(error).__name__}: {str(error).strip()}"
     other = code_of(type(error)), [text.partition("\n")[0], *_RAISED.findall(text)][-1]

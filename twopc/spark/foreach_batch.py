@@ -123,7 +123,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str, Callable[[Any], bool]]] = {
     "first_batch_id": ((int,), "a whole number, 0 or more", lambda given: given >= 0),
     "start_timeout_s": ((int, float), "seconds, 0 or more", lambda given: given >= 0),
 }
-"""The types of an argument, in words, and which of their values it takes."""
+"""Argument → its types, a description, and a check of the value."""
 
 
 def _require_types(given: Mapping[str, Any]) -> None:
@@ -383,7 +383,7 @@ class ForeachBatch:
         return self._start
 
     def _refuse_deletes(self) -> None:
-        """Have sinks look whether they can delete, where an output deletes."""
+        """Check that sinks can delete, if their outputs have deletes."""
         for name, output in self._settings.outputs.items():
             if output.delete_where is not None:
                 assert isinstance(output.sink, KeyedSink)

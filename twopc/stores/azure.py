@@ -33,16 +33,16 @@ _NUMBERS = {
 
 class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no types
     """adlfs's client, with its options and without its cache of listings. Every method that this package uses raises
-    OSErrors and no others.
+    only OSErrors.
 
-    A folder is what lies below its name and a slash. adlfs asks for all names that begin with the folder's, and shows
-    nothing of a folder beside a blob of the same name.
+    A folder is everything below its name and a slash. adlfs lists all names that begin with the folder's, and hides
+    a folder beside a blob of the same name.
     """
 
     _has_had_an_answer = False
 
     async def _call(self, path: str, method: str, *arguments: Any, **keywords: Any) -> Any:
-        """Call a method of Azure's client of the blob at ``path``, such as ``container/folder/name``."""
+        """Call a method of Azure's client for the blob at ``path``, such as ``container/folder/name``."""
         with self._translating():
             return await getattr(self._blob(path), method)(*arguments, **self._timeout_kwargs, **keywords)
 

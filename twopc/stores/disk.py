@@ -19,7 +19,7 @@ A_READ = 1024 * 1024
 """How many bytes one read asks for, where the caller limits the size of a file."""
 
 _TRIALS = 3
-"""The number of attempts of a trial. Another process's trial may just have removed the folder that it had made."""
+"""How often a trial is attempted. Another process's trial may just have removed the folder that it made."""
 
 _REFUSED = (
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG),

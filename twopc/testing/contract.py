@@ -84,18 +84,18 @@ class SinkContract(ABC):
 
     patience_s: float = 30.0
     """How long a call that raises ``Retriable`` is repeated before the test fails. Each process of the test that kills
-    has this time for all of its calls, and a minute."""
+    has this long for all its calls, plus a minute."""
 
     kills: int = 40
-    """How many processes are killed at most in a test, each at another step of a batch. ``TWOPC_KILLS`` in the
+    """How many processes a test kills at most, each at a different step of a batch. ``TWOPC_KILLS`` in the
     environment may lower it, and choose other steps in each run (``twopc.testing.kills.FEW``)."""
 
     examples: int = 100
-    """How many values are drawn of each column, beside the edges of its type; at most 20 if the sink refuses some of
-    them. ``TWOPC_EXAMPLES`` in the environment replaces it."""
+    """How many values are drawn per column, besides the edges of its type; at most 20 if the sink refuses some of
+    them. ``TWOPC_EXAMPLES`` in the environment overrides it."""
 
     large: int = 10_000
-    """How many records the large write has. Lower it where the target can't have so many at once."""
+    """How many records the large write has. Lower it if the target can't hold that many at once."""
 
     shows_whole_transactions: bool = True
     """Whether no reader sees a part of a transaction. False where a reader may, such as one of several files: then the
@@ -152,17 +152,17 @@ class SinkContract(ABC):
 
     def leftovers(self) -> Sequence[str] | None:
         """Name what the target system still has of transactions, such as staged rows and temporary files; visible
-        records and marks of commits do not count. None, as by default, if the test can't see it."""
+        records and marks of commits do not count. None, the default, if the test can't see it."""
         return None
 
     @contextlib.contextmanager
     def silent_sink(self) -> Iterator[TwoPhaseCommitSink[Any] | None]:
-        """Yield a new sink whose target system gives no answer, such as by a port that is closed. It may also be silent
-        for all sinks as long as the context lasts. None, as by default, if the test can't silence it."""
+        """Yield a new sink whose target system does not answer, such as at a closed port. It may also be silent for all
+        sinks while the context lasts. None, the default, if the test can't silence it."""
         yield None
 
     def becomes_visible(self, values: list[str]) -> bool:
-        """Whether exactly ``values`` are visible. Override to wait where a target shows its commits late."""
+        """Whether exactly ``values`` are visible. Override to wait if a target shows its commits late."""
         return Counter(self.visible()) == Counter(values)
 
     # What is written. -------------------------------------------------------------------------------------------
@@ -570,7 +570,7 @@ class SinkContract(ABC):
         self._require_visible(["a", "c"])
 
     def test_an_abort_of_what_is_committed_takes_nothing_back(self) -> None:
-        """Such as by an operator's tool, which listed the transaction before its commit."""
+        """An operator's tool may have listed the transaction before its commit."""
         query = self.query()
         committable = query.pre_committed(self.record_batch(["a"]))
         query.commit(committable)
@@ -856,7 +856,7 @@ class SinkContract(ABC):
                 assert len(times) == 1, f"a reader sees a part of {values} after a kill at {step}"
 
     def _killed(self, steps: list[str], written: Sequence[Sequence[str]]) -> str:
-        """What to say of kills after which a record is not visible, or visible twice."""
+        """Describe the kills after which a record is not visible, or visible twice."""
         seen = Counter(self.visible())
         at = [step for step, values in zip(steps, written, strict=True) if any(seen[value] != 1 for value in values)]
         return f"lost or doubled after a kill at {at}"

@@ -375,7 +375,7 @@ class _Steps:
         self._traced: set[str] = set()
 
     def watch(self, sink: TwoPhaseCommitSink[Any]) -> None:
-        """See every call of ``sink`` from here on."""
+        """Trace each call of ``sink`` from now on."""
         code = tuple(_code_of(sink))
         for name in filter(partial(hasattr, sink), _CALLS):  # not every sink commits whole batches
             setattr(sink, name, self._watched(name, getattr(sink, name), code))

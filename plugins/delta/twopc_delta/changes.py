@@ -41,11 +41,11 @@ _KEY_TYPES = (
 
 
 def require_key(view: TableView, key: Sequence[str], what: str) -> None:
-    """Make sure that rows of the table can be replaced by a key.
+    """Make sure that the table's rows can be replaced by key.
 
     Raises:
-        ConfigurationError: the table lacks a column of it, or has it with a type or as a partition column with which
-            the sink does not compare; or the table has a property with which rows can't be replaced.
+        ConfigurationError: the table lacks a key column; the sink can't compare one because of its type or because it
+            is a partition column; or a property of the table prevents replacing rows.
     """
     require_key_columns(key, view.schema.names, what)
     for name in key:

@@ -22,7 +22,7 @@ _OF_AN_OPERATOR = ("CREATE TABLE", "CREATE OR REPLACE TABLE", "SET TBLPROPERTIES
 
 
 def checks(view: TableView, storage: Storage, *, is_keyed: bool) -> Iterator[CheckResult]:
-    """Yield what could lose records later, or stop a reader, although a batch can be written."""
+    """Yield checks of conditions that allow writes but may later lose records or stop readers."""
     yield _retention(view)
     newest = _newest(view.version, storage)
     yield _written_by_spark(newest, storage)

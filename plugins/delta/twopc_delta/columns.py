@@ -108,7 +108,7 @@ def as_added(new: Sequence[pa.Field], view: TableView, table: str) -> pa.Schema:
 
 
 def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
-    """Return how records of ``schema`` go into the table. As in Spark, case does not distinguish names.
+    """Return how records of ``schema`` map to the table. Names are case-insensitive, as in Spark.
 
     Raises:
         SchemaMismatch: names the column.

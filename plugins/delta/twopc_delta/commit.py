@@ -273,7 +273,7 @@ class TableLog:
         return snapshot.view
 
     def _require_committed(self, snapshot: Snapshot, what: str) -> None:
-        """Upholds: no batch follows a gap. A mark only grows by itself, and nobody replaces an entry."""
+        """Upholds: no batch follows a gap. Left alone, a mark only grows and no entry is replaced."""
         place = self._receipts.place
         with outcomes.looking(self._storage, what, is_decided=False):
             try:

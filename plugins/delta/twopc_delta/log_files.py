@@ -110,8 +110,8 @@ class LogFiles:
         self._on_disk.sync(_LOG)
 
     def withdraw(self, version: int, data: bytes) -> None:
-        """Remove an entry that was just put, and follows no other one. It stays where a checkpoint stands for those
-        before it."""
+        """Remove an entry that was just put and has no predecessor. Keep it if a checkpoint covers the entries before
+        it."""
         names = self._names()
         if _entry_name(version - 1) in names or max(map(_of_checkpoint, names), default=-1) >= version - 1:
             return
@@ -119,8 +119,8 @@ class LogFiles:
             self._storage.remove(f"{_LOG}/{_entry_name(version)}")
 
     def newest_after(self, version: int) -> int | None:
-        """Return the newest version of the log, which has every entry from ``version`` on; None if it lacks one, such
-        as behind a checkpoint, or has too many to tell."""
+        """Return the newest version of the log if it has every entry from ``version`` on; None if it lacks one, such as
+        behind a checkpoint, or has too many to tell."""
         names = self._names_after(_entry_name(version))
         if names is None:
             return None

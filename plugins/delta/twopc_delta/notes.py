@@ -24,12 +24,12 @@ _ENDING = ".json"
 
 @dataclass(frozen=True, slots=True)
 class AddedFile:
-    """A file of a transaction, as the log will have it.
+    """A file of a transaction, as the log records it.
 
     Attributes:
         path: below the table's folder.
-        size_bytes: how long it is.
-        partition_values: column → value, as the log has them.
+        size_bytes: its length.
+        partition_values: column → value, as in the log.
         modified_ms: since 1970.
         stats: as JSON.
     """
@@ -70,7 +70,7 @@ class Note:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Note:
-        """Read what ``to_bytes`` makes. Raises ValueError for anything else."""
+        """Parse ``to_bytes`` output. Raises ValueError for anything else."""
         try:
             value: dict[str, Any] = orjson.loads(data)
             files = [AddedFile(**file) for file in value["files"]]
@@ -81,12 +81,12 @@ class Note:
 
 
 def digest(data: bytes) -> str:
-    """Return what tells a note from another one of the same length, and an entry of a log from another one."""
+    """Return a digest that tells apart notes of the same length, and entries of a log."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
 def replace_durably(folder: LocalFolder | ObjectFolder, name: str, data: bytes) -> None:
-    """Create or replace a file in the folder of notes, and the folder where it is missing."""
+    """Create or replace a file in the folder of notes; create the folder if missing."""
     try:
         _replace(folder, name, data)
     except FileNotFoundError:  # a query that starts had made the folder for a trial, and removed it again
@@ -119,7 +119,7 @@ class Notes:
         return data
 
     def read(self, transaction_id: str) -> bytes | None:
-        """Return the content of a note; None where there is none."""
+        """Return the content of a note, or None if there is none."""
         return self._storage.content(self._folder, transaction_id + _ENDING)
 
     def remove(self, *transaction_ids: str) -> None:
@@ -127,7 +127,7 @@ class Notes:
         self._storage.remove_all([f"{NOTES}/{each}{_ENDING}" for each in transaction_ids])
 
     def transaction_ids(self) -> list[str]:
-        """Return the transactions of all notes, of other queries, too."""
+        """Return the transactions of all queries' notes."""
         with self._storage.meaning():
             return [name.removesuffix(_ENDING) for name in self._names() if name.endswith(_ENDING)]
 

@@ -25,7 +25,7 @@ from twopc_delta.receipts import Receipt
 from twopc_delta.storage import Storage
 
 FAILURES = (DeltaError, OSError)
-"""Errors of requests through delta-rs and to the files of a table."""
+"""Errors from delta-rs and from access to a table's files."""
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳|(?<=\s)0: <unknown>.*", re.DOTALL)
 """delta-rs's marks for a terminal, and its call stack."""

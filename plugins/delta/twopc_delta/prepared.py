@@ -46,7 +46,7 @@ class Prepared:
         self._kept: dict[tuple[str, object], Note] = {}  # by transaction and digest
 
     def keep(self, votes: Sequence[Committable]) -> None:
-        """Keep the notes that ``votes`` have brought, in place of those of the batch before."""
+        """Keep the notes in ``votes``, replacing those of the batch before."""
         self._kept = {}
         for vote in votes:
             if isinstance(brought := vote.handle.get(_NOTE), str):

@@ -99,22 +99,22 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         return TableLog(self._storage, mark_of(self.transactional_ids.scope), self._name)
 
     def __getstate__(self) -> dict[str, object]:
-        # What this process has kept of the table's log stays here.
+        # The cached state of the table's log stays in this process.
         return {name: value for name, value in super().__getstate__().items() if name != "_log"}
 
     def close(self) -> None:
-        """Let go of what was kept of the table's log."""
+        """Drop the cached state of the table's log."""
         self.__dict__.pop("_log", None)
 
     # Before a batch. --------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Look at the table, and at whether its store keeps two commits apart.
+        """Check the table, and that its store lets only one of two commits win.
 
         Raises:
-            ConfigurationError: there is no table; it has a table feature with which the sink does not work; or its
+            ConfigurationError: there is no table; it has a table feature that the sink does not support; or its
                 store replaces a file that exists.
-            LogMismatch: the table does not have the last batch that the commit log has as committed to it.
+            LogMismatch: the table lacks the last batch that the commit log records as committed to it.
             Retriable: the store does not answer.
         """
         self._view = self._supported(self._log.opened(self.last_committed_batch_id))

@@ -44,7 +44,7 @@ class FloatBounds:
     is_unbounded: bool = False
 
     def add(self, values: pa.Array) -> None:
-        """Take in more values."""
+        """Add values."""
         self.nulls += values.null_count
         if pc.any(pc.is_nan(values)).as_py():
             self.is_unbounded = True

@@ -96,7 +96,7 @@ class Storage:
         """Return the folder at ``url``.
 
         Raises:
-            ConfigurationError: the sink can't use such a store, or not with these options.
+            ConfigurationError: the sink does not support the store or these options.
         """
         protocol, path = parsed_place("the table", url)
         if found := _READ_AS_URL[protocol in LOCAL].search(path):
@@ -274,7 +274,7 @@ class Storage:
         return call_at_once(call, work, 1 if self.is_local else _REQUESTS_AT_ONCE)
 
     def remove(self, path: str) -> None:
-        """Remove a file, or do nothing where there is none."""
+        """Remove a file, or do nothing if there is none."""
         with self.meaning(), contextlib.suppress(FileNotFoundError):
             if self.is_local:
                 os.unlink(f"{self.path}/{path}")  # noqa: PTH108  # of hundreds, a Path takes most of the time
@@ -282,7 +282,7 @@ class Storage:
                 self.filesystem.rm_file(f"{self.path}/{path}")
 
     def remove_all(self, paths: Sequence[str]) -> None:
-        """Remove many files: at a store, up to a thousand per request. Nothing reports files that stay there."""
+        """Remove many files, up to a thousand per request to a store. Files that remain are not reported."""
         if len(paths) < 2:
             self._remove_each(paths)
         elif self.is_local:

@@ -192,13 +192,13 @@ class TableView:
 
 
 def seconds_of(interval: str) -> int | None:
-    """Return the seconds of a property such as ``interval 7 days``; None if it is none that we read."""
+    """Return the seconds of a property such as ``interval 7 days``; None if its form is unknown."""
     found = _INTERVAL.fullmatch(interval.strip())
     return int(found[1]) * _SECONDS[found[2].lower()] if found else None
 
 
 def _required(outer: tuple[str, ...], field: pa.Field) -> Iterable[tuple[str, ...]]:
-    """Yield the paths of what is NOT NULL: ``field``, and what is inside of it."""
+    """Yield the paths of NOT NULL fields: ``field`` itself, and those in it."""
     path = (*outer, field.name)
     if not field.nullable:
         yield path

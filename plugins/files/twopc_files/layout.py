@@ -42,7 +42,7 @@ class Layout:
         """Return the schema of the files for records of ``schema``.
 
         Raises:
-            SchemaMismatch: a partition column is unknown, its type has no form in a folder's name, or no column is
+            SchemaMismatch: a partition column is unknown, its type can't be in a folder name, or no column is
                 left for the files.
         """
         check_names(schema)

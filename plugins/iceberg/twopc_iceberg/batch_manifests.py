@@ -70,11 +70,11 @@ def of_batch(
     Args:
         io: access to the table's files.
         prepared: the manifests of all transactions.
-        target_bytes: how large a manifest may become.
+        target_bytes: the size limit of a manifest.
         locate: returns the location of a metadata file of a given name.
 
     Raises:
-        FileChanged: a manifest is not there as it was written.
+        FileChanged: a manifest is missing or was changed.
     """
     alike: dict[tuple[ManifestContent, int, str], list[Prepared]] = defaultdict(list)
     for each in prepared:
@@ -88,7 +88,7 @@ def of_batch(
 
 
 def packed(items: Sequence[ItemT], target_bytes: int, length: Callable[[ItemT], int]) -> Iterator[list[ItemT]]:
-    """Split items into parts that are not larger than the target together."""
+    """Split items into parts, each of at most the target size in total."""
     part, size = list[ItemT](), 0
     for each in items:
         if part and size + length(each) > target_bytes:

@@ -157,7 +157,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
     @contextlib.contextmanager
     def _locking(self, *table: str) -> Iterator[None]:
-        """Name this process in the locks that it takes. Drop what a broken connection has left of them."""
+        """Name this process in its locks. Drop the locks that a broken connection leaves behind."""
         self._agent = f"twopc {uuid.uuid4().hex} {_process()}"
         try:
             yield
@@ -167,7 +167,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
             raise
 
     def _drop_left(self, *table: str) -> None:
-        """Drop the locks of the table that this process has left, once their changes can't come any more."""
+        """Drop this process's abandoned locks on the table, once their changes can no longer arrive."""
         here = self.connections.address
         left = {agent: each for (where, agent), each in [*_left.items()] if (where, each.table) == (here, table)}
         if not left:
@@ -179,7 +179,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
                 ids = [each.lockid for each in locks if each.agentInfo == agent]
                 left_s = LATE_S - (time.monotonic() - of_us.since_s)
                 if of_us.replaces == now and left_s > 0:
-                    for lock_id in ids:  # a lock without a sign of life expires
+                    for lock_id in ids:  # a lock without a heartbeat expires
                         client.check_lock(ttypes.CheckLockRequest(lockid=lock_id))
                     raise TimeoutError(
                         f"the answer to a change of {'.'.join(table)} was lost, and it may still be made. This process"

@@ -212,8 +212,8 @@ class ManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": self._content.name.lower()}
 
     def _with_partition(self, format_version: Any) -> Schema:
-        """Return the schema of entries. The specification has ids of columns as ``int``, and pyiceberg as ``long``. It
-        has optional partition fields, and pyiceberg requires those of required columns, whose struct may be null."""
+        """Return the schema of entries, as specified. Column ids are ``int``; pyiceberg has ``long``. Partition fields
+        are optional; pyiceberg requires those of required columns, whose struct may be null."""
         schema = super()._with_partition(format_version)
         return Schema(*[_as_specified(field) for field in schema.fields])
 
@@ -240,7 +240,7 @@ def _as_specified(field: NestedField) -> NestedField:
 
 
 def _with_both_zeros(manifest: ManifestFile, types: Iterable[IcebergType]) -> ManifestFile:
-    """Return the manifest's entry with bounds of its partitions that enclose both zeros if they end at one.
+    """Return the manifest's entry, with partition bounds that end at one zero widened to enclose both.
 
     Iceberg for Java orders -0.0 before 0.0. Python, and so pyiceberg, takes whichever came first.
     """

@@ -185,12 +185,12 @@ class _Search:
 
     @property
     def finds_by(self) -> object:
-        """What decides whether the key's columns of a file are found, besides the file."""
+        """The inputs, besides the file, to the search for its key columns."""
         return self._schema, self._mapping
 
     def require_columns(self, file: LiveFile) -> None:
-        """Make sure that the key's columns of a file are found. Raises Unsearchable, or Damaged; errors of the store
-        pass through."""
+        """Make sure that a file's key columns are found. Raises Unsearchable or Damaged; errors of the store pass
+        through."""
         with reading(file.path), self._io.new_input(file.path).open() as source:
             known = self._names(file, pq.read_schema(source))
         for each, target in zip(self._schema.fields, self._arrow, strict=True):

@@ -92,8 +92,8 @@ class Prepared:
 
     @classmethod
     def from_json(cls, handle: Mapping[str, Any]) -> Prepared:
-        """Read what ``to_json`` makes. Raises KeyError or TypeError for any other value."""
-        # A log of an older release lacks what has a default.
+        """Parse ``to_json`` output. Raises KeyError or TypeError for any other value."""
+        # Logs of older releases lack fields with defaults.
         found: dict[str, Any] = {
             each.name: handle[each.name] if each.default is MISSING else handle.get(each.name) for each in fields(cls)
         }

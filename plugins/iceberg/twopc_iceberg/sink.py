@@ -73,8 +73,8 @@ _MARK, _BRANCH = "mark", "branch"
 """Keys in the handle of a decided transaction: the table's mark before the decision, and the transaction's branch."""
 
 TRUSTED_S = 60.0
-"""How long after ``seal`` has looked at them the files of a batch count as present. Clean-up jobs spare new files for
-far longer."""
+"""How long a batch's files count as present after ``seal`` has checked them. Clean-up jobs spare new files for far
+longer."""
 
 _OF_THIS_PROCESS = (
     "_lake",
@@ -87,7 +87,7 @@ _OF_THIS_PROCESS = (
     "_committed",
     "_lag",
 )
-"""Attributes that do not travel to the tasks."""
+"""Attributes that are not sent to tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +312,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return found
 
     def _fell_back(self, committed: int, found: int | None) -> Retriable | LogMismatch:
-        """Return the error for a table without a batch that was committed to it. The answer may be old, so it is final
-        only when the catalog has repeated it for a while."""
+        """Return the error for a table that lacks a batch committed to it. The answer may be stale, so it is final only
+        once the catalog has repeated it for a while."""
         return self._lag.failure(
             f"{self._options} had batch {committed} of this query, and the catalog shows"
             f" {'none' if found is None else f'batch {found}'}",

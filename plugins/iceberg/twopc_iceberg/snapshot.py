@@ -67,10 +67,10 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 ATTEMPTS = 20
-"""How often in a row another writer may be faster, before the coordinator is told that there was no answer."""
+"""How many races in a row a commit may lose to other writers before it counts as unanswered."""
 
 _PAUSE_S = 0.02
-"""The longest pause after the first lost race; the next ones grow with their number."""
+"""The longest pause after one lost race; after n in a row, n times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class DecidedBatch:
 
     Attributes:
         mark: the query's.
-        mark_before: what the mark said before the decision.
+        mark_before: the mark's value before the decision.
         batch_id: the batch.
         branch: the branch to append to.
         table: the UUID of the table that the batch was written for.
@@ -386,7 +386,7 @@ class BatchCommitter:
 
 
 def pause(number: int) -> None:
-    """Wait after a lost race, the longer the more were lost before."""
+    """Wait after a lost race, longer with each one lost before."""
     time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311  # no secret
 
 

@@ -180,7 +180,7 @@ class TransactionWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Write records.
 
-        The columns are checked here, too: the table may have others than those the coordinator has checked.
+        Columns are checked here, too: the table's may have changed since the coordinator's check.
 
         Raises:
             RecordRefused: a value does not fit.

@@ -69,13 +69,13 @@ def maven_jars(name: str, *coordinates: str) -> tuple[Path, ...]:
 
 
 def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
-    """Return the jars for the option `spark.jars` that give a Spark its Kafka source and sink.
+    """Return the jars for the option `spark.jars` that provide Spark's Kafka source and sink.
 
-    Only what pyspark does not contain: the source, its token provider, kafka-clients and commons-pool2.
+    Only those that pyspark lacks: the source, its token provider, kafka-clients and commons-pool2.
 
     Args:
-        spark_version: As in `pyspark.__version__`. The source must match Spark's minor version; where there is none of
-            this version, the newest of the same minor version is taken.
+        spark_version: As in `pyspark.__version__`. The source must match Spark's minor version; if there is none for
+            this version, the newest for the same minor version is used.
 
     Raises:
         JarsNotAvailable: They could not be downloaded.
@@ -85,7 +85,7 @@ def spark_kafka_jars(spark_version: str) -> tuple[Path, ...]:
 
 
 def kept(name: str, download: Callable[[Path], None]) -> tuple[Path, ...]:
-    """Return the jars that the cache has by `name`, or that `download` then puts there."""
+    """Return the jars cached as `name`; `download` puts them there if they are missing."""
 
     def fill(folder: Path) -> None:
         _log.info("downloading jars: %s", name)

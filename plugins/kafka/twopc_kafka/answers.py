@@ -210,7 +210,7 @@ def meaning(code: int) -> Meaning:
 
 
 def to_end(name: str) -> EndTxnAnswer:
-    """Return what to do about the error of that ``name`` (see ``Meaning.name``) in response to EndTxn."""
+    """Return what to do if EndTxn returns the error ``name`` (see ``Meaning.name``)."""
     return _BY_NAME[name].to_end if name in _BY_NAME else EndTxnAnswer.DESCRIBE
 
 

@@ -1,7 +1,7 @@
-"""Certificates and keys as others write them: files, PEM text, and Java's key stores (PKCS#12 and JKS).
+"""Certificates and keys in usual formats: files, PEM text, and Java key stores (PKCS#12 and JKS).
 
-Key stores are read once, where the sink is made, and go to both clients as PEM text. So executors need no file of them.
-Files in PEM are read for each connection, as they may be renewed.
+Key stores are read once, where the sink is created, and passed to both clients as PEM text, so executors do not need
+the files. PEM files are read for each connection, as they may be renewed.
 """
 
 from __future__ import annotations

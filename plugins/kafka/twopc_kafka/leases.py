@@ -229,7 +229,7 @@ def _to_json(use: Use) -> bytes:
 
 
 def _from_json(data: bytes) -> Use | None:
-    """Return the use, or None if there is none or it can't be read."""
+    """Return the use, or None if it is missing or unreadable."""
     try:
         value = json.loads(data)
         incarnation, batch_id = value["round"]

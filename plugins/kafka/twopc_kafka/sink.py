@@ -87,7 +87,7 @@ class _GivenUp:
         self._count = 0
 
     def note(self, error: NotCommitted) -> None:
-        """Log an id. Warn at the tenth, and whenever their number has grown tenfold."""
+        """Log an id. Warn at the tenth, the hundredth, the thousandth, and so on."""
         self._count += 1
         logger.info("%s. Another id is used instead", error)
         if self._count >= 10 and str(self._count) == f"1{'0' * (len(str(self._count)) - 1)}":

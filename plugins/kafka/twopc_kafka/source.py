@@ -206,7 +206,7 @@ class KafkaSource:
         self.close()
 
     def _is_passing(self, message: confluent_kafka.Message) -> bool:
-        """Return whether a message is a report of brokers that are away. Raise any other error."""
+        """Return whether a message reports that brokers are away. Raise any other error."""
         if (error := message.error()) is None:
             return False
         if error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:

@@ -224,8 +224,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
     def _ended(self, connection: Connection, verb: str, name: str, what: str, table: Table) -> bool:
         """End a prepared transaction. Return whether its marker is visible, which alone proves that it was committed.
 
-        MariaDB gives the name of a transaction free before the session that prepared it has left the transaction. An
-        XA statement in between succeeds and ends the name alone: the transaction stays prepared, and nothing lists it.
+        MariaDB frees a transaction's name before the session that prepared it has left the transaction. An XA
+        statement in between succeeds but ends only the name: the transaction stays prepared, and nothing lists it.
         Upholds invariants 2 and 10.
 
         Raises:
@@ -241,7 +241,7 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             _wait_until(deadline, what)
 
     def _end_name(self, connection: Connection, verb: str, name: str, what: str, deadline: float) -> bool:
-        """End what the server has under a name. Return False if it has nothing, or rolls back what it has. Raises like
+        """End the transaction of this name. Return False if the server has none, or rolls it back. Raises like
         ``_ended``."""
         while True:
             try:

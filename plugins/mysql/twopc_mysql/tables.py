@@ -113,10 +113,10 @@ class Table(MarkedTable[Connection]):
     def delete(
         self, connection: Connection, keys: pa.RecordBatch, columns: Mapping[str, Column], most_bytes: int
     ) -> None:
-        """Delete the rows of keys.
+        """Delete rows by key.
 
         Raises:
-            RecordRefused: the server does not hold a value, or would change it.
+            RecordRefused: the server can't hold a value, or would change it.
         """
         head = _DELETE.format(table=self._qualified())
         texts = conditions(keys, columns)
@@ -124,19 +124,19 @@ class Table(MarkedTable[Connection]):
             connection.query(statement)
 
     def try_delete(self, connection: Connection) -> None:
-        """Delete no row. The server checks the rights as for one, and keeps the table's definition from then on."""
+        """Delete no row. The server checks privileges as for one, and from then on keeps the table's definition."""
         connection.query(_DELETE.format(table=self._qualified()) + "FALSE")
 
     def _qualified(self, name: str = "") -> str:
         return f"{identifier(self._database)}.{identifier(name or self._name)}"
 
     def try_insert(self, connection: Connection, names: Sequence[str]) -> None:
-        """Write no record. The server checks the rights as for one."""
+        """Write no record. The server checks privileges as for one."""
         head, tail = self._insert_statement(names)
         connection.query(head.removesuffix("VALUES ") + _NOTHING.format(values=", ".join(["NULL"] * len(names))) + tail)
 
     def _insert_statement(self, names: Sequence[str]) -> tuple[str, str]:
-        """Return what stands before and after the rows."""
+        """Return the SQL before and after the rows."""
         head = _INSERT.format(table=self._qualified(), columns=", ".join(map(identifier, names)))
         others = [identifier(name) for name in names if name not in self._upsert_by] or [identifier(names[0])]
         changes = ", ".join(f"{column} = VALUES({column})" for column in others)

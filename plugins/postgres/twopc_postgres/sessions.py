@@ -114,10 +114,10 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
             self.unreplicated = notice.message_primary or notice.source_function
 
     def ask(self, statement: str, **parts: Any) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows. ``parts`` replace what stands in braces: names, or values.
+        """Run a statement and return its rows. ``parts`` are the names and values for its braces.
 
-        No part is a parameter of psycopg, so a name may contain a percent sign. The coordinator's wait for a lock is
-        bounded within the same request.
+        No part is a psycopg parameter, so a name may contain a percent sign. The same request bounds the
+        coordinator's wait for a lock.
         """
         composed = sql.SQL(statement).format(**parts)
         if self.answer_timeout_s is not None:

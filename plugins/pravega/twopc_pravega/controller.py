@@ -47,7 +47,7 @@ _IDLE = (("grpc.keepalive_time_ms", 30_000), ("grpc.max_reconnect_backoff_ms", 2
 
 
 class State(Enum):
-    """What the controller knows of a transaction. UNKNOWN: it never was, or it ended over a day ago."""
+    """A transaction's state in the controller. UNKNOWN: it never existed, or ended over a day ago."""
 
     UNKNOWN = 0
     OPEN = 1

@@ -87,10 +87,10 @@ def _framed(values: pa.Array) -> memoryview:
 
 
 def unframed(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Return the events of a segment, and the offset at which each ends.
+    """Yield the events of a segment, and the offset at which each ends.
 
     Raises:
-        ValueError: the bytes are no events.
+        ValueError: the bytes are not events.
     """
     at = 0
     while at < len(data):

@@ -220,13 +220,13 @@ class Place:
 
 
 class Appender:
-    """Appends blocks of events to one segment, several of them ahead of their acknowledgements.
+    """Appends blocks of events to one segment, several ahead of their acknowledgments.
 
     A writer's events are numbered. The store appends a block only after the block before it, and never twice.
 
     Args:
         place: where the segment is.
-        token: allows the writing.
+        token: permits writes.
     """
 
     def __init__(self, place: Place, token: str) -> None:
@@ -241,7 +241,7 @@ class Appender:
         return self._place.reach(lambda connection: connection.set_up_append(self._place.name, self._writer, token))
 
     def append(self, block: memoryview, events: int) -> None:
-        """Send a block of framed events. The store has it when ``flush`` has returned."""
+        """Send a block of framed events. The store has it once ``flush`` returns."""
         while self._in_flight and self._bytes_in_flight + len(block) > IN_FLIGHT_BYTES:
             self._acknowledge()
         self._sent += events

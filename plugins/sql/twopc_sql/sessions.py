@@ -71,7 +71,7 @@ def engine(options: SqlOptions) -> sa.Engine:
 
 
 _NO_CONNECTION, _NO_TLS, _NO_METHOD = 2003, 2026, 2061
-"""PyMySQL: there is no connection, it can't be encrypted, or the user's method of authentication is not there."""
+"""PyMySQL: there is no connection, it can't be encrypted, or the user's authentication method is missing."""
 
 _TEMPORARY_IN_POSTGRES = (
     *("08", "40", "53000", "53100", "53200", "53300", "57", "25006", "25P02", "25P03", "25P04", "55P03"),
@@ -96,7 +96,7 @@ _OF_ANOTHER_ROW = ("23503", "23505", "23P01", 1062, 1216, 1217, 1451, 1452, 1586
 _WORDS_FOR_ANOTHER_ROW = re.compile(
     r"^((UNIQUE|FOREIGN KEY) constraint failed|Constraint Error: (Duplicate|Violates|PRIMARY KEY) )"
 )
-"""What another row decides, which may go away: SQLSTATEs, error numbers, and words of SQLite and DuckDB."""
+"""Conflicts with another row, which may go away: SQLSTATEs, error numbers, texts of SQLite and DuckDB."""
 
 
 def is_temporary(error: DBAPIError) -> bool:
@@ -169,12 +169,12 @@ def is_refusal(error: DBAPIError) -> bool:
 
 
 def _is_of_another_row(error: DBAPIError) -> bool:
-    """Return whether there is a row with the same key, or none that a foreign key needs."""
+    """Return whether the cause is a row with the same key, or no row for a foreign key."""
     return _answer(error) in _OF_ANOTHER_ROW or _WORDS_FOR_ANOTHER_ROW.search(str(error.orig)) is not None
 
 
 def _answer(error: DBAPIError) -> Any:
-    """Return the error's number or SQLSTATE; its words if it has neither. PyMySQL 2 has both."""
+    """Return the error's number or SQLSTATE; its text if it has neither. PyMySQL 2 has both."""
     first = next(iter(error.orig.args), None) if error.orig else None
     return first if isinstance(first, int) else getattr(error.orig, "sqlstate", None) or first
 

@@ -144,7 +144,7 @@ class Tables:
         return connection.scalar(sa.select(self._batches.c.batch_id).where(of_scope))
 
     def set_mark(self, connection: sa.Connection, scope: str, batch_id: int, is_first: bool) -> None:
-        """Write the mark. A first one collides with that of another process, so only one of them commits."""
+        """Write the mark. Two processes that write a first mark collide, so only one of them commits."""
         if is_first:
             connection.execute(self._batches.insert().values(scope=scope, batch_id=batch_id))
         else:

@@ -202,7 +202,7 @@ def _draw_comparison(console: Console, document: Document) -> None:
 
 
 def _draw_repair(console: Console, document: Document) -> None:
-    """The result, below the comparison that was shown before the question."""
+    """Draw the result below the comparison shown before the question."""
     if not document.get("changes"):
         _draw_comparison(console, document)
     elif document["repaired"]:

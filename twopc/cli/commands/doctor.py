@@ -33,8 +33,8 @@ from twopc.exit_codes import ExitCode
 def doctor(query: str | None, sinks_file: Path | None, log: str | None, timeout_s: float, as_json: bool) -> None:
     """Check the target systems before the first batch: what they would refuse, and what they could lose.
 
-    Checks try out what they can, and roll it back or remove it again. The result of each is passed, warning or failed.
-    The exit code is 4 if one failed.
+    Checks try out what they can, then roll it back or remove it. Each reports passed, warning or failed. The exit
+    code is 4 if one failed.
     """
     if (query is None) == (sinks_file is None):
         raise click.UsageError("Give either --query or --sinks.")

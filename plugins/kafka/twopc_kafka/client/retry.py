@@ -1,4 +1,4 @@
-"""Repetition of a task's request until the brokers accept it."""
+"""Retries of a task's request until the brokers accept it."""
 
 from __future__ import annotations
 

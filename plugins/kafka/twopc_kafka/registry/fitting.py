@@ -14,10 +14,10 @@ from pyspark.sql import types as T  # noqa: N812  # its usual name
 from twopc.errors import ConfigurationError
 
 Fault: TypeAlias = "Callable[[Column], Column]"
-"""A function from a value to whether the schema can't hold it."""
+"""A predicate for values that the schema can't hold."""
 
 _Within: TypeAlias = "Callable[[Fault], Fault]"
-"""A function from a fault of a part to that of the whole."""
+"""A function that turns a part's fault into the whole's."""
 
 
 @dataclass(frozen=True)
