@@ -633,6 +633,7 @@ class SinkContract(ABC):
             query.complete(batch_id, *decided)
             query.sweep()
         self._require_visible(expected)
+        assert not self.leftovers(), f"left over: {self.leftovers()}"
 
     def test_nothing_is_left_of_transactions_that_have_ended(self) -> None:
         query = self.query()

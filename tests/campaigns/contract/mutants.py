@@ -100,6 +100,11 @@ def _taken_for(method: str, answer: str) -> tuple[tuple[str, str], ...]:
     return (f"    def {method}(self", f"    def _{method}(self"), (_METHODS, again + _METHODS)
 
 
+_STAGE, _STAGE_ANYWAY = (
+    "INSERT INTO staged SELECT name, ? FROM transactions WHERE name = ?",
+    "INSERT INTO staged VALUES (?2, ?1)",
+)
+
 SQLITE = (
     _sqlite(
         "only the last write of a transaction is kept",
@@ -120,7 +125,12 @@ SQLITE = (
         ),
     ),
     _sqlite(
-        "a write publishes", ('"INSERT INTO staged VALUES (?, ?)"', "\"INSERT INTO records SELECT ?2 WHERE ?1 <> ''\"")
+        "a write publishes",
+        (_STAGE, "INSERT INTO records SELECT ?1 WHERE ?2 <> ''"),
+    ),
+    _sqlite(
+        "a write after its rollback leaves its records",
+        (_STAGE, _STAGE_ANYWAY),
     ),
     _sqlite(
         "null becomes an empty text",
@@ -344,7 +354,8 @@ SQLITE = (
     # Several attempts of one partition.
     _sqlite(
         "the attempts of a partition stage together",
-        ("((transaction.id.exact, json", f"((transaction.id.exact{_PARTITION}, json"),
+        (_STAGE, _STAGE_ANYWAY),
+        ("transaction.id.exact) for record", f"transaction.id.exact{_PARTITION}) for record"),
         ("(move, (name,))", f"(move, (name{_PARTITION},))"),
         (_UNSTAGE, _UNSTAGE.replace("(name,)", f"(name{_PARTITION},)")),
         (_UNSTAGE, _UNSTAGE.replace("(name,)", f"(name{_PARTITION},)")),
