@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from tests.support.server_process import Startable
 
 TIMEOUT_S = 60.0
-_PER_HOP = frozenset({"connection", "expect", "keep-alive", "transfer-encoding"})
+PER_HOP = frozenset({"connection", "expect", "keep-alive", "transfer-encoding"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +207,8 @@ class HttpProxy(Startable):
                 dropped, request = disturbance.without_headers, replace(request, body=disturbance.body(request.body))
             try:
                 if isinstance(disturbance, Repeated):
-                    self._forward(request, _PER_HOP)
-                answer = self._forward(request, _PER_HOP | dropped)
+                    self._forward(request, PER_HOP)
+                answer = self._forward(request, PER_HOP | dropped)
             except (OSError, http.client.HTTPException):  # the server is down, or was killed amid its reply
                 return None
             return None if disturbance is Lost.REPLY else answer
@@ -231,7 +231,7 @@ class HttpProxy(Startable):
             reply = connection.getresponse()
             body = reply.read()
             of_body = set() if request.method == "HEAD" else {"content-length"}
-            kept = tuple((k, v) for k, v in reply.getheaders() if k.lower() not in _PER_HOP | of_body)
+            kept = tuple((k, v) for k, v in reply.getheaders() if k.lower() not in PER_HOP | of_body)
             return Answer(reply.status, body, kept)
         finally:
             connection.close()

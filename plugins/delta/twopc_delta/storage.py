@@ -83,7 +83,7 @@ class Storage:
             return cls(str(Path(path).absolute()), {})
         if (store := STORES.get(protocol)) is None:
             raise ConfigurationError(
-                "the delta sink writes to local disks, S3 and Azure."
+                "the delta sink writes to local disks, S3, Azure and Google Cloud Storage."
                 f" {protocol!r} was not tested: two commits could both win."
             )
         storage = cls(canonical(store.spelling(protocol), path.rstrip("/")), dict(options))

@@ -1,4 +1,4 @@
-"""The object stores that hold tables: what differs between S3 and Azure.
+"""The object stores that hold tables: what differs between S3, Azure and Google Cloud Storage.
 
 Two clients reach each table: fsspec's has the files, delta-rs has the log. Users give fsspec's options. Here they are
 translated, and one that delta-rs has no counterpart of is refused: the two clients would reach different places.
@@ -15,17 +15,25 @@ from importlib.util import find_spec
 from typing import Any, ClassVar
 from urllib.parse import unquote
 
+import orjson
+
 from twopc.errors import ConfigurationError
 from twopc.stores.places import file_system
 
 _LOCK_OF_DYNAMODB = "AWS_S3_LOCKING_PROVIDER"
 _CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
+_EMULATOR_OF_GCS = "STORAGE_EMULATOR_HOST"
 
 _ACCOUNT = re.compile(r"(.+)\.(?:dfs|blob)\.core\.windows\.net")
 """The host in a URL of Azure, from which adlfs takes the account."""
 
 
 _SIGNATURE = re.compile(r"sig=([^&]+)")
+
+
+_NO_CREDENTIALS = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
+"""Requests without credentials, as emulators take them: with ``google_skip_signature`` delta-rs signs writes all the
+same."""
 
 
 class Store(ABC):
@@ -253,5 +261,49 @@ class _Azure(Store):
         return names[:limit], len(found) > limit
 
 
-STORES: Mapping[str, Store] = {protocol: store for store in (_S3(), _Azure()) for protocol in store.protocols}
+class _Gcs(Store):
+    name = "Google Cloud Storage"
+    protocols = ("gs", "gcs")
+    package, extra = "gcsfs", "gcs"
+    names: ClassVar = {
+        "endpoint_url": "google_base_url",
+        "token": "",  # a method, a file, or what is in it
+        **dict.fromkeys(("project", "requests_timeout", "timeout", "default_location"), ""),
+    }
+    secrets = ("google_service_account_key",)
+    beside_spark = "No test has shown what Spark's log store for Google Cloud Storage does beside this sink."
+
+    def _complete(self, found: dict[str, str], rest: str, options: Mapping[str, Any]) -> None:  # noqa: ARG002
+        if emulator := os.environ.get(_EMULATOR_OF_GCS):
+            found.setdefault("google_base_url", emulator)
+        token = options.get("token")
+        if isinstance(token, Mapping):
+            found["google_service_account_key"] = orjson.dumps(token).decode()
+        elif token == "anon":  # noqa: S105  # a method
+            found["google_service_account_key"] = _NO_CREDENTIALS
+        elif token not in (None, "google_default"):
+            if not os.path.isfile(str(token)):  # noqa: PTH113  # the user's text
+                raise ConfigurationError(
+                    "the option 'storage_options' of the delta sink takes as 'token' for Google Cloud Storage: anon,"
+                    " google_default, the path of a file of credentials, or the contents of a service account's."
+                    " delta-rs has no others."
+                )
+            found["google_application_credentials"] = str(token)
+
+    def secrets_in(self, rest: str, options: Mapping[str, Any]) -> Iterator[str]:
+        yield from super().secrets_in(rest, options)
+        if isinstance(token := options.get("token"), Mapping):
+            yield str(token.get("private_key") or "")
+
+    def listed(self, client: Any, folder: str, after: str, limit: int) -> tuple[list[str], bool]:
+        bucket, key, _ = client.split_path(folder)
+        prefix = f"{key}/"
+        page = {"prefix": prefix, "startOffset": prefix + after, "maxResults": limit + 1}  # from ``after`` on
+        found = client.call("GET", "b/{}/o", bucket, json_out=True, **page)
+        names = [each["name"].removeprefix(prefix) for each in found.get("items", ())]
+        later = [name for name in names if name != after]
+        return later[:limit], len(names) > limit or "nextPageToken" in found
+
+
+STORES: Mapping[str, Store] = {protocol: store for store in (_S3(), _Azure(), _Gcs()) for protocol in store.protocols}
 """The store of each protocol."""

@@ -18,6 +18,7 @@ from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 from tests.support.azurite_server import ACCOUNT, AzuriteServer
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Round
+from twopc.stores.gcs import gcs_client
 from twopc_delta import DeltaSink
 from twopc_delta.options import DeltaOptions
 from twopc_delta.storage import Storage
@@ -215,6 +216,30 @@ class Container(Bucket):
         [own] = [part for part in self.storage["connection_string"].split(";") if part.startswith("BlobEndpoint")]
         other = f"BlobEndpoint={proxy.url}/{ACCOUNT}"
         return self.reached_by(connection_string=self.storage["connection_string"].replace(own, other))
+
+
+@dataclass(frozen=True)
+class GcsBucket(Bucket):
+    """A table in a bucket of Google Cloud Storage."""
+
+    @classmethod
+    def on(cls, storage: Mapping[str, Any], schema: pa.Schema = VALUE, below: str = "/orders") -> GcsBucket:
+        bucket = cls(f"lake-{uuid.uuid4().hex[:8]}", storage, below)
+        bucket.fs.mkdir(bucket.name)
+        bucket.create(schema)
+        return bucket
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.folder}"
+
+    @property
+    def fs(self) -> Any:
+        return gcs_client({**self.storage, "use_listings_cache": False})
+
+    def rows(self) -> list[dict[str, Any]]:
+        # QueryBuilder holds the interpreter while it reads, and the server's XML API is a thread of this process.
+        return list(self.table().to_pyarrow_table().to_pylist())
 
 
 @pytest.fixture
