@@ -141,7 +141,7 @@ def looking(storage: Storage, what: str, is_decided: bool) -> AbstractContextMan
     return mapped(FAILURES, lambda error: look_failed(Failure.of(error, storage), what, is_decided), hides_cause=True)
 
 
-def put_refused(failure: Failure, what: str, advice: str) -> ConfigurationError | Retriable:
+def put_refused(failure: Failure, what: str, advice: str = "") -> ConfigurationError | Retriable:
     """Return the error for a store that failed the trial of put-if-absent and of listings."""
     if failure.is_temporary and not isinstance(failure.error, Unusable):
         return Retriable(f"{what}: no answer: {failure.text}")
