@@ -11,11 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from twopc import protocol, repetition
+from twopc import protocol
 from twopc.effects import FailedCommit, Life, Offer, Recompute, perform
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, RoundAborted
 from twopc.events import BatchFinished, CallRetried, LeftOut
@@ -29,7 +28,6 @@ from twopc.performer import Performer
 from twopc.phases import Phase
 from twopc.replay import ReplayCopies
 from twopc.resting import REST_INTERVAL_S, Resting
-from twopc.retry import Waits
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.stores.places import refuse_within_outputs
 from twopc.transaction import Committable, JsonValue, Vote
@@ -96,10 +94,8 @@ class Coordinator:
         if copies is not None:
             refuse_within_outputs("the folder of replay copies", copies.url, self._sinks)
         self._performer = Performer(self._sinks, self._store, owner, copies, commits_at_once, start_timeout_s, gives_up)
-        # What a repeated failure counts by. Coordinators in several processes have one if they serve one start.
-        self._start = uuid.uuid4().hex[:12]
         self._has_passed = False  # what comes before a batch and may fail at each start
-        self._turns = Turns()
+        self._turns = Turns(self._performer)
         self._resting = None if rest_interval_s is None else Resting(self.rest, rest_interval_s)
 
     @property
@@ -209,7 +205,7 @@ class Coordinator:
                 self._resting.batch_ended()
             return self._performer.finish(batch_id, False, decision.committables, rest)
 
-        return self._alone(f"batch {batch_id}", batch, waits=False, batch_id=batch_id)
+        return self._turns.take(f"batch {batch_id}", batch, waits=False, batch_id=batch_id)
 
     def recover(self) -> Entry:
         """Open a new incarnation, which fences every older one, commit what is decided, and abort the rest.
@@ -225,7 +221,7 @@ class Coordinator:
             perform(protocol.settle(life, recovered=True), self._performer.do)  # raises what had to wait for its batch
             return life.tail
 
-        return self._alone("recover", recovered)
+        return self._turns.take("recover", recovered)
 
     def resume(self, log_id: str, incarnation: int) -> None:
         """Continue an incarnation that ``recover`` opened in another process.
@@ -241,7 +237,7 @@ class Coordinator:
             self._performer.leave_incarnation()
             perform(protocol.resume(self._store.url, log_id, incarnation), self._performer.do)
 
-        self._alone("resume", resumed)
+        self._turns.take("resume", resumed)
 
     def has_decided(self, batch_id: int, reads: JsonValue = None, follows: JsonValue = None) -> bool:
         """Return whether the log has decided a batch. Call ``recover`` or ``resume`` before. Raises like ``run``."""
@@ -266,7 +262,7 @@ class Coordinator:
                     self._performer.until_started(what, self._sinks[name].require_valid, schema)
             self._performer.notices.withdraw()
 
-        self._alone("validate", validated)
+        self._turns.take("validate", validated)
 
     def rest(self) -> None:
         """Record in the log that everything decided is committed, and roll back what lost attempts began after the last
@@ -277,21 +273,15 @@ class Coordinator:
             Fenced: a newer coordinator has opened the log. The next ``run`` raises it too.
             Exception: the log may or may not have been changed. The next ``run`` recovers first.
         """
-        self._turns.rest(self._rest)
 
-    def _rest(self) -> None:
-        try:
-            if self.phase is Phase.IDLE and perform(protocol.rest(self._performer.life), self._performer.do):
-                self._performer.rest_is_answered()
-        except Retriable as error:  # the next rest, or the next batch, asks again
-            self._performer.rest_failed(error, self._resting.interval_s if self._resting else 0.0)
-        except Fenced:
-            raise
-        except BaseException as error:
-            if isinstance(meant := self._meant(error, True), Fenced):
-                raise meant from error
-            self._performer.fail(error)
-            raise
+        def rested() -> None:
+            try:
+                if self.phase is Phase.IDLE and perform(protocol.rest(self._performer.life), self._performer.do):
+                    self._performer.rest_is_answered()
+            except Retriable as error:
+                self._performer.rest_failed(error, self._resting.interval_s if self._resting else 0.0)
+
+        self._turns.rest(rested)
 
     def close(self) -> None:
         """Stop cleanly: nothing is in doubt, and the log records that. Waits for a running batch. ``run`` may be called
@@ -307,49 +297,13 @@ class Coordinator:
             try:
                 if self.phase is Phase.IDLE:
                     has_passed = self._has_passed or self._performer.life.has_run
-                    start = self._start if has_passed else None
+                    start = self._turns.start if has_passed else None
                     perform(protocol.close(self._performer.life, start, patience_s), self._performer.do)
             finally:
                 for sink in self._sinks.values():
                     sink.close()
 
-        self._alone("close", closed)
-
-    def _alone(
-        self, what: str, call: Callable[[], ResultT], *, waits: bool = True, batch_id: int | None = None
-    ) -> ResultT:
-        """Admit one call at a time. After any error the coordinator is closed, and the next call recovers first."""
-
-        def turn() -> ResultT:
-            try:
-                if self.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
-                    self._performer.phase = Phase.CLOSED
-                    self._performer.waits.given_up.set()
-                self._performer.waits = Waits(self._owner)  # not before: a rest waits by those that it began with
-                return call()
-            except BaseException as error:
-                meant: BaseException = error
-                try:
-                    # While no rest can write to the log.
-                    meant = self._meant(error, isinstance(error, Retriable | RoundAborted), batch_id)
-                finally:
-                    self._performer.fail(meant, batch_id)
-                if meant is not error:
-                    raise meant from error
-                raise
-
-        return self._turns.take(what, turn, waits=waits)
-
-    def _meant(self, error: BaseException, is_asked_again: bool, batch_id: int | None = None) -> BaseException:
-        """Return what an error means when the log has been looked at (``repetition``)."""
-        if not isinstance(error, Exception):
-            return error
-        life, known = self._performer.life if self._performer.is_open else None, self._performer.tail_when_closed
-        if life is not None and self.phase is not Phase.CLOSED:
-            steps = repetition.explained(life, error, is_asked_again, batch_id, self._start)
-        else:
-            steps = repetition.explained_when_closed(life, known, error, batch_id, self._start)
-        return perform(steps, self._performer.do)
+        self._turns.take("close", closed)
 
     @contextlib.contextmanager
     def failures_counted(self) -> Iterator[None]:
@@ -378,7 +332,8 @@ class Coordinator:
                 raise known from failed
             except Exception as unrecorded:  # noqa: BLE001  # the first error is raised
                 logger.warning("the end of the last batch could not be recorded: %s", unrecorded)
-            meant = self._alone("an error outside of batches", lambda: self._meant(failed, is_asked_again=True))
+            turns = self._turns
+            meant = turns.take("an error outside of batches", lambda: turns.explained(failed, is_asked_again=True))
             if meant is error:
                 raise
             raise meant from error
@@ -417,7 +372,7 @@ class Coordinator:
             self._performer.notices.withdraw()
             return found
 
-        return self._alone("lost", failed)
+        return self._turns.take("lost", failed)
 
     def abandon(self, batch_id: int, given_up: Mapping[str, Collection[Committable]], by: str) -> None:
         """Write into the log that ``by`` gives up transactions of a batch in doubt, by the sink's name. From then on no
@@ -431,7 +386,7 @@ class Coordinator:
         def abandoned() -> None:
             perform(protocol.abandon(self._life, batch_id, given_up, by), self._performer.do)
 
-        self._alone("abandon", abandoned)
+        self._turns.take("abandon", abandoned)
 
     # What all of them share. ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from twopc.turns import LOOK_AGAIN_S
+from twopc.threads import LOOK_AGAIN_S
 
 TOLD_AT = (0.5, 1.0)
 """At which parts of the time."""

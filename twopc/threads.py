@@ -1,4 +1,4 @@
-"""Calls on threads that hold back neither an interrupt nor the end of the interpreter."""
+"""Calls on threads, and locks, that hold back neither an interrupt nor the end of the interpreter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,38 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from twopc.turns import LOOK_AGAIN_S
-
 ArgumentT = TypeVar("ArgumentT")
 ResultT = TypeVar("ResultT")
+
+LOOK_AGAIN_S = 0.5
+"""How long the main thread waits at a time. CPython does not look at a signal that arrives just before a wait begins,
+so without a timeout it would be seen when the wait ends, if ever."""
+
+
+class OwnedLock:
+    """A lock that knows whether this thread holds it. So whoever takes it within a ``try`` and releases it in the
+    ``finally`` leaks nothing, even if an interrupt comes between the two.
+
+    ``release`` raises RuntimeError if this thread does not hold it. It is a method in C: an interrupt can come as a
+    function in Python is entered, and the lock would stay taken.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # it notes its owner as it is taken, where no interrupt can come in between
+        self.release = self._lock.release
+
+    @property
+    def is_mine(self) -> bool:
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` asks it, too
+
+    def take(self, *, waits: bool = True) -> bool:
+        """Take the lock, and return whether it was free or became free. A thread takes it once at a time."""
+        if self.is_mine:
+            return False
+        while not self._lock.acquire(timeout=LOOK_AGAIN_S if waits else 0):
+            if not waits:
+                return False
+        return True
 
 
 class Worker(threading.Thread):
@@ -90,7 +118,7 @@ def on_threads(
         if errors:  # an interrupt is not lost
             raise next((each for each in errors if not isinstance(each, Exception)), errors[0])
     finally:
-        errors.clear()  # their tracebacks hold this frame, which would hold them, and all that the callers' frames hold
+        errors.clear()  # a traceback refers to this frame: a cycle that would keep the callers' frames
     return [results[index] for index in range(len(arguments))]
 
 

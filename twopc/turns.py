@@ -1,50 +1,33 @@
-"""The turns of a coordinator: its callers are admitted one at a time, and a rest only while none is there."""
+"""The turns of a coordinator: one call at a time, and a rest only between two. After any error the coordinator is
+closed, and the next call recovers first.
+"""
 
 from __future__ import annotations
 
-import threading
+import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
-from twopc.errors import ConfigurationError
+from twopc import repetition
+from twopc.effects import perform
+from twopc.errors import ConfigurationError, Fenced, Retriable, RoundAborted
+from twopc.performer import Performer
+from twopc.phases import Phase
+from twopc.retry import Waits
+from twopc.threads import OwnedLock
 
 ResultT = TypeVar("ResultT")
 
-LOOK_AGAIN_S = 0.5
-"""How long the main thread waits at a time. CPython does not look at a signal that arrives just before a wait begins,
-so without a timeout it would be seen when the wait ends, if ever."""
-
-
-class OwnedLock:
-    """A lock that knows whether this thread holds it. So whoever takes it within a ``try`` and releases it in the
-    ``finally`` leaks nothing, even if an interrupt comes between the two.
-
-    ``release`` raises RuntimeError if this thread does not hold it. It is a method in C: an interrupt can come as a
-    function in Python is entered, and the lock would stay taken.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()  # it notes its owner as it is taken, where no interrupt can come in between
-        self.release = self._lock.release
-
-    @property
-    def is_mine(self) -> bool:
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # noqa: SLF001  # ``Condition`` asks it, too
-
-    def take(self, *, waits: bool = True) -> bool:
-        """Take the lock, and return whether it was free or became free. A thread takes it once at a time."""
-        if self.is_mine:
-            return False
-        while not self._lock.acquire(timeout=LOOK_AGAIN_S if waits else 0):
-            if not waits:
-                return False
-        return True
-
 
 class Turns:
-    """Who is admitted. An interrupt at any moment leaves no lock taken, so each is taken within a ``try``."""
+    """Who is admitted. An interrupt at any moment leaves no lock taken, so each is taken within a ``try``.
 
-    def __init__(self) -> None:
+    ``start`` is what a repeated failure counts by. Coordinators in several processes have one if they serve one start.
+    """
+
+    def __init__(self, performer: Performer) -> None:
+        self._performer = performer
+        self.start = uuid.uuid4().hex[:12]
         self.callers = OwnedLock()  # of public methods, of which a second is refused or waits
         self.batch_or_rest = OwnedLock()  # a rest is skipped while a batch runs, and a batch waits for a rest
 
@@ -53,15 +36,36 @@ class Turns:
         """Whether this thread is amid a turn."""
         return self.callers.is_mine or self.batch_or_rest.is_mine
 
-    def take(self, what: str, call: Callable[[], ResultT], *, waits: bool) -> ResultT:
-        """Make a call when no other one, and no rest, is under way. ``what`` names it to the caller. Raises
-        ConfigurationError: this thread has a turn, or another one that this one is not to wait for."""
-        within = self.is_mine
+    def take(
+        self, what: str, call: Callable[[], ResultT], *, waits: bool = True, batch_id: int | None = None
+    ) -> ResultT:
+        """Make a call when no other one, and no rest, is under way. ``what`` names it to the caller.
+
+        Raises:
+            ConfigurationError: this thread has a turn, or another thread has one and ``waits`` is False.
+            BaseException: what the call raised, or what that means.
+        """
+        within, performer = self.is_mine, self._performer
         try:
             if within or not self.callers.take(waits=waits):
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
             self.batch_or_rest.take()
-            return call()
+            try:
+                if performer.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
+                    performer.phase = Phase.CLOSED
+                    performer.waits.given_up.set()
+                performer.waits = Waits(performer.owner)  # not before: a rest waits by those that it began with
+                return call()
+            except BaseException as error:
+                meant: BaseException = error
+                try:
+                    # While no rest can write to the log.
+                    meant = self.explained(error, isinstance(error, Retriable | RoundAborted), batch_id)
+                finally:
+                    performer.fail(meant, batch_id)
+                if meant is not error:
+                    raise meant from error
+                raise
         finally:
             # No function in Python between, in which an interrupt could leave one taken.
             if not within:
@@ -82,8 +86,27 @@ class Turns:
         try:
             if self.batch_or_rest.take(waits=False):
                 call()
+        except Fenced:
+            raise
+        except BaseException as error:
+            if isinstance(meant := self.explained(error, is_asked_again=True), Fenced):
+                raise meant from error
+            self._performer.fail(error)
+            raise
         finally:
             try:  # noqa: SIM105  # as in ``take``
                 self.batch_or_rest.release()
             except RuntimeError:
                 pass
+
+    def explained(self, error: BaseException, is_asked_again: bool, batch_id: int | None = None) -> BaseException:
+        """Return what an error means when the log has been looked at (``repetition``)."""
+        if not isinstance(error, Exception):
+            return error
+        performer = self._performer
+        life, known = performer.life if performer.is_open else None, performer.tail_when_closed
+        if life is not None and performer.phase is not Phase.CLOSED:
+            steps = repetition.explained(life, error, is_asked_again, batch_id, self.start)
+        else:
+            steps = repetition.explained_when_closed(life, known, error, batch_id, self.start)
+        return perform(steps, performer.do)

@@ -19,12 +19,11 @@ from tests.benchmarks.lake_append import Appended
 from tests.benchmarks.lake_tables import create_delta, create_iceberg, delta_rows, expire_snapshots, iceberg_rows
 from tests.benchmarks.measuring import Row, in_turns, ratio
 from tests.benchmarks.peers import PeerMissing
-from tests.benchmarks.pipeline import Load, Machine, Output, fill, ours, session, told_if_missing
+from tests.benchmarks.pipeline import Load, Output, machine, ours, told_if_missing
 from tests.benchmarks.protocol import drivers_ms, run_batches
 from tests.support.environments import NotHere, own
 from tests.support.iceberg_spark import SPARK_VERSION, iceberg_environment
 from twopc import TwoPhaseCommitSink
-from twopc_kafka_broker import KafkaBroker
 
 DRIVERS_BATCHES = {4: (100, 25), 200: (20, 3)}
 """Tasks per batch → the number of batches, in a full and in a quick run."""
@@ -71,7 +70,7 @@ def run(quick: bool) -> list[Row]:
             *(row for name in LAKES for row in _append(name, root / name, quick)),
             *(_drivers_part(name, root, tasks, quick) for name in LAKES for tasks in DRIVERS_BATCHES),
             *(row for name in LAKES for row in _growth(name, root, quick)),
-            *_with_kafka(root, quick),
+            *_with_kafka(quick),
         ]
 
 
@@ -140,7 +139,7 @@ def _growth(name: str, root: Path, quick: bool) -> list[Row]:
     ]
 
 
-def _with_kafka(root: Path, quick: bool) -> list[Row]:
+def _with_kafka(quick: bool) -> list[Row]:
     """Compare Kafka and both tables in one decision with the slowest of the three alone."""
     outputs = {
         name: Output(functools.partial(lake.sink, name, schema=PAYLOAD), lake.rows) for name, lake in LAKES.items()
@@ -150,14 +149,9 @@ def _with_kafka(root: Path, quick: bool) -> list[Row]:
         **{name: ours(None, **{name: output}) for name, output in outputs.items()},
         ALL: ours({}, **outputs),
     }
-    properties = {"log.segment.delete.delay.ms": 100}
-    with KafkaBroker(root / "broker", properties=properties, heap_mb=1024) as broker:
-        load = Load("lake", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
-        fill(broker, load, root)
-        spark = session(root)
-        machine = Machine(spark, broker, root, contestants)
-        turns = in_turns({name: functools.partial(machine.turn, load, name) for name in contestants}, 2 if quick else 5)
-        spark.stop()
+    load = Load("lake", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
+    with machine(load, contestants) as running:
+        turns = in_turns(running.turns(load), 2 if quick else 5)
     rates = {name: [turn.rate for turn in of_turns] for name, of_turns in turns.items()}
     slowest = [min(alone) for alone in zip(*(rates[name] for name in (KAFKA, ICEBERG, DELTA)), strict=True)]
     what = "Kafka, Iceberg and Delta, over the slowest alone"

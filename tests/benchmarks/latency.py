@@ -9,11 +9,9 @@ import functools
 import json
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 from pyspark.sql import DataFrame
@@ -33,13 +31,11 @@ from tests.benchmarks.pipeline import (
     Load,
     Machine,
     cpu,
-    fill,
+    machine,
     ours,
-    session,
     told_if_missing,
 )
 from twopc.spark import stop
-from twopc_kafka_broker import KafkaBroker
 
 SMALL_BATCH = 1_000
 TURNS_TO_WARM_UP = 3
@@ -71,19 +67,11 @@ class Delays(NamedTuple):
 def run(quick: bool) -> list[Row]:
     """Return the times of small batches and the delays, with their ratios."""
     turns, warm_up = (2, 0) if quick else (5, TURNS_TO_WARM_UP)
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
-    ):
-        load = Load("small", SMALL_BATCH * (20 if quick else 60), SMALL_BATCH)
-        fill(broker, load, Path(folder))
-        spark = session(Path(folder))
-        machine = Machine(spark, broker, Path(folder), SMALL)
-        small = {name: functools.partial(machine.turn, load, name) for name in SMALL}
-        in_turns(small, warm_up)
-        batches = in_turns(small, turns)
-        delays = in_turns({**_on_spark(machine), **_of_flink(machine)}, turns)
-        spark.stop()
+    load = Load("small", SMALL_BATCH * (20 if quick else 60), SMALL_BATCH)
+    with machine(load, SMALL) as running:
+        in_turns(running.turns(load), warm_up)
+        batches = in_turns(running.turns(load), turns)
+        delays = in_turns({**_on_spark(running), **_of_flink(running)}, turns)
     return [*_small_batches(batches), *_delays(delays)]
 
 

@@ -5,27 +5,20 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
-from aiobotocore.client import AioBaseClient
-from azure.core.pipeline.transport import AioHttpTransport
-from gcsfs.core import GCSFileSystem  # type: ignore[import-untyped]
-
 import twopc
-from tests.benchmarks.measuring import Row
+from tests.benchmarks.measuring import Row, counted
 from tests.benchmarks.protocol import run_batches
 from tests.campaigns.every_step.steps import azure_operation
 from tests.campaigns.stores.kinds import KINDS
 from twopc import Coordinator
 from twopc.log.steps import ENTRIES_KEPT
 from twopc.log.store import LogStore, open_store
-from twopc.stores import webhdfs
 from twopc.stores.places import file_system
 from twopc.testing import MemorySink, MemoryTarget
 from twopc_kafka_broker import KafkaBroker
-from twopc_postgres.sessions import Connection
 
 BATCHES = 4 * ENTRIES_KEPT
 """The log is pruned once per ``ENTRIES_KEPT`` entries, and a decision is one."""
@@ -50,42 +43,26 @@ def run(quick: bool) -> list[Row]:
     return [*rows, *(Row(f"a decision of {n} partitions into Kafka", "bytes", (size,)) for n, size in sizes.items())]
 
 
-@contextlib.contextmanager
-def _counted(client: Any, method: str, name: Callable[..., str], counts: Counter[str]) -> Iterator[None]:
-    """Count the requests that a client sends, by the names that ``name`` gives them."""
-    send = getattr(client, method)
-
-    async def counting(self: Any, *request: Any, **options: Any) -> Any:
-        counts[name(*request, **options)] += 1
-        return await send(self, *request, **options)
-
-    def counting_at_once(self: Any, *request: Any, **options: Any) -> Any:
-        counts[name(*request, **options)] += 1
-        return send(self, *request, **options)
-
-    setattr(client, method, counting if iscoroutinefunction(send) else counting_at_once)
-    try:
-        yield
-    finally:
-        setattr(client, method, send)
-
-
-def _of_hdfs(method: str, url: str, **options: Any) -> str:
+def _of_hdfs(_: object, method: str, url: str, **options: Any) -> str:
     return str((options.get("params") or {}).get("op") or f"{method} to a DataNode")
 
 
-def _of_postgres(statement: Any, *_: Any, **__: Any) -> str:
+def _of_postgres(_: object, statement: Any, *__: Any, **___: Any) -> str:
     return str(statement if isinstance(statement, str) else statement.as_string(None)).split()[0]
 
 
 Watch = Callable[[Counter[str]], contextlib.AbstractContextManager[None]]
 
 STORES: Mapping[str, Watch] = {
-    "s3": partial(_counted, AioBaseClient, "_make_api_call", lambda operation, *_: str(operation)),
-    "azure": partial(_counted, AioHttpTransport, "send", lambda request, **_: azure_operation(request)),
-    "gcs": partial(_counted, GCSFileSystem, "_request", lambda method, *_, **__: str(method)),
-    "hdfs": partial(_counted, webhdfs._Session, "request", _of_hdfs),
-    "postgres-log": partial(_counted, Connection, "execute", _of_postgres),
+    "s3": partial(counted, "aiobotocore.client:AioBaseClient._make_api_call", lambda _, operation, __: str(operation)),
+    "azure": partial(
+        counted,
+        "azure.core.pipeline.transport:AioHttpTransport.send",
+        lambda _, request, **__: azure_operation(request),
+    ),
+    "gcs": partial(counted, "gcsfs.core:GCSFileSystem._request", lambda _, method, *__, **___: str(method)),
+    "hdfs": partial(counted, "twopc.stores.webhdfs:_Session.request", _of_hdfs),
+    "postgres-log": partial(counted, "twopc_postgres.sessions:Connection.execute", _of_postgres),
 }
 """Store → counts the requests of its client."""
 

@@ -2,12 +2,17 @@
 
 import multiprocessing
 import re
+import stat
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+
+from tests.campaigns.seams import Seam, patched
 
 ResultT = TypeVar("ResultT")
 
@@ -94,3 +99,29 @@ def peak_mib() -> float:
     """Return the peak memory of this process. ``getrusage`` would return the parent's peak if that was higher."""
     [kib] = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(kib) / 1024
+
+
+def held() -> Counter[str]:
+    """Return what this process holds: threads, descriptors, and those of them that are sockets."""
+    are_sockets = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # such as that of the listing itself
+            are_sockets.append(stat.S_ISSOCK(descriptor.stat().st_mode))
+    threads = sum(1 for _ in Path("/proc/self/task").iterdir())
+    return Counter(threads=threads, descriptors=len(are_sockets), sockets=sum(are_sockets))
+
+
+def counted(where: str, kind: Callable[..., str], counts: Counter[str]) -> AbstractContextManager[None]:
+    """Return a context in which the calls of a function are counted, by what ``kind`` returns for their arguments.
+
+    Args:
+        where: the function, as a ``Seam`` has it.
+        kind: gets the arguments of each call.
+        counts: the counter.
+    """
+
+    def counting(real: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        counts[kind(*arguments, **named)] += 1
+        return real(*arguments, **named)
+
+    return patched([Seam(where, counting)])

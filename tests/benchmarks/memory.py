@@ -14,8 +14,9 @@ import pyarrow as pa
 import twopc
 from tests.benchmarks.measuring import Row, alone, peak_mib
 from tests.benchmarks.protocol import votes
-from twopc import Committable, Coordinator, Participant, Round
-from twopc.testing import MemorySink, MemoryTarget
+from tests.support.forgetful_sink import ForgetfulSink
+from twopc import Coordinator, Participant, Round
+from twopc.testing import MemoryTarget
 from twopc_kafka_broker import KafkaBroker
 
 PARTITIONS = 2_000
@@ -48,17 +49,8 @@ def run(quick: bool) -> list[Row]:
     ]
 
 
-class _Forgetful(MemorySink):
-    """A sink whose target keeps nothing, so that all memory is the driver's."""
-
-    def commit(self, committable: Committable) -> None:
-        super().commit(committable)
-        self.target.visible.clear()
-        self.target.committed.clear()
-
-
 def _driver(log: str, batches: int) -> tuple[float, float]:
-    sinks = {"sink": _Forgetful(MemoryTarget())}
+    sinks = {"sink": ForgetfulSink(MemoryTarget())}
     early_mib, largest = 0.0, 0
     with Coordinator(sinks, log, owner="benchmark", commits_at_once=1) as coordinator:
         for batch_id in range(batches):

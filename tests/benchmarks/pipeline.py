@@ -221,12 +221,6 @@ def session(folder: Path) -> SparkSession:
     return spark
 
 
-def fill(broker: KafkaBroker, load: Load, folder: Path) -> None:
-    """Create the source topic and write it."""
-    broker.create_topic(load.source, PARTITIONS)
-    write(broker.bootstrap_servers, load, folder, batch_id=0)
-
-
 def write(servers: str, load: Load, folder: Path, batch_id: int) -> None:
     """Write the records in one transaction, equally many to each partition."""
     values = [str(number).encode().ljust(RECORD_BYTES, b"x") for number in range(10_000)]
@@ -265,6 +259,10 @@ class Machine:
     broker: KafkaBroker
     folder: Path
     contestants: Mapping[str, Contestant]
+
+    def turns(self, load: Load) -> dict[str, Callable[[], Turn]]:
+        """Return what runs each contestant."""
+        return {name: functools.partial(self.turn, load, name) for name in self.contestants}
 
     def turn(self, load: Load, contestant: str) -> Turn:
         """Run a contestant. Checks that the output is complete."""
@@ -309,6 +307,20 @@ class Machine:
     def _count(self, topic: str) -> int:
         options = _reader(self.broker.bootstrap_servers, topic) | {"kafka.isolation.level": "read_committed"}
         return self.spark.read.format("kafka").options(**options).load().count()
+
+
+@contextlib.contextmanager
+def machine(load: Load, contestants: Mapping[str, Contestant]) -> Iterator[Machine]:
+    """Start a broker that has the records of ``load``, and Spark."""
+    properties = {"log.segment.delete.delay.ms": 100}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        with KafkaBroker(folder / "broker", properties=properties, heap_mb=1024) as broker:
+            broker.create_topic(load.source, PARTITIONS)
+            write(broker.bootstrap_servers, load, folder, batch_id=0)
+            spark = session(folder)
+            yield Machine(spark, broker, folder, contestants)
+            spark.stop()
 
 
 def source(spark: SparkSession, servers: str, topic: str, **options: str) -> DataFrame:

@@ -1,10 +1,7 @@
 """What conditions and hashes cost: two outputs that share the rows, and one whose records could be computed again, each
 over one output that gets all rows. All write to Kafka, in turns, in one Spark session."""
 
-import functools
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -12,9 +9,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
 from tests.benchmarks.measuring import Row, in_turns, ratio
-from tests.benchmarks.pipeline import Contestant, Load, Machine, cpu, fill, session
+from tests.benchmarks.pipeline import Contestant, Load, cpu, machine
 from twopc.spark import ForeachBatch, Output, foreach_batch
-from twopc_kafka_broker import KafkaBroker
 
 ONE, SHARED, HASHED = "one", "shared", "hashed"
 
@@ -30,17 +26,9 @@ def run(quick: bool) -> list[Row]:
         HASHED: _writes({"all": None}, on_loss="recompute"),
     }
     load = Load("large", *((1_000_000, 250_000) if quick else (8_000_000, 2_000_000)))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        KafkaBroker(Path(folder) / "broker", properties={"log.segment.delete.delay.ms": 100}, heap_mb=1024) as broker,
-    ):
-        fill(broker, load, Path(folder))
-        spark = session(Path(folder))
-        machine = Machine(spark, broker, Path(folder), contestants)
-        turn = {name: functools.partial(machine.turn, load, name) for name in contestants}
-        in_turns(turn, 0 if quick else 1)  # warms up
-        turns = in_turns(turn, 2 if quick else 7)
-        spark.stop()
+    with machine(load, contestants) as running:
+        in_turns(running.turns(load), 0 if quick else 1)  # warms up
+        turns = in_turns(running.turns(load), 2 if quick else 7)
     rates = {name: [turn.rate for turn in of_turns] for name, of_turns in turns.items()}
     cpu_us = {name: [sum(turn.cpu_us.values()) for turn in of_turns] for name, of_turns in turns.items()}
     return [

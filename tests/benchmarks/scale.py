@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import itertools
-import stat
 import sys
 import tempfile
 import threading
@@ -21,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import twopc
-from tests.benchmarks.measuring import Row, alone
+from tests.benchmarks.measuring import Row, alone, counted, held
 from tests.benchmarks.protocol import WRITERS_AT_ONCE, drivers_ms, votes
+from tests.support.forgetful_sink import ForgetfulSink
 from twopc import Committable, Coordinator, Round, TwoPhaseCommitSink, Vote
 from twopc.log.store import open_store
-from twopc.testing import MemorySink, MemoryTarget
+from twopc.testing import MemoryTarget
 from twopc.transaction import JsonValue, Transaction
-from twopc_kafka.client.control import Control
 from twopc_kafka_broker import KafkaBroker
 
 SIZES = (10, 100, 1_000, 10_000)
@@ -69,8 +68,8 @@ def run(quick: bool) -> list[Row]:
 # Sinks. --------------------------------------------------------------------------------------------------------------
 
 
-class _LikeKafka(MemorySink):
-    """A sink whose target keeps nothing, so that all memory is the driver's. Its handles are those of Kafka's sink."""
+class _LikeKafka(ForgetfulSink):
+    """A sink whose handles are those of Kafka's sink."""
 
     def pre_commit(self, transaction: Transaction) -> Committable:
         voted, number = super().pre_commit(transaction), transaction.id.partition
@@ -82,10 +81,6 @@ class _LikeKafka(MemorySink):
             replace(each, handle={**each.handle, **sealing, "partitions": {"target": [number % 4]}})
             for number, each in enumerate(committables)
         ]
-
-    def commit(self, committable: Committable) -> None:
-        with self.target.lock:
-            self.target.open.pop(committable.transaction_id, None)
 
 
 def _memory_sinks(count: int) -> Sinks:
@@ -202,17 +197,18 @@ def _queries(kafka: Mapping[str, Any], folder: str, queries: int, idle_s: float)
             drivers[number].run(drivers[number].next_batch_id, functools.partial(_votes, sinks[number], TASKS))
 
     work(0)  # what a process has once
-    base, busy = _held(), Counter[str]()
+    base, busy = held(), Counter[str]()
     threads = [threading.Thread(target=work, args=(number,)) for number in range(1, queries + 1)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        busy |= _held()
+        busy |= held()
         time.sleep(0.002)
-    resting, asked = _held(), Counter[str]()
+    resting, asked = held(), Counter[str]()
     for log in logs:
         log.asked.clear()
-    with _kafka_requests() as requests:
+    requests = Counter[str]()
+    with counted("twopc_kafka.client.control:Control.send", lambda _, request, *__: type(request).__name__, requests):
         time.sleep(idle_s)
     for log in logs:
         asked += log.asked
@@ -227,29 +223,3 @@ def _queries(kafka: Mapping[str, Any], folder: str, queries: int, idle_s: float)
         Row(f"{what}, idle: requests to Kafka", "per query and 10 s", (requests.total() * rests,)),
         Row(f"{what}, idle: requests to the log", "per query and 10 s", (asked.total() * rests,)),
     ]
-
-
-@contextlib.contextmanager
-def _kafka_requests() -> Iterator[Counter[str]]:
-    """Count the requests that this process's coordinators send to brokers."""
-    counted, send = Counter[str](), Control.send
-
-    def counting(self: Control, request: Any, node: int | None = None) -> Any:
-        counted[type(request).__name__] += 1
-        return send(self, request, node)
-
-    Control.send = counting  # type: ignore[method-assign]
-    try:
-        yield counted
-    finally:
-        Control.send = send  # type: ignore[method-assign]
-
-
-def _held() -> Counter[str]:
-    """Return what this process holds: threads, descriptors, and those of them that are sockets."""
-    found = Counter({"threads": sum(1 for _ in Path("/proc/self/task").iterdir()), "descriptors": 0, "sockets": 0})
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # such as that of the listing itself
-            is_socket = stat.S_ISSOCK(descriptor.stat().st_mode)
-            found += Counter({"descriptors": 1, "sockets": int(is_socket)})
-    return found

@@ -1,10 +1,15 @@
 """A loop without Spark whose driver is killed at each step of a batch, each time in another batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tests.support.loop import Job
+from twopc.log.commit_log import read_tail
+from twopc.log.store import open_store
+from twopc.plugins import create_sink
+from twopc.retry import until_answered
 
 
 def steps(partitions: int, *commits: str) -> tuple[str, ...]:
@@ -33,6 +38,20 @@ def killed_at_each(job: Job, moments: Sequence[str], strike: Callable[[int], int
         kills += 1 + strike(number)
     replace(job, batches=len(moments) + 1).run()
     return kills
+
+
+def open_transactions(log: Path, sinks: Mapping[str, tuple[str, Mapping[str, Any]]]) -> int:
+    """Return how many transactions of a loop that has ended are open. ``sinks``: see ``Job``."""
+    tail = read_tail(open_store(log))
+    assert tail is not None
+    left = 0
+    for name, (backend, options) in sinks.items():
+        sink = create_sink(backend, options)
+        sink.bind(name, tail[1].log_id)
+        until_answered("the campaign", sink.open)
+        left += len(until_answered("the campaign", lambda sink=sink: [*sink.recover()]))
+        sink.close()
+    return left
 
 
 def every_other_time(*servers: Any) -> Callable[[int], int]:

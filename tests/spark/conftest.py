@@ -20,6 +20,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import twopc
+from tests.support.apicurio_server import ApicurioServer
 from tests.support.observing import Killed, hearing, observing
 from tests.support.s3_server import free_port
 from tests.support.topic_reader import records_of
@@ -179,6 +180,13 @@ class Pipeline:
         [entry] = [entry for entry in self.entries("decide") if entry["decided"] == batch_id]
         found: dict[str, list[dict[str, Any]]] = entry["unresolved"][-1]["sinks"]
         return found
+
+
+@pytest.fixture(scope="session")
+def apicurio(tmp_path_factory: pytest.TempPathFactory, java_home: str) -> Iterator[str]:
+    """The URL of a schema registry, which tests of a session share."""
+    with ApicurioServer(tmp_path_factory.mktemp("registry"), java_home) as server:
+        yield server.url
 
 
 @pytest.fixture

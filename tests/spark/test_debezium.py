@@ -219,6 +219,7 @@ def test_on_a_stream_an_unchanged_value_is_refused(topic: Topic, tmp_path: Any) 
         ({"key": ["no"]}, "'key' of debezium"),
         ({"key": "id"}, "'key' of debezium"),
         ({"schema": "id INTEGRAL"}, "'schema' of debezium"),
+        ({"schema": "id INT, _topic STRING"}, "'schema' of debezium has .'_topic'"),
         ({"schema": "id INT, m MAP<INT, INT>"}, "column 'm' .* declare STRING"),
         ({"order": "ts_ms"}, "'order' of debezium must be one of position, offset"),
         ({"flattened": True}, "order='offset'"),

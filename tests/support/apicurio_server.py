@@ -1,7 +1,5 @@
 """Apicurio, a schema registry that speaks Confluent's interface, with schemas in its memory."""
 
-import contextlib
-import urllib.request
 from pathlib import Path
 
 from tests.support.maven import maven_archive
@@ -17,12 +15,14 @@ START_TIMEOUT_S = 120.0
 class ApicurioServer(ServerProcess):
     """A registry, which starts empty."""
 
+    _asked = "/apis/ccompat/v7/subjects"
+
     def __init__(self, folder: Path, java_home: str) -> None:
         self._folder, self._java, self._port = folder, Path(java_home, "bin", "java"), free_port()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self._port}/apis/ccompat/v7"
+        return f"{self.endpoint_url}/apis/ccompat/v7"
 
     def start(self) -> None:
         jars = maven_archive(f"apicurio-{VERSION}", "io.apicurio", "apicurio-registry-app", VERSION, "all")
@@ -31,8 +31,3 @@ class ApicurioServer(ServerProcess):
         self._start(
             "Apicurio", [str(self._java), "-Xmx400m", *settings, *classes], self._folder / "log", START_TIMEOUT_S
         )
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{self.url}/subjects", timeout=10) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-        return False

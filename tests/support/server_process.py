@@ -25,8 +25,11 @@ class Startable:
         """End the server for good."""
         raise NotImplementedError
 
-    def mend(self, error: str) -> int:  # a kill breaks nothing in most servers
-        """Do what an operator does after ``error``. Return the number of repairs."""
+    def mend(self, error: str) -> int:
+        """Repair what a kill has broken, as an operator does after ``error``. Return the number of repairs.
+
+        Most servers need none.
+        """
         return 0
 
     def __enter__(self) -> Self:

@@ -52,14 +52,15 @@ class Databases(ExitStack):
             return self._of_mariadb(name)
         return sa.make_url(f"{database}:///{folder / name}")
 
-    def has_server(self, database: str) -> bool:
-        return database in self._servers
+    def servers(self, database: str) -> list[MariaDbServer | PostgresServer]:
+        """Return the server that the database runs on, if it has one."""
+        return [self._servers[database]] if database in self._servers else []
 
     def kill_and_start(self, database: str) -> None:
         """Kill the server, if the database has one, and start it again."""
-        if self.has_server(database):
-            self._servers[database].kill()
-            self._servers[database].start()
+        for server in self.servers(database):
+            server.kill()
+            server.start()
 
     def _of_mariadb(self, name: str) -> sa.URL:
         server = self._servers.get("mysql")

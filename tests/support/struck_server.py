@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
-from tests.support.http_proxy import Answer, HttpProxy, Request
+from tests.support.http_proxy import PER_HOP, Answer, HttpProxy, Request
 from tests.support.restarted_query import RestartedQuery
 from tests.support.s3_server import S3Server
 from tests.support.server_process import ServerProcess
@@ -110,7 +110,7 @@ class StruckServer(HttpProxy):
 
     def _forwarded(self, request: Request) -> Answer | None:
         with contextlib.suppress(OSError, http.client.HTTPException):
-            return self._forward(request, frozenset({"connection", "expect", "keep-alive", "transfer-encoding"}))
+            return self._forward(request, PER_HOP)
         return None
 
 

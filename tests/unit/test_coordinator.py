@@ -26,7 +26,7 @@ from tests.support.memory_log import MemoryLog
 from tests.support.observing import hearing
 from tests.support.phase_one import writes
 from tests.support.raising import raising
-from twopc import Committable, Coordinator, Participant, Round, Vote, commits, turns
+from twopc import Committable, Coordinator, Participant, Round, Vote, commits, performer, resting, turns
 from twopc import coordinator as coordinator_module
 from twopc.effects import LogView, Steps
 from twopc.errors import (
@@ -1619,7 +1619,7 @@ def test_an_interrupt_as_a_lock_is_taken_leaves_it_free(
 def test_one_interrupt_leaves_no_lock_taken_whichever_call_it_comes_in(call: str) -> None:
     """CPython looks for signals as a function in Python is entered. The traceback, which holds the frames, is alive
     while the locks are tried."""
-    files = {coordinator_module.__file__, commits.__file__, turns.__file__}
+    files = {each.__file__ for each in (coordinator_module, commits, performer, resting, turns)}
 
     def interrupted(at: int) -> bool:
         """Run a batch and ``call``, interrupted in its ``at``-th function. Return whether there were so many."""

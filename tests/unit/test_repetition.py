@@ -509,7 +509,7 @@ def test_a_failure_after_another_coordinator_has_stopped_cleanly_counts(query: Q
         run(coordinator, 1)
     ends = []
     for start in range(3):
-        coordinator._start = str(start)
+        coordinator._turns.start = str(start)
         with pytest.raises(Exception, match="no plan") as ended:
             failing_between_batches(coordinator)
         ends.append(ended.type)

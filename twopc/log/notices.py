@@ -109,7 +109,7 @@ def read(store: LogStore, tail: Entry) -> Notice | None:
             "entry_id": str(entry_id),
             "what": str(what),
             "reason": str(reason),
-            "waited_s": float(waited_s),
+            "waited_s": float() | int() as waited_s,
             "at": str(at),
         } if entry_id == tail.entry_id:
             return Notice(entry_id, what, reason, waited_s, at)

@@ -121,6 +121,8 @@ def debezium(
         ConfigurationError: an argument is wrong.
     """
     table = _schema(schema)
+    if taken := sorted({OP, ORDER, MISSING, TOPIC, _MOVED} & {*table.names}):
+        raise ConfigurationError(f"'schema' of debezium has {taken}, which are its own columns", option="schema")
     if isinstance(key, str) or not key or not {*key} <= {*table.names}:
         raise ConfigurationError(
             "'key' of debezium must be a list of columns of 'schema', such as ['id']", option="key"
@@ -230,7 +232,7 @@ class _Decoding:
                 yield self._batch(rows)
 
     def _batch(self, rows: Iterable[tuple[Row, str]]) -> pa.RecordBatch:
-        """Return rows, each with the topic of its record."""
+        """Return the record batch of rows, which come with the topics of their records."""
         found = []
         for row, topic in rows:
             order = dict(zip(_ORDER_TYPE.names, row.order, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import threading
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from twopc.stores.disk import LocalFolder
-from twopc.stores.errors import TEMPORARY, Unusable
+from twopc.stores.errors import TEMPORARY, Unusable, is_untrusted
 from twopc.stores.folder import ASIDE, PROBE, Folder, hidden
 
 CREATES_EXCLUSIVELY = frozenset(
@@ -53,9 +52,10 @@ _BY_KIND = (
     (FileNotFoundError, errno.ENOENT),
     (FileExistsError, errno.EEXIST),
     (PermissionError, errno.EACCES),
-    ((TimeoutError, asyncio.TimeoutError, ConnectionError), errno.ETIMEDOUT),
-    (OSError, errno.EAGAIN),  # no subclass, no errno: HTTP libraries raise it for a failed request
 )
+
+_NO_ANSWER = frozenset(("TimeoutError", "ConnectionError", "Timeout", "ChunkedEncodingError"))
+"""Of Python and requests, by name, as not every store needs the latter. Its errors are OSErrors without an errno."""
 
 
 class _RemoteFolder(Folder):
@@ -275,7 +275,14 @@ def by_kind(error: Exception) -> OSError:
     """Translate an error of any client, by its errno, else by its class."""
     if isinstance(error, OSError) and error.errno is not None:
         return error
-    number = next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
+    if is_untrusted(error):
+        number = errno.EACCES
+    elif _NO_ANSWER & {each.__name__ for each in type(error).__mro__}:
+        number = errno.ETIMEDOUT
+    elif type(error) is OSError:
+        number = errno.EAGAIN  # a client's own word for a failed request
+    else:
+        number = next((number for kinds, number in _BY_KIND if isinstance(error, kinds)), errno.EIO)
     return OSError(number, f"{type(error).__name__}: {error}")
 
 

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 
 from twopc.checks import CheckStatus
 from twopc.commits import calls_of
-from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable
+from twopc.errors import LogMismatch, OperatorRequired, Refused, Retriable, RoundAborted
 from twopc.participant import Participant
 from twopc.sink import TwoPhaseCommitSink, WholeBatchSink
 from twopc.testing.kills import Choice, killed_at_each_step
@@ -188,13 +188,31 @@ class SinkContract(ABC):
 
     def test_a_record_is_refused_or_read_back_as_it_was_written(self) -> None:
         """A sink may refuse a value, by ``Refused``. It must not change one."""
-        query = self.query()
+        query, written = self.query(), self._taken_of_sample()
+        query.publish(query.pre_committed(written.slice(0, 1), written.slice(1), round=Round(2, 0)))
+        self._require_records(written)
+
+    def test_columns_that_come_in_another_order_keep_their_values_or_are_refused(self) -> None:
+        query, written = self.query(), self._taken_of_sample()
+        if written.num_columns == 1:
+            raise unittest.SkipTest("records have one column")
+        turned = written.slice(1).select([*reversed(written.schema.names)])
+        try:
+            committable = query.pre_committed(written.slice(0, 1), turned, round=Round(2, 0))
+        except (Refused, RoundAborted):
+            assert self.visible() == []
+        else:
+            query.publish(committable)
+            self._require_records(written)
+
+    def _taken_of_sample(self) -> pa.RecordBatch:
+        """Return the records of the sample that the sink takes."""
         sample = self.sample()
         taken = [row for row in range(sample.num_rows) if self._is_taken(sample.slice(row, 1), partition=row)]
         assert taken, "the sink has refused every record of the sample"
-        written = sample.take(pa.array(taken, pa.int64()))
-        committable = query.pre_committed(written.slice(0, 1), written.slice(1), round=Round(2, 0))
-        query.publish(committable)
+        return sample.take(pa.array(taken, pa.int64()))
+
+    def _require_records(self, written: pa.RecordBatch) -> None:
         records = self.visible_records()
         if records is None:
             self._require_visible(written["value"].to_pylist())

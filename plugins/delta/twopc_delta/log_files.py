@@ -214,7 +214,7 @@ class LogFiles:
         left = [name for name in names if name not in damaged]
         if _LAST_CHECKPOINT in names:
             noted = self.last_checkpoint()
-            if noted not in map(_of_checkpoint, left):
+            if noted < 0 or noted not in map(_of_checkpoint, left):
                 damaged[_LAST_CHECKPOINT] = f"it names version {noted}, which has no readable checkpoint"
         versions, checkpoint = _after_checkpoint(left)
         return damaged, len(versions) == max(versions, default=checkpoint) - checkpoint

@@ -47,7 +47,7 @@ _UNREADABLE = re.compile(
 _NO_ANSWER = re.compile(
     r"timed? ?out|timeout|connect|connection|broken pipe|dns error|incomplete|disconnected|end of file before"
     r"|slow ?down|internal ?error|service ?unavailable|too many requests|operationaborted|\b(408|429|50[02-9])\b"
-    r"|nosuchupload|invalidpart",
+    r"|nosuchupload|invalidpart\b",
     re.IGNORECASE,
 )
 """Reports of delta-rs and S3's client about a store that does not answer, or is busy, or has lost the parts of an

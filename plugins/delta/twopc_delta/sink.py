@@ -44,15 +44,18 @@ class DeltaTransaction(Transaction):
     """The files of one task attempt.
 
     Attributes:
-        files: the schema of records → what distributes them. Columns may come in another order with each write.
+        files: the names of columns, sorted → what distributes their records. The columns may come in another order with
+            each write.
         deletes: distributes the keys of its deletes, once there are any.
+        checked: the newest schema of records that was found to fit.
     """
 
     deletes: TaskFiles | None = None
+    checked: pa.Schema | None = None
 
     def __init__(self, transaction_id: TransactionId) -> None:
         super().__init__(transaction_id)
-        self.files: dict[pa.Schema, TaskFiles] = {}
+        self.files: dict[tuple[str, ...], TaskFiles] = {}
 
     @property
     def written(self) -> list[TaskFiles]:
@@ -198,11 +201,16 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
 
     def write(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> None:
         with self._writing(transaction.id):
-            if (files := transaction.files.get(batch.schema)) is None:
+            names = [name.lower() for name in batch.schema.names]
+            key = tuple(sorted(names))
+            if batch.schema != transaction.checked:
                 fitted = fit(batch.schema, self._table(), self._name)
                 self._require_whole(batch.schema, fitted.view)
-                files = transaction.files[batch.schema] = self._files(transaction, fitted)
-            self._write(files, batch)
+                if key not in transaction.files:
+                    transaction.files[key] = self._files(transaction, fitted)
+                transaction.checked = batch.schema
+            files = transaction.files[key]
+            self._write(files, batch.select([names.index(field.name.lower()) for field in files.fit.schema]))
 
     def delete(self, transaction: DeltaTransaction, keys: pa.RecordBatch) -> None:
         with self._writing(transaction.id):

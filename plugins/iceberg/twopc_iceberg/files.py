@@ -72,7 +72,7 @@ class DurableFileIO(PyArrowFileIO):
             return stream.read()
 
     def create(self, location: str, data: bytes) -> None:
-        """Write a file of a name that no other file has."""
+        """Write a file."""
         with self.new_output(location).create(overwrite=True) as stream:
             stream.write(data)
 

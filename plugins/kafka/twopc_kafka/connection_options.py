@@ -14,14 +14,7 @@ from typing import Any
 from twopc.errors import ConfigurationError
 from twopc.options import Kind, Option, wrong_value
 from twopc_kafka import key_stores
-from twopc_kafka.client.tokens import (
-    OAUTHBEARER,
-    PROVIDER,
-    check_tokens,
-    is_token_option,
-    tokens_of,
-    without_token_options,
-)
+from twopc_kafka.client.tokens import OAUTHBEARER, PREFIX, PROVIDER, check_tokens, is_token_option, tokens_of
 from twopc_kafka.client.tokens import OPTIONS as TOKEN_OPTIONS
 
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -37,12 +30,6 @@ _CONTROL: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "sasl.username": ("sasl_plain_username", str),
     "sasl.password": ("sasl_plain_password", str),
     "sasl.kerberos.service.name": ("sasl_kerberos_service_name", str),
-    "ssl.ca.location": ("ssl_cafile", str),
-    "ssl.certificate.location": ("ssl_certfile", str),
-    "ssl.key.location": ("ssl_keyfile", str),
-    "ssl.key.password": ("ssl_password", str),
-    "ssl.crl.location": ("ssl_crlfile", str),
-    "ssl.endpoint.identification.algorithm": ("ssl_check_hostname", lambda text: text.lower() != "none"),
     "socket.timeout.ms": ("request_timeout_ms", int),
 }
 
@@ -158,8 +145,8 @@ def control(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
     if translated.get("sasl_mechanism") == OAUTHBEARER:
         translated["sasl_oauth_token_provider"] = tokens_of(properties)
-    if any(name in properties for name in key_stores.PEM):
-        translated["ssl_context"] = key_stores.context_of(properties)
+    if context := key_stores.context_of(properties):
+        translated["ssl_context"] = context
     return translated
 
 
@@ -170,7 +157,7 @@ def for_librdkafka(properties: Mapping[str, Any]) -> dict[str, Any]:
         Retriable: there is no token now. librdkafka would only log why.
         OperatorRequired: the provider refuses this client.
     """
-    given = without_token_options(properties)
+    given = {name: value for name, value in properties.items() if not name.startswith(PREFIX)}
     if PROVIDER in properties:
         tokens = tokens_of(properties)
         tokens.valid_token()
@@ -221,10 +208,7 @@ def _refuse_another_protocol(owner: str, servers: str, protocol: str) -> None:
 
 
 def _require_login(owner: str, mechanism: str, properties: Mapping[str, Any]) -> None:
-    needed = {"sasl.mechanism"}
-    if mechanism in _BY_PASSWORD:
-        needed |= {"sasl.username", "sasl.password"}
-    for name in sorted(needed):
+    for name in ("sasl.mechanism", *(("sasl.password", "sasl.username") if mechanism in _BY_PASSWORD else ())):
         if not properties.get(name):
             login = f"'sasl.mechanism' = {mechanism!r}" if mechanism else "a 'security.protocol' with SASL"
             raise ConfigurationError(f"{owner} with {login} needs the option {name!r}.", option=name)

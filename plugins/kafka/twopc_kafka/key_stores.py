@@ -1,6 +1,7 @@
-"""Certificates and keys as others write them: PEM text, and Java's key stores (PKCS#12 and JKS).
+"""Certificates and keys as others write them: files, PEM text, and Java's key stores (PKCS#12 and JKS).
 
-They are read once, where the sink is made, and go to both clients as PEM text. So executors need no file of them.
+Key stores are read once, where the sink is made, and go to both clients as PEM text. So executors need no file of them.
+Files in PEM are read for each connection, as they may be renewed.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import os
 import re
+import socket
 import ssl
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +29,11 @@ CERTIFICATE, KEY, AUTHORITY = "ssl.certificate.pem", "ssl.key.pem", "ssl.ca.pem"
 _KEY_STORE_PASSWORD, _TRUST_STORE_PASSWORD = "ssl.keystore.password", "ssl.truststore.password"  # names
 _KEY_PASSWORD = "ssl.key.password"  # noqa: S105  # its name
 
-STORES = (KEY_STORE, _KEY_STORE_PASSWORD, ALIAS, TRUST_STORE, _TRUST_STORE_PASSWORD)
-PEM = (CERTIFICATE, KEY, AUTHORITY)
-OPTIONS = (*STORES, *PEM)
+_STORES = (KEY_STORE, _KEY_STORE_PASSWORD, ALIAS, TRUST_STORE, _TRUST_STORE_PASSWORD)
+_PEM = (CERTIFICATE, KEY, AUTHORITY)
+_FILES = ("ssl.certificate.location", "ssl.key.location", "ssl.ca.location", "ssl.crl.location")
+_OF_CONTEXT = (*_PEM, *_FILES, _KEY_PASSWORD, "ssl.endpoint.identification.algorithm")
+OPTIONS = (*_STORES, *_OF_CONTEXT)
 
 _BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTALL)
 
@@ -48,18 +53,17 @@ def as_pem(properties: Mapping[str, Any]) -> dict[str, Any]:
         ConfigurationError: an option is wrong, or a store can't be read. The error names the option, and shows no
             secret.
     """
-    read = {name: value for name, value in properties.items() if name not in OPTIONS}
-    for store, password, replaced in (
-        (KEY_STORE, _KEY_STORE_PASSWORD, ("ssl.certificate.location", "ssl.key.location", CERTIFICATE, KEY)),
-        (TRUST_STORE, _TRUST_STORE_PASSWORD, ("ssl.ca.location", AUTHORITY)),
+    read = {name: value for name, value in properties.items() if name not in (*_STORES, *_PEM)}
+    for store, needing_it, replaced in (
+        (KEY_STORE, (_KEY_STORE_PASSWORD, ALIAS), ("ssl.certificate.location", "ssl.key.location", CERTIFICATE, KEY)),
+        (TRUST_STORE, (_TRUST_STORE_PASSWORD,), ("ssl.ca.location", AUTHORITY)),
     ):
-        for name in (password, *([ALIAS] if store == KEY_STORE else [])):
-            if name in properties and store not in properties:
+        for name in properties:
+            if name in needing_it and store not in properties:
                 raise ConfigurationError(f"{name!r} of the kafka sink needs {store!r}", option=store)
-        for name in replaced if store in properties else ():
-            if name in properties:
+            if name in replaced and store in properties:
                 raise ConfigurationError(f"{store!r} and {name!r} of the kafka sink exclude each other", option=name)
-    read |= {name: _pem_text(name, str(properties[name])) for name in PEM if name in properties}
+    read |= {name: _pem_text(name, str(properties[name])) for name in _PEM if name in properties}
     if TRUST_STORE in properties:
         read[AUTHORITY] = _authority(properties)
     if KEY_STORE in properties:
@@ -67,55 +71,64 @@ def as_pem(properties: Mapping[str, Any]) -> dict[str, Any]:
         read.pop(_KEY_PASSWORD, None)
     if {CERTIFICATE, "ssl.certificate.location"} & read.keys() and not {KEY, "ssl.key.location"} & read.keys():
         raise ConfigurationError(f"a certificate of the kafka sink needs its key: set {KEY!r}", option=KEY)
-    if any(name in read for name in PEM):
-        context_of(read)  # so that a key that does not fit its certificate is refused here
+    if context := context_of(read):
+        context.made()  # so that a key that does not fit its certificate is refused here
     return read
 
 
-def context_of(properties: Mapping[str, Any]) -> ssl.SSLContext:
-    """Return the context for kafka-python with which checked properties connect. The process keeps it.
-
-    Raises:
-        ConfigurationError: the key and the certificate do not fit, or are no PEM.
-    """
-    names = (*PEM, *(f"ssl.{name}.location" for name in ("certificate", "key", "ca", "crl")), _KEY_PASSWORD)
-    given = (*names, "ssl.endpoint.identification.algorithm")
-    return _context(tuple((name, str(properties[name])) for name in given if name in properties))
+def context_of(properties: Mapping[str, Any]) -> TlsContext | None:
+    """Return the context for kafka-python with which checked properties connect, or None for its own."""
+    given = tuple((name, str(properties[name])) for name in _OF_CONTEXT if name in properties)
+    return TlsContext(given) if given else None
 
 
-@functools.cache
-def _context(properties: tuple[tuple[str, str], ...]) -> ssl.SSLContext:
-    given = dict(properties)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = given.get("ssl.endpoint.identification.algorithm", "").lower() != "none"
-    wrong = "ssl.ca"
-    try:
-        if AUTHORITY in given or "ssl.ca.location" in given:
-            context.load_verify_locations(given.get("ssl.ca.location"), cadata=given.get(AUTHORITY))
+@dataclass(frozen=True)
+class TlsContext:
+    """What kafka-python takes for an ``ssl.SSLContext``. Its own is not used, as it reads no PEM text and no CRL."""
+
+    properties: tuple[tuple[str, str], ...] = field(repr=False)
+
+    def wrap_socket(self, connection: socket.socket, **options: Any) -> ssl.SSLSocket:
+        """Begin TLS. Files that can't be used now count as a lost connection, as they may be halfway renewed."""
+        try:
+            context = self.made()
+        except ConfigurationError as error:
+            raise ConnectionError(str(error)) from error
+        return context.wrap_socket(connection, **options)
+
+    def made(self) -> ssl.SSLContext:
+        """Return the context. Raise a ConfigurationError if a file is no PEM, or key and certificate do not fit."""
+        given = dict(self.properties)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.check_hostname = given.get("ssl.endpoint.identification.algorithm", "").lower() != "none"
+        wrong = "ssl.ca"
+        try:
+            if AUTHORITY in given or "ssl.ca.location" in given:
+                context.load_verify_locations(given.get("ssl.ca.location"), cadata=given.get(AUTHORITY))
+            else:
+                context.load_default_certs()
+            wrong = "ssl.crl"
+            if "ssl.crl.location" in given:
+                context.load_verify_locations(given["ssl.crl.location"])
+                context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+            wrong = "ssl.certificate"
+            with _file(given.get(CERTIFICATE)) as certificate, _file(given.get(KEY)) as key:
+                if certificate or "ssl.certificate.location" in given:
+                    context.load_cert_chain(
+                        certificate or given["ssl.certificate.location"],
+                        key or given.get("ssl.key.location"),
+                        lambda: given.get(_KEY_PASSWORD, ""),  # without one, OpenSSL would ask at the terminal
+                    )
+        except (OSError, ValueError) as error:  # an SSLError is an OSError
+            reason = getattr(error, "reason", None) or type(error).__name__
         else:
-            context.load_default_certs()
-        wrong = "ssl.crl"
-        if "ssl.crl.location" in given:
-            context.load_verify_locations(given["ssl.crl.location"])
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-        wrong = "ssl.certificate"
-        with _file(given.get(CERTIFICATE)) as certificate, _file(given.get(KEY)) as key:
-            if certificate or "ssl.certificate.location" in given:
-                context.load_cert_chain(
-                    certificate or given["ssl.certificate.location"],
-                    key or given.get("ssl.key.location"),
-                    lambda: given.get(_KEY_PASSWORD, ""),  # without one, OpenSSL would ask at the terminal
-                )
-    except (OSError, ValueError) as error:  # an SSLError is an OSError
-        reason = getattr(error, "reason", None) or type(error).__name__
-    else:
-        return context
-    raise ConfigurationError(
-        f"the options {wrong + '...'!r} of the kafka sink can't be used ({reason}): are they in PEM, do key and"
-        f" certificate belong together, and is {_KEY_PASSWORD!r} right?",
-        option=_KEY_PASSWORD if wrong == "ssl.certificate" else wrong,
-    )
+            return context
+        raise ConfigurationError(
+            f"the options {wrong + '...'!r} of the kafka sink can't be used ({reason}): are they in PEM, do key and"
+            f" certificate belong together, and is {_KEY_PASSWORD!r} right?",
+            option=_KEY_PASSWORD if wrong == "ssl.certificate" else wrong,
+        )
 
 
 @contextlib.contextmanager
@@ -178,15 +191,12 @@ def _identity(properties: Mapping[str, Any]) -> tuple[str, str]:
     passwords = (str(properties.get(name, "")) for name in (_KEY_PASSWORD, _KEY_STORE_PASSWORD) if name in properties)
     for password in passwords:
         with contextlib.suppress(ValueError):
-            return "".join(map(ssl.DER_cert_to_PEM_cert, chain)), _in_pem("PRIVATE KEY", read_key(password))
+            key = ssl.DER_cert_to_PEM_cert(read_key(password)).replace("CERTIFICATE", "PRIVATE KEY")
+            return "".join(map(ssl.DER_cert_to_PEM_cert, chain)), key
     raise ConfigurationError(
         f"the private key {alias!r} in {KEY_STORE!r} of the kafka sink has another password: set {_KEY_PASSWORD!r}",
         option=_KEY_PASSWORD,
     )
-
-
-def _in_pem(label: str, der: bytes) -> str:
-    return ssl.DER_cert_to_PEM_cert(der).replace("CERTIFICATE", label)
 
 
 def _opened(properties: Mapping[str, Any], location: str, password: str) -> _Store:
@@ -272,28 +282,23 @@ def _jks(content: bytes, password: str) -> _Store:
     in_java = password.encode("utf-16-be")
     if password and hashlib.sha1(in_java + _JKS_SALT + body).digest() != checksum:  # noqa: S324  # the format's own
         raise ValueError
-    at = 4
+    stream = io.BytesIO(body[len(_JKS_MAGIC) :])
 
     def number(form: str) -> int:
-        nonlocal at
-        (value,) = struct.unpack_from(form, body, at)
-        at += struct.calcsize(form)
+        (value,) = struct.unpack(form, stream.read(struct.calcsize(form)))
         return int(value)
 
     def data(form: str) -> bytes:
-        nonlocal at
-        length = number(form)
-        at += length
-        return body[at - length : at]
+        return stream.read(number(form))
 
     def certificate() -> bytes:
         data(">H")  # its kind, X.509
         return data(">I")
 
+    keys: dict[str, tuple[Callable[[str], bytes], list[bytes]]] = {}
+    trusted = []
     try:
         _version, entries = number(">I"), number(">I")
-        keys: dict[str, tuple[Callable[[str], bytes], list[bytes]]] = {}
-        trusted = []
         for _ in range(entries):
             tag, alias, _created = number(">I"), data(">H").decode(), number(">Q")
             if tag == 1:

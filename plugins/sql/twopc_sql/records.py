@@ -31,29 +31,35 @@ _KINDS: Sequence[tuple[type, Callable[[pa.DataType], bool]]] = (
     (bool, pa.types.is_boolean),
     (Number, lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)),
     (str, is_string),
-    (bytes, is_bytes),
+    (bytes, lambda kind: is_bytes(kind) or pa.types.is_fixed_size_binary(kind)),
     (datetime, pa.types.is_timestamp),
     (date, pa.types.is_date),
     (time, pa.types.is_time),
     (timedelta, pa.types.is_duration),
     (list, is_list),
+    (dict, lambda kind: pa.types.is_struct(kind) or pa.types.is_map(kind)),
 )
 """Python's types of values, and the Arrow types of each. A type comes before those that it is derived from."""
 
 
 def check_kinds(schema: pa.Schema, columns: Mapping[str, Any], table: str) -> None:
-    """Make sure that no column of a table keeps none of the values of its records. ``columns``: SQLAlchemy's types.
+    """Refuse a column of which the table's column would keep no value but null. ``columns``: SQLAlchemy's types.
     Raises SchemaMismatch, which names the column."""
     for field in schema:
         column = columns[field.name]
+        while hasattr(column, "data_type"):  # a DOMAIN
+            column = column.data_type
+        of_values = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         of_column: type = object
         with contextlib.suppress(NotImplementedError):  # SQLAlchemy 2.0 knows no values of some types
             of_column = next((kind for kind, _ in _KINDS if issubclass(column.python_type, kind)), object)
-        of_records = next((kind for kind, has in _KINDS if has(field.type)), object)
+        if of_column is dict:  # of JSON, whose column takes other values, too
+            of_column = object
+        of_records = next((kind for kind, has in _KINDS if has(of_values)), object)
         if of_records is not of_column and object not in (of_records, of_column):
             raise SchemaMismatch(
                 f"column {field.name!r} has the Arrow type {field.type}, and {column}, the column's type in {table},"
-                " keeps no value of it. Cast the column in the query, or change the table."
+                " keeps no value of it but null. Cast the column in the query, or change the table."
             )
 
 

@@ -20,8 +20,8 @@ from twopc.sink import TwoPhaseCommitSink
 from twopc.testing import KeyedSinkContract, SinkContract
 
 
-class Bench(SinkContract):
-    """The contract of a sink whose module is a copy in its own folder.
+class InFolder:
+    """A contract without pytest.
 
     Args:
         folder: an empty folder for the target system's data.
@@ -32,6 +32,10 @@ class Bench(SinkContract):
 
     def __init__(self, folder: Path, servers: str) -> None:
         self.folder, self.servers = folder, servers
+
+
+class Bench(InFolder, SinkContract):
+    """The contract of a sink whose module is a copy in its own folder."""
 
 
 class Sqlite(Bench):
@@ -130,13 +134,8 @@ class Kafka(Bench):
         return [value if value is None else value.decode() for value in values]  # type: ignore[misc]  # the value of ``sample``
 
 
-class KeyedBench(KeyedSinkContract):
+class KeyedBench(InFolder, KeyedSinkContract):
     """The contract of a sink with a key, likewise."""
-
-    patience_s = 1.0
-
-    def __init__(self, folder: Path, servers: str) -> None:
-        self.folder, self.servers = folder, servers
 
 
 class KeyedSql(KeyedBench):

@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.campaigns.every_step.case import concluded, finish_and_compare
 from tests.campaigns.every_step.place import Findings, Place, Places, Server
 from tests.campaigns.every_step.processes import in_a_process, is_of_a_kill, note, noted
 from tests.campaigns.every_step.query import run
+from tests.campaigns.every_step.steps import around
 from twopc.errors import OperatorRequired
 
 SERVER_AND_WRITER = (("server",), ("writer",), ("server", "writer"))
@@ -109,6 +111,12 @@ class Strike:
         finally:
             self.in_flight -= 1
             self.durations_s.append(time.perf_counter() - started)
+
+    def watch(self, client: Any, method: str, is_commit: Callable[..., bool] = lambda *_, **__: True) -> None:
+        """Have the calls of a method counted that commit something. ``is_commit`` gets the arguments of each."""
+        around(
+            client, method, lambda *request, **_: self.a_commit() if is_commit(*request) else contextlib.nullcontext()
+        )
 
     def wait(self) -> None:
         """Let the blow fall that is due: the process may have ended its work before."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -137,18 +140,43 @@ def prove_by_blows(places: Places, kills: int, seed: int, workers: Workers) -> d
     }
 
 
-def skipped(reason: str) -> dict[str, Any]:
-    """Return the report of a kind of place that is not possible here."""
-    return {"skipped": reason, "failures": 0}
+def skipped(reason: str) -> Proof:
+    """Return what reports that a kind of place is not possible here."""
+    return lambda _: {"skipped": reason, "failures": 0}
 
 
-def run_all(report: Report, proofs: dict[str, Proof], workers: Workers) -> int:
-    """Write the report of each kind of place as it ends. Return the exit code: 1 if anything is wrong."""
-    found = dict[str, Any]()
-    with workers.running():
-        for name, proof in proofs.items():
-            found[name] = proof(workers)
-            report.write(found)
+def parser(campaign: str, description: str | None, kills: int) -> argparse.ArgumentParser:
+    """Return a parser of what these campaigns take. ``kills``: how many there are by default."""
+    parser = argparse.ArgumentParser(prog=f"python -m tests.campaigns {campaign}", description=description)
+    parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment")
+    what = "kills amid commits: of the server, if there is one, and of the writer"
+    parser.add_argument("--kills", type=int, default=kills, help=what)
+    parser.add_argument("--seed", type=int, default=1, help="selects the kills amid commits")
+    parser.add_argument("--processes", type=int, default=2, help="concurrent cases")
+    parser.add_argument("--folder", type=Path, default=Path("build") / campaign, help="working folder; emptied first")
+    return parser
+
+
+def run_all(
+    given: argparse.Namespace, proofs_in: Callable[[Path, ExitStack], Mapping[str, Proof]], counted: Sequence[str]
+) -> int:
+    """Prove every kind of place, and write the report of each as it ends. Return the exit code: 1 if anything is wrong.
+
+    Args:
+        given: what ``parser`` has parsed.
+        proofs_in: returns the proofs, given the campaign's folder and what ends their servers.
+        counted: the kinds of findings.
+    """
+    shutil.rmtree(given.folder, ignore_errors=True)
+    given.folder.mkdir(parents=True)
+    report, found = Report(given.folder / "report.json"), dict[str, Any]()
+    with ExitStack() as servers:
+        proofs = proofs_in(given.folder.resolve(), servers)
+        workers = Workers(given.processes, counted)
+        with workers.running():
+            for name, proof in proofs.items():
+                found[name] = proof(workers)
+                report.write(found)
     report.show()
     failed = [name for name, of_place in found.items() if of_place["failures"]]
     return report.end(f"{len(found)} kinds of places; failed: {', '.join(failed) or 'none'}", failed=bool(failed))

@@ -7,7 +7,8 @@ import twopc
 from tests.campaigns.every_step.place import Findings, Place, Places
 from tests.campaigns.every_step.processes import in_a_process, is_of_a_kill, note, noted
 from tests.campaigns.every_step.query import finish, run
-from tests.campaigns.every_step.steps import NEVER, Killed, Steps, die, kill
+from tests.campaigns.every_step.steps import NEVER, Killed, Steps, die
+from tests.support.kills import kill_this_process
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def _both(place: Place, moment: int) -> None:
 def _begin(place: Place, moment: int) -> Steps:
     """Write, as the process that is killed."""
     place.make()
-    steps = Steps(moment, kill if place.survives else die)
+    steps = Steps(moment, kill_this_process if place.survives else die)
     place.patch(steps)
     twopc.register_observer(steps)
     try:

@@ -7,11 +7,11 @@ consecutive steps that only read, just the first has a moment, because the store
 import builtins
 import io
 import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -19,7 +19,8 @@ from urllib.parse import parse_qs, urlsplit
 from fsspec.implementations.local import LocalFileSystem
 
 import twopc
-from twopc.events import Event, PhaseEntered
+from tests.support.kills import moment_of
+from twopc.events import Event
 
 NEVER = 1 << 62
 
@@ -28,12 +29,26 @@ class Killed(BaseException):
     """Replaces the kill of a process whose store would die with it."""
 
 
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def die() -> None:
     raise Killed
+
+
+def around(owner: Any, name: str, context: Callable[..., AbstractContextManager[object]]) -> None:
+    """Have each call of a method or function run in a context, until this process ends. ``context`` gets the arguments
+    of the call. Calls of coroutines are awaited in it."""
+    call = getattr(owner, name)
+
+    @wraps(call)
+    def inside(*arguments: Any, **keywords: Any) -> Any:
+        with context(*arguments, **keywords):
+            return call(*arguments, **keywords)
+
+    @wraps(call)
+    async def awaited_inside(*arguments: Any, **keywords: Any) -> Any:
+        with context(*arguments, **keywords):
+            return await call(*arguments, **keywords)
+
+    setattr(owner, name, awaited_inside if iscoroutinefunction(call) else inside)
 
 
 class Steps:
@@ -80,23 +95,25 @@ class Steps:
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        self.begins(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
+        self.begins(moment_of(event))
+
+    @contextmanager
+    def step(self, name: str, changes: bool = True) -> Iterator[None]:
+        """Around one step. A step that raises an error has changed nothing."""
+        self.begins(name, changes)
+        yield
+        if changes:
+            self.is_done(name)
 
     def patch(self, owner: Any, reads: tuple[str, ...] = (), changes: tuple[str, ...] = ()) -> None:
         """Turn calls of a class or a module, ``owner``, into steps until this process ends."""
         for name in (*reads, *changes):
-            setattr(owner, name, self._stepping(getattr(owner, name), name in changes))
+            self.patch_requests(owner, name, lambda *_, name=name, **__: (name, name in changes))
 
-    def _stepping(self, call: Callable[..., Any], changes: bool) -> Callable[..., Any]:
-        @wraps(call)
-        def step(*arguments: Any, **keywords: Any) -> Any:
-            self.begins(call.__name__, changes)
-            result = call(*arguments, **keywords)
-            if changes:
-                self.is_done(call.__name__)
-            return result
-
-        return step
+    def patch_requests(self, client: Any, method: str, described: Callable[..., tuple[str, bool]]) -> None:
+        """Turn each request of a client into a step until this process ends. ``described`` gets the arguments of
+        ``method``, and returns the name of the request and whether it changes anything."""
+        around(client, method, lambda *request, **options: self.step(*described(*request, **options)))
 
 
 def on_disk(steps: Steps) -> None:
@@ -104,18 +121,15 @@ def on_disk(steps: Steps) -> None:
 
     class Written(io.FileIO):
         def write(self, data: Any) -> int:
-            steps.begins("write")
-            length = super().write(data)
-            steps.is_done("write")
-            return length
+            with steps.step("write"):
+                return super().write(data)
 
     def stepping(opened: Callable[..., Any]) -> Callable[..., Any]:
         def open(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
             if mode not in ("xb", "wb"):
                 return opened(file, mode, *arguments, **keywords)
-            steps.begins("create")
-            written = Written(file, mode)
-            steps.is_done("create")
+            with steps.step("create"):
+                written = Written(file, mode)
             return io.BufferedWriter(written)
 
         return open
@@ -134,18 +148,10 @@ def on_azure(steps: Steps) -> None:
     """Turn every request to a server of Azure Storage into a step."""
     from azure.core.pipeline.transport import AioHttpTransport
 
-    send = AioHttpTransport.send
+    def described(_: object, request: Any, **__: object) -> tuple[str, bool]:
+        return azure_operation(request), request.method not in ("GET", "HEAD")
 
-    async def step(transport: Any, request: Any, **options: Any) -> Any:
-        name = azure_operation(request)
-        changes = request.method not in ("GET", "HEAD")
-        steps.begins(name, changes)
-        answer = await send(transport, request, **options)
-        if changes:
-            steps.is_done(name)
-        return answer
-
-    AioHttpTransport.send = step
+    steps.patch_requests(AioHttpTransport, "send", described)
 
 
 def azure_operation(request: Any) -> str:
@@ -158,14 +164,7 @@ def on_s3(steps: Steps) -> None:
     """Turn every request to an S3 server into a step, whichever client sends it."""
     from aiobotocore.client import AioBaseClient
 
-    request = AioBaseClient._make_api_call
+    def described(_: object, operation: str, __: object) -> tuple[str, bool]:
+        return operation, not operation.startswith(("Get", "Head", "List"))
 
-    async def step(client: Any, operation: str, parameters: Any) -> Any:
-        changes = not operation.startswith(("Get", "Head", "List"))
-        steps.begins(operation, changes)
-        answer = await request(client, operation, parameters)
-        if changes:
-            steps.is_done(operation)
-        return answer
-
-    AioBaseClient._make_api_call = step
+    steps.patch_requests(AioBaseClient, "_make_api_call", described)

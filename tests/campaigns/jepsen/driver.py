@@ -1,17 +1,12 @@
 """A loop on a ``Coordinator``, as a process: it runs batches until it is told to stop. Its tasks run elsewhere."""
 
-import contextlib
-import faulthandler
 import itertools
-import json
-import logging
 import os
 import random
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -20,13 +15,11 @@ import twopc
 from tests.campaigns.jepsen.defects import planted
 from tests.campaigns.jepsen.network import WORKERS
 from tests.campaigns.jepsen.worker import Answer, Task
-from tests.campaigns.jepsen.workload import TASKS, Settings
-from tests.campaigns.model.recording import record
-from tests.support.kills import kill_this_process
+from tests.campaigns.jepsen.workload import TASKS, Settings, begun
+from tests.support.kills import DiesIfWished
 from twopc.errors import InDoubt, RoundAborted
-from twopc.events import BatchFinished, Event, PhaseEntered, TransactionCommitted, TransactionReplayed
+from twopc.events import BatchFinished, Event
 from twopc.participant import Vote
-from twopc.phases import Phase
 
 ATTEMPTS = 3
 """How many attempts of one partition may fail before the batch does."""
@@ -37,41 +30,14 @@ RIVAL_AFTER_S = 6.0
 PAUSE_S = 0.2
 """Between a batch that failed and its repetition."""
 
-MOMENTS = (
-    *(phase.value for phase in Phase if phase is not Phase.CLOSED),
-    TransactionCommitted.__name__,
-    TransactionReplayed.__name__,
-)
-"""The moments at which a driver can kill itself: on entering a phase, or after a commit or a replay."""
-
-STOP = "stop "
-
 
 class TaskFailed(Exception):
     """An attempt failed, or its worker is gone."""
 
 
 def wish(settings: Settings, pid: int) -> Path:
-    """Return the file that contains the moment at which a driver kills itself, or after ``STOP`` pauses itself."""
+    """Return the file that contains the moment at which a driver kills or pauses itself."""
     return Path(settings.folder) / f"die-{pid}"
-
-
-class DiesIfWished:
-    """An observer that kills or pauses this process at the moment that its ``wish`` contains."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._wish = wish(settings, os.getpid())
-
-    @twopc.hookimpl
-    def twopc_event(self, event: Event) -> None:
-        moment = event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__
-        wished = self._wish.read_text(encoding="utf-8") if self._wish.exists() else ""
-        if wished == moment:
-            kill_this_process()
-        if wished == f"{STOP}{moment}":
-            with contextlib.suppress(FileNotFoundError):  # withdrawn meanwhile
-                self._wish.unlink()
-                os.kill(os.getpid(), signal.SIGSTOP)
 
 
 class NotesRecognized:
@@ -155,17 +121,15 @@ class Driver:
         return answer
 
 
-def main() -> None:
-    settings = Settings(**json.loads(sys.argv[1]))
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
-    twopc.register_observer(DiesIfWished(settings))
+def drive(run: Callable[[Settings], None]) -> None:
+    """Run a query in this process, which is a driver, and end the process."""
+    settings = begun()
+    twopc.register_observer(DiesIfWished(wish(settings, os.getpid())))
     twopc.register_observer(NotesRecognized(settings))
-    record(settings.steps)
     code = 1
     try:
         with planted(settings.defect):
-            Driver(settings).run()
+            run(settings)
         code = 0
     except BaseException:  # noqa: BLE001  # whatever it is, the orchestrator starts another driver
         traceback.print_exc()
@@ -174,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    drive(lambda settings: Driver(settings).run())

@@ -17,7 +17,6 @@ import psutil
 
 from tests.campaigns.jepsen import clocks
 from tests.campaigns.jepsen.brokers import PARTITIONS, TRANSACTIONS, Cluster
-from tests.campaigns.jepsen.driver import MOMENTS
 from tests.campaigns.jepsen.network import (
     BROKERS,
     CLIENTS,
@@ -32,7 +31,7 @@ from tests.campaigns.jepsen.network import (
 )
 from tests.campaigns.jepsen.query import Query
 from tests.support.full_disks import LACKS, Disk, Lack
-from tests.support.kills import Process, kill_each
+from tests.support.kills import MOMENTS, Process, kill_each
 from tests.support.postgres_server import PostgresServer
 from twopc.events import TransactionCommitted, TransactionReplayed
 from twopc.phases import Phase
@@ -336,7 +335,7 @@ class Nemesis:
         return Fault(f"kill the driver of {query.name}", steps())
 
     def _driver_killed_at_a_moment(self) -> Fault:
-        query, moment = self._query(), self._chance.choice(MOMENTS)
+        query, moment = self._query(), self._chance.choice((*MOMENTS, TransactionReplayed.__name__))
 
         def steps() -> Steps:
             if moment in (Phase.RECOVERING.value, TransactionReplayed.__name__):  # a driver that starts comes to these

@@ -18,14 +18,14 @@ import psycopg
 from psycopg import sql
 
 from tests.campaigns.jepsen.brokers import SERVERS
-from tests.campaigns.jepsen.driver import STOP, wish
+from tests.campaigns.jepsen.driver import wish
 from tests.campaigns.jepsen.network import DRIVERS, READERS, WORKERS, Network
 from tests.campaigns.jepsen.reader import READERS as LIBRARIES
 from tests.campaigns.jepsen.reader import UNTIL
-from tests.campaigns.jepsen.workload import SCHEMA, LoopCheckpoint, Settings
+from tests.campaigns.jepsen.workload import PROGRESS, SCHEMA, LoopCheckpoint, Settings
 from tests.campaigns.storm.query import DAEMON
 from tests.support.full_disks import Disk
-from tests.support.kills import Process, all_of, arguments, kill_all_of, kill_each
+from tests.support.kills import PAUSE, Process, all_of, arguments, kill_all_of, kill_each
 from tests.support.spark_checkpoint import Checkpoint, Loss
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 8.0
@@ -67,9 +67,9 @@ class Query:
         """The disks of the log, of the files and of the replay copies, if these have their own."""
 
         self._drivers: list[Process] = []
-        self._workers: dict[str, Process] = {}
-        self._readers: dict[str, Process] = {}
-        self._reader_of_progress: Process | None = None
+        self._beside: dict[str, Process] = {}
+        """The workers, by their hosts, and the readers, by their names."""
+
         self._start_at = 0.0
         self._pause_s = FIRST_PAUSE_S
         self.batches = 0
@@ -123,7 +123,7 @@ class Query:
 
     def pause(self, moment: str) -> None:
         """Have the newest driver pause itself at a moment, once."""
-        self.die(f"{STOP}{moment}")
+        self.die(f"{PAUSE}{moment}")
 
     def withdraw(self, driver: Process) -> bool:
         """Take a wish back. Return whether the driver had not come to its moment."""
@@ -145,40 +145,37 @@ class Query:
     def tasks(self) -> list[psutil.Process]:
         """Return the processes that run tasks."""
         found: list[psutil.Process] = []
-        for worker in self._workers.values():
+        for worker in (self._beside[host] for host in self.worker_hosts):
             with contextlib.suppress(psutil.NoSuchProcess):
                 found += psutil.Process(worker.pid).children() if worker.poll() is None else []
         return found
 
     def kill_worker(self, host: str) -> None:
-        if self._workers[host].poll() is None:
-            kill_each(all_of(self._workers[host]))
+        if self._beside[host].poll() is None:
+            kill_each(all_of(self._beside[host]))
 
     def start(self) -> None:
         """Start workers and readers. ``supervise`` starts the driver."""
-        for host in self.worker_hosts:
-            self._start_worker(host)
-        for library in LIBRARIES:
-            self._start_reader(library)
-        if self.is_loop:
-            self._start_reader_of_progress()
+        names = (*self.worker_hosts, *LIBRARIES, *([PROGRESS] if self.is_loop else []))
+        self._beside = {name: self._start_beside(name) for name in names}
 
-    def _start_reader_of_progress(self) -> None:
-        command = ("tests.campaigns.jepsen.progress", self._json, str(self.progress))
-        self._reader_of_progress = self._network.start_python(READERS, self.folder / "progress.log", *command)
+    def _start_beside(self, name: str) -> Process:
+        """Start a worker or a reader."""
+        command: Sequence[str]
+        if name in LIBRARIES:
+            host, command = READERS, ("reader", name, self.settings.topic, str(self.seen_by(name)))
+        elif name == PROGRESS:
+            host, command = READERS, ("progress", self._json, str(self.progress))
+        else:
+            host, command = name, ("worker", self._json, name)
+        module, *arguments = command
+        log = self.folder / f"{name}.log"
+        return self._network.start_python(host, log, f"tests.campaigns.jepsen.{module}", *arguments)
 
     @property
     def progress(self) -> Path:
         """The file of what the reader of the consumer group saw."""
         return self.folder / "progress.txt"
-
-    def _start_worker(self, host: str) -> None:
-        command = ("tests.campaigns.jepsen.worker", self._json, host)
-        self._workers[host] = self._network.start_python(host, self.folder / f"{host}.log", *command)
-
-    def _start_reader(self, library: str) -> None:
-        command = ("tests.campaigns.jepsen.reader", library, self.settings.topic, str(self.seen_by(library)))
-        self._readers[library] = self._network.start_python(READERS, self.folder / f"{library}.log", *command)
 
     @property
     def _json(self) -> str:
@@ -204,14 +201,9 @@ class Query:
             self._ended(driver)
         if not self.is_closed and not self.driver and time.monotonic() >= self._start_at:
             self.succeed()
-        for host, worker in self._workers.items():
-            if worker.poll() is not None:
-                self._start_worker(host)
-        for library, reader in self._readers.items():
-            if reader.poll():  # one that came to the end returns 0
-                self._start_reader(library)
-        if self._reader_of_progress and self._reader_of_progress.poll() is not None:
-            self._start_reader_of_progress()
+        for name, process in self._beside.items():
+            if process.poll():  # a reader that came to the end returns 0
+                self._beside[name] = self._start_beside(name)
 
     def acknowledged(self) -> int:
         """Return the number of acknowledged batches."""
@@ -235,7 +227,9 @@ class Query:
         """Kill the tasks, which may outlive their driver, and have a last driver roll back what they had open."""
         for host in WORKERS:
             self.kill_worker(host)
-        self._workers.clear()
+        for host in self.worker_hosts:
+            del self._beside[host]
+        self.worker_hosts = ()
         self.is_closed = False
 
     def read_until(self, ends: Mapping[int, int]) -> None:
@@ -245,7 +239,7 @@ class Query:
         aside.rename(self.folder / UNTIL)
 
     def readers_that_read_on(self) -> list[str]:
-        return [library for library, reader in self._readers.items() if reader.poll() is None]
+        return [library for library in LIBRARIES if self._beside[library].poll() is None]
 
     def write_stacks(self) -> None:
         """Have drivers and tasks write what they do into their logs, to show why they are stuck."""
@@ -256,8 +250,7 @@ class Query:
                 task.send_signal(signal.SIGUSR1)
 
     def close(self) -> None:
-        processes = [*self._drivers, *self._workers.values(), *self._readers.values(), self._reader_of_progress]
-        for process in filter(None, processes):
+        for process in (*self._drivers, *self._beside.values()):
             if process.poll() is None:
                 kill_each(all_of(process))
                 process.wait()

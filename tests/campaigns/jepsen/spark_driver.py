@@ -4,12 +4,7 @@ Spark's source numbers the batches and their tasks. The records are made from th
 attempts of a run of a batch have one name, since Spark does not tell which one has won.
 """
 
-import faulthandler
-import json
-import logging
 import os
-import signal
-import sys
 import traceback
 
 from pyspark.errors import StreamingQueryException
@@ -17,10 +12,8 @@ from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
-from tests.campaigns.jepsen.defects import planted
-from tests.campaigns.jepsen.driver import DiesIfWished, NotesRecognized
+from tests.campaigns.jepsen.driver import drive
 from tests.campaigns.jepsen.workload import FILLER, TASKS, Settings, new_attempt
-from tests.campaigns.model.recording import record
 from tests.campaigns.storm.query import DAEMON, RUN_AGAIN
 from tests.support.spark_home import set_java_and_python
 from tests.support.spark_session import session
@@ -107,27 +100,13 @@ def run(writer: DataStreamWriter, batches: Batches, settings: Settings) -> None:
                 raise
 
 
-def main() -> None:
-    settings = Settings(**json.loads(sys.argv[1]))
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
-    twopc.register_observer(DiesIfWished(settings))
-    twopc.register_observer(NotesRecognized(settings))
-    record(settings.steps)
-    code = 1
-    try:
-        with planted(settings.defect):
-            spark, batches = started(), Batches(settings)
-            source = spark.readStream.format("rate-micro-batch").option("numPartitions", TASKS)
-            source = source.option("rowsPerBatch", TASKS)
-            writer = source.load().writeStream.foreachBatch(batches)
-            run(writer.option("checkpointLocation", f"{settings.folder}/checkpoint"), batches, settings)
-        code = 0
-    except BaseException:  # noqa: BLE001  # whatever it is, the orchestrator starts another driver
-        traceback.print_exc()
-    sys.stderr.flush()
-    os._exit(code)
+def run_query(settings: Settings) -> None:
+    """Run the query until told to stop."""
+    spark, batches = started(), Batches(settings)
+    source = spark.readStream.format("rate-micro-batch").option("numPartitions", TASKS).option("rowsPerBatch", TASKS)
+    writer = source.load().writeStream.foreachBatch(batches)
+    run(writer.option("checkpointLocation", f"{settings.folder}/checkpoint"), batches, settings)
 
 
 if __name__ == "__main__":
-    main()
+    drive(run_query)

@@ -5,8 +5,6 @@ Like the workers of an executor, a task goes on when its driver is gone, and its
 
 import contextlib
 import ctypes
-import faulthandler
-import json
 import logging
 import os
 import random
@@ -25,8 +23,7 @@ import pyarrow.parquet  # noqa: F401
 import twopc
 from tests.campaigns.jepsen import progress, workload
 from tests.campaigns.jepsen.defects import planted
-from tests.campaigns.jepsen.workload import PROGRESS, Settings, new_attempt
-from tests.campaigns.model.recording import record
+from tests.campaigns.jepsen.workload import PROGRESS, Settings, begun, new_attempt
 from twopc.participant import Vote
 
 SLOTS = 4
@@ -53,10 +50,7 @@ class Answer(NamedTuple):
 
 
 def main() -> None:
-    settings, host = Settings(**json.loads(sys.argv[1])), sys.argv[2]
-    faulthandler.register(signal.SIGUSR1)
-    logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
-    record(settings.steps)
+    settings, host = begun(), sys.argv[2]
     with contextlib.suppress(FileNotFoundError):
         os.unlink(settings.worker(host))  # noqa: PTH108  # of a worker that was killed
     with Listener(settings.worker(host), "AF_UNIX", backlog=64) as listener, planted(settings.defect):

@@ -6,8 +6,12 @@ Each record names its batch, its task, its number within the task, and the attem
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
+import logging
 import os
+import signal
+import sys
 import time
 import uuid
 from collections import Counter
@@ -19,6 +23,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 import twopc
+from tests.campaigns.model.recording import record
 from tests.campaigns.tables.table import LakeTable
 from tests.support.spark_checkpoint import Loss
 
@@ -83,15 +88,9 @@ class Settings:
         """Return the lake tables, by the names of their sinks."""
         if not self.has_lake:
             return {}
-        from tests.campaigns.tables.delta import DeltaLakeTable
-        from tests.campaigns.tables.iceberg import IcebergTable
+        from tests.campaigns.tables.lake import tables_in
 
-        folder = Path(self.folder)
-        catalog = f"sqlite:///{folder}/catalog.db"
-        return {
-            "iceberg": IcebergTable("jepsen.records", catalog, f"file://{folder}/iceberg", folder),
-            "delta": DeltaLakeTable(f"{folder}/delta"),
-        }
+        return tables_in(Path(self.folder), "jepsen.records")
 
     @property
     def table(self) -> str:
@@ -116,6 +115,16 @@ class Settings:
 
     def checkpoint(self) -> LoopCheckpoint:
         return LoopCheckpoint(Path(self.folder))
+
+
+def begun() -> Settings:
+    """Read the settings of this process, which is a driver or a worker. Have it record what it does, and write what its
+    threads do into its log on a signal."""
+    settings = Settings(**json.loads(sys.argv[1]))
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    logging.basicConfig(format="%(asctime)s %(process)d %(name)s %(levelname)s %(message)s")
+    record(settings.steps)
+    return settings
 
 
 class Record(NamedTuple):

@@ -15,7 +15,7 @@ from tests.campaigns.seams import Seam
 from tests.campaigns.simulation.kafka_model import Broker, Fate, Written
 from tests.campaigns.simulation.ledger import Ledger
 from tests.campaigns.simulation.records import share
-from tests.campaigns.simulation.schedule import Scenario
+from tests.campaigns.simulation.scenario import Scenario
 from tests.campaigns.simulation.spark_model import Batch, SparkJob
 from tests.campaigns.simulation.world import Actor, Fault, World
 from twopc.coordinator import Coordinator

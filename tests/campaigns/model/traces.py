@@ -13,7 +13,8 @@ from tests.campaigns.model.tlc import run_module
 from tests.campaigns.seams import patched
 from tests.campaigns.simulation.catching import applied, recorded
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
-from tests.campaigns.simulation.schedule import Result, Scenario, run_drawn, run_schedule
+from tests.campaigns.simulation.scenario import Scenario
+from tests.campaigns.simulation.schedule import Result, run_drawn, run_schedule
 
 SCENARIOS = (
     Scenario(sinks="kf", batches=2, runs=2),

@@ -1,12 +1,11 @@
 """An environment with this project's distributions from their wheels, and without its source."""
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.support.distributions import build, locked, without_python
+from tests.support.distributions import build, call, locked
 from tests.support.pages import DOCS, ROOT, write_files
 
 
@@ -24,11 +23,11 @@ class Environment:
     def __init__(self, folder: Path, uv: str, extras: Mapping[str, str], tools: Sequence[str]) -> None:
         self._uv = uv
         self._folder = folder
-        self._python = folder / "environment" / "bin" / "python"
+        self.python = folder / "environment" / "bin" / "python"
         self._extras, self._tools = extras, tools
 
     def make(self) -> None:
-        """Build the wheels, install them, and copy the tests."""
+        """Build the wheels, install them, and copy the tests. Raises CommandFailed."""
         guide = self._folder / "guide"
         guide.mkdir(parents=True)
         write_files(DOCS / "write-your-own-sink.md", guide)
@@ -37,10 +36,10 @@ class Environment:
         build(self._uv, wheels, "--wheel", source=guide)
         constraints = self._folder / "constraints.txt"
         constraints.write_text(locked(self._uv), encoding="utf-8")
-        self._call(self._uv, "venv", "--quiet", "--python", sys.executable, self._folder / "environment")
+        call(self._uv, "venv", "--quiet", "--python", sys.executable, self._folder / "environment")
         ours = [self._requirement(wheel) for wheel in sorted(wheels.glob("*.whl"))]
-        install = ("pip", "install", "--quiet", "--python", self._python, "--constraint", constraints)
-        self._call(self._uv, *install, *ours, *self._tools)
+        install = ("pip", "install", "--quiet", "--python", self.python, "--constraint", constraints)
+        call(self._uv, *install, *ours, *self._tools, folder=self._folder)
         shutil.copytree(ROOT / "tests", self._folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", self._folder)  # pytest's configuration
         (self._folder / "docs").mkdir()
@@ -50,13 +49,6 @@ class Environment:
         name = wheel.name.partition("-")[0]
         return f"{name}{self._extras.get(name, '')} @ {wheel.as_uri()}"
 
-    def run(self, *arguments: object, may_fail: bool = False) -> str:
-        """Run the environment's Python. Return its output."""
-        return self._call(self._python, *arguments, may_fail=may_fail)
-
-    def _call(self, *command: object, may_fail: bool = False) -> str:
-        words, clean = [str(part) for part in command], without_python()
-        called = subprocess.run(words, cwd=self._folder, env=clean, stdout=subprocess.PIPE, text=True, check=False)
-        if called.returncode and not may_fail:
-            raise SystemExit(f"{words[0]} {words[1]} failed with exit code {called.returncode}\n{called.stdout}")
-        return called.stdout
+    def run(self, *arguments: object) -> str:
+        """Run the environment's Python. Return its output. Raises CommandFailed."""
+        return call(self.python, *arguments, folder=self._folder)

@@ -10,14 +10,21 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import psycopg
 
-from tests.campaigns.killed_loop import each_commit, every_other_time, killed_at_each, restarted, steps
+from tests.campaigns.killed_loop import (
+    each_commit,
+    every_other_time,
+    killed_at_each,
+    open_transactions,
+    restarted,
+    steps,
+)
 from tests.campaigns.plugin.service import killed
 from tests.support.contents import Difference, difference, in_files, in_table, in_topic, left_in_files
 from tests.support.killed_writer import AFTER, BEFORE, killed_writer
@@ -27,11 +34,7 @@ from tests.support.mariadb_server import VERSION, VERSIONS, MariaDbServer
 from tests.support.postgres_server import PostgresServer
 from tests.support.pravega_server import PravegaServer
 from tests.support.sql_databases import TYPES, Databases, ask, staged
-from twopc.log.commit_log import read_tail
-from twopc.log.store import open_store
-from twopc.retry import until_answered
 from twopc_kafka_broker import KafkaBroker
-from twopc_pravega import PravegaSink
 from twopc_pravega.options import Stream
 
 Result: TypeAlias = "dict[str, Any]"
@@ -66,9 +69,17 @@ def together(folder: Path, _: argparse.Namespace) -> Result:
             in_topic(broker.bootstrap_servers, "orders"),
             [row["value"] for row in in_files(folder / "files")],
         )
-    expected = job.all_values(len(moments) + 1)
-    found = sum((difference(expected, values) for values in targets), Difference())
-    return {"kills": kills, **asdict(found), "leftovers": len(prepared) + len(left_in_files(folder / "files"))}
+    leftovers = len(prepared) + len(left_in_files(folder / "files"))
+    return _result(kills, job.all_values(len(moments) + 1), targets, leftovers)
+
+
+def _result(
+    kills: int, expected: Iterable[Hashable], targets: Iterable[Iterable[Hashable]], leftovers: int
+) -> dict[str, int]:
+    """Compare the contents of each target system with what was written. Return what each result has."""
+    wanted = list(expected)
+    of_records = sum((difference(wanted, found) for found in targets), Difference())
+    return {"kills": kills, **asdict(of_records), "leftovers": leftovers}
 
 
 def mysql(folder: Path, given: argparse.Namespace) -> Result:
@@ -98,9 +109,8 @@ def _mysql(folder: Path, server: MariaDbServer, is_keyed: bool, given: argparse.
         moment_s = chance.uniform(0.3, LONGEST_AMID_S)
         _killed_amid(replace(job, batches=batches, runs_again=True), server, folder / "driver.log", moment_s)
     found = _ask(server, "SELECT `key`, value FROM lake.orders" if is_keyed else "SELECT value FROM lake.orders")
-    of_records = difference(replace(job, batches=batches).rows(), found)
     left = len(_ask(server, "XA RECOVER"))
-    return {"kills": kills + given.amid, "batches": batches, **asdict(of_records), "leftovers": left}
+    return {"batches": batches, **_result(kills + given.amid, replace(job, batches=batches).rows(), [found], left)}
 
 
 def _killed_amid(job: Job, server: MariaDbServer, log: Path, moment_s: float) -> None:
@@ -136,19 +146,13 @@ def _sql(folder: Path, databases: Databases, database: str, is_keyed: bool, roun
     key = "`key`" if database == "mysql" else "key"
     ask(url, f"CREATE TABLE orders (value {{key}}{f', {key} {{key}} PRIMARY KEY' if is_keyed else ''})")
 
-    def strike(number: int) -> int:
-        if number % 2 and databases.has_server(database):
-            databases.kill_and_start(database)
-            return 1
-        return 0
-
     job = _of_table(folder, "sql", url.render_as_string(hide_password=False), is_keyed)
     moments = steps(PARTITIONS, "commit 1") * rounds  # a batch is committed at once
-    kills = killed_at_each(job, moments, strike)
+    kills = killed_at_each(job, moments, every_other_time(*databases.servers(database)))
     found = ask(url, f"SELECT {key}, value FROM orders" if is_keyed else "SELECT value FROM orders")  # noqa: S608
-    of_records = difference(replace(job, batches=len(moments) + 1).rows(), found)
     [(transactions,)] = ask(url, "SELECT count(*) FROM twopc_transactions")
-    return {"kills": kills, **asdict(of_records), "leftovers": staged(url) + int(str(transactions))}
+    rows = replace(job, batches=len(moments) + 1).rows()
+    return _result(kills, rows, [found], staged(url) + int(str(transactions)))
 
 
 def _of_table(folder: Path, backend: str, url: str, is_keyed: bool) -> Job:
@@ -194,31 +198,21 @@ def pravega(folder: Path, given: argparse.Namespace) -> Result:
 
         job = Job(str(folder), sinks, partitions=PARTITIONS, records=20)
         kills = killed_at_each(job, moments, strike)
-        left = _open_transactions(options, folder)
+        left = open_transactions(folder / "log", {"orders": sinks["orders"]})
         targets = (
             [event.decode() for events in server.admin.events(stream).values() for event in events],
             [row["value"] for row in in_files(folder / "files")],
         )
     expected = job.all_values(len(moments) + 1)
+    leftovers = left + len(left_in_files(folder / "files"))
     return {
-        "kills": kills,
+        **_result(kills, expected, targets, leftovers),
         "driver_kills": len(moments),
         "writer_kills": killed["writer"],
         "cluster_kills": killed["cluster"],
         "records": len(expected),
-        **asdict(sum((difference(expected, values) for values in targets), Difference())),
-        "leftovers": left + len(left_in_files(folder / "files")),
         "seconds": round(time.monotonic() - started),
     }
-
-
-def _open_transactions(options: dict[str, str], folder: Path) -> int:
-    tail = read_tail(open_store(folder / "log"))
-    assert tail is not None
-    sink = PravegaSink(options)
-    sink.bind("orders", tail[1].log_id)
-    until_answered("the campaign", sink.open)
-    return len(until_answered("the campaign", lambda: [*sink.recover()]))
 
 
 def service(folder: Path, given: argparse.Namespace) -> Result:

@@ -25,7 +25,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import DoubleType, LongType, NestedField
 
-import twopc
+from tests.campaigns.killed_loop import open_transactions
 from tests.sinks.iceberg.test_glue import KEYS, Glue
 from tests.sinks.kafka.access import allow, by_provider
 from tests.sinks.kafka.conftest import SecondBroker, _started
@@ -35,9 +35,6 @@ from tests.support.contents import difference
 from tests.support.kills import Process, start_logged
 from tests.support.pages import DOCS, ROOT, write_files
 from tests.support.s3_server import S3Server
-from twopc.log.commit_log import read_tail
-from twopc.log.store import open_store
-from twopc.retry import until_answered
 from twopc_kafka_broker.java import find_java
 
 OF_PAGE = {
@@ -125,18 +122,9 @@ class _Cloud:
 
     def open_transactions(self) -> int:
         """How many the two sinks have left."""
-        tail = read_tail(open_store(self.folder / "log"))
-        assert tail is not None
         of_lake = {"table": TABLE, "catalog": "lake", **self.of_lake}
         sinks = {"lake": ("iceberg", of_lake), "offsets": ("kafka-offsets", {**self.login, "group.id": GROUP})}
-        left = 0
-        for name, (backend, options) in sinks.items():
-            sink = twopc.create_sink(backend, options)
-            sink.bind(name, tail[1].log_id)
-            until_answered("the campaign", sink.open)
-            left += len(until_answered("the campaign", lambda sink=sink: [*sink.recover()]))
-            sink.close()
-        return left
+        return open_transactions(self.folder / "log", sinks)
 
 
 def _record(fields: tuple[tuple[str, str], ...]) -> str:

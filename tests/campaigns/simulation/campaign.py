@@ -31,7 +31,8 @@ from tests.campaigns.simulation.exploration import (
     singles,
     triples,
 )
-from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
+from tests.campaigns.simulation.scenario import Scenario
+from tests.campaigns.simulation.schedule import Result, run_schedule, run_seed, simulated
 from tests.campaigns.simulation.world import CRASH_POINTS, Fault
 from tests.support.progress_lines import ProgressLines
 
@@ -58,7 +59,7 @@ class Share:
     violations: list[str] = field(default_factory=list)
     crash_points: set[tuple[str, ...]] = field(default_factory=set)
 
-    def count(self, scenario: Scenario, result: Result, seed: int | None = None) -> None:
+    def count(self, result: Result, seed: int | None = None) -> None:
         self.schedules += 1
         self.seeds += seed is not None
         self.pairs += seed is None and len(result.schedule) == 2
@@ -67,7 +68,7 @@ class Share:
         self.faults_injected += len(result.schedule)
         self.stopped += result.stopped
         if result.violation:
-            self.violations.append(str(shortest(scenario, result, seed)))
+            self.violations.append(str(shortest(result, seed)))
 
 
 def explore(worker: int, workers: int, seeds: range, until: Mapping[str, float]) -> Iterator[Share]:
@@ -86,11 +87,11 @@ def explore(worker: int, workers: int, seeds: range, until: Mapping[str, float])
                 gc.collect()
                 gc.freeze()  # objects that are kept, such as parsed entries, need not be scanned again
                 yield share
-            share.count(*run_next(), seed)
+            share.count(run_next(), seed)
     yield share
 
 
-Planned: TypeAlias = Iterator[tuple[int | None, Callable[[], tuple[Scenario, Result]]]]
+Planned: TypeAlias = Iterator[tuple[int | None, Callable[[], Result]]]
 """Pairs of a seed, if the schedule has one, and a function that runs the schedule."""
 
 
@@ -112,7 +113,7 @@ def _scheduled(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]], unt
     for schedule in schedules:
         if time.monotonic() > until:
             return
-        yield None, lambda: (scenario, run_schedule(scenario, schedule))  # noqa: B023  # called before the next iteration
+        yield None, lambda: run_schedule(scenario, schedule)  # noqa: B023  # called before the next iteration
 
 
 def run(seeds: range, seconds: float, kinds: Collection[str], workers: int, path: Path) -> int:
@@ -186,12 +187,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--report", type=Path, default=Path("build/simulation/report.json"))
     parser.add_argument("--seed", type=int, help="run only this seed and show its schedule")
     parser.add_argument("--mutants", action="store_true", help="show that every mutant is caught")
-    parser.add_argument("--compare", action="store_true", help="compare uniform and guided seeds by caught mutants")
     given = parser.parse_args(arguments)
-    if given.compare:
-        from tests.campaigns.simulation.comparison import compare
-
-        return compare(given.report.with_name("comparison.json"), given.processes)
     if given.mutants:
         from tests.campaigns.simulation.catching import catch_all
 
@@ -204,13 +200,13 @@ def main(arguments: Sequence[str]) -> int:
 
 def _show(seed: int) -> int:
     with simulated():
-        scenario, result = run_seed(seed)
+        result = run_seed(seed)
         if result.violation is None:
-            print(Failure(scenario, result.schedule, None, seed))
+            print(Failure(result.scenario, result.schedule, None, seed))
             return 0
-        found = shortest(scenario, result, seed)
+        found = shortest(result, seed)
         print(found)
-        for number, step in enumerate(run_schedule(scenario, found.schedule, traced=True).trace):
+        for number, step in enumerate(run_schedule(result.scenario, found.schedule, traced=True).trace):
             fault = found.schedule.get(number)
             print(f"{number:5} {step.actor:24} {step.op}{f'   <- {fault.value}' if fault else ''}")
     return 1

@@ -17,7 +17,8 @@ from tests.campaigns.seams import patched
 from tests.campaigns.simulation.exploration import Failure, in_turn, pairs, shortest, singles
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
 from tests.campaigns.simulation.promises import Promise
-from tests.campaigns.simulation.schedule import Result, Scenario, run_drawn, run_schedule, simulated
+from tests.campaigns.simulation.scenario import Scenario
+from tests.campaigns.simulation.schedule import Result, run_drawn, run_schedule, simulated
 from tests.campaigns.simulation.world import Fault
 
 SEEDS_AT_MOST = 10_000
@@ -96,7 +97,7 @@ def catch(mutant: Mutant) -> Found | None:
             if found is None:
                 return None
             tried, result = found
-            failure = shortest(result.scenario, result)
+            failure = shortest(result)
         if run_schedule(failure.scenario, failure.schedule).violation is None:
             return Found(tried, failure)
 
@@ -120,19 +121,20 @@ def catch_all(path: Path) -> int:
     for mutant in MUTANTS:
         with applied(mutant):
             """Check that each seam exists."""
-    found: dict[str, Found] = {}
+    found: list[tuple[Mutant, Found]] = []
+    survivors: list[str] = []
     with multiprocessing.Pool() as pool:
-        for number, one in enumerate(pool.imap(_catch_alone, range(len(MUTANTS)), chunksize=1), 1):
-            name = MUTANTS[number - 1].name
+        for number, one in enumerate(pool.imap(_catch_alone, range(len(MUTANTS)), chunksize=1)):
+            mutant = MUTANTS[number]
             verdict = f"caught after {one.tried} schedules" if one else "SURVIVES"
-            print(f"{number} of {len(MUTANTS)}: {verdict}: {name}", flush=True)
+            print(f"{number + 1} of {len(MUTANTS)}: {verdict}: {mutant.name}", flush=True)
             if one:
-                found[name] = one
-    survivors = [mutant.name for mutant in MUTANTS if mutant.name not in found]
-    mutants = {mutant.name: mutant for mutant in MUTANTS}
-    CAUGHT.write_text("".join(_line(mutants[name], one) for name, one in found.items()), encoding="utf-8")
+                found.append((mutant, one))
+            else:
+                survivors.append(mutant.name)
+    CAUGHT.write_text("".join(_line(mutant, one) for mutant, one in found), encoding="utf-8")
     report = Report(path)
-    report.write({"mutants": {name: _row(mutants[name], one) for name, one in found.items()}, "survivors": survivors})
+    report.write({"mutants": {mutant.name: _row(mutant, one) for mutant, one in found}, "survivors": survivors})
     for name in survivors:
         print(f"SURVIVES {name}")
     seconds = time.monotonic() - started

@@ -9,7 +9,8 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.campaigns.simulation.promises import Broken
-from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule
+from tests.campaigns.simulation.scenario import Scenario
+from tests.campaigns.simulation.schedule import Result, run_schedule
 from tests.campaigns.simulation.world import Fault, Step
 
 SMALL = (
@@ -117,13 +118,13 @@ def _one_more(
                     yield {**schedule, number: fault}
 
 
-def shortest(scenario: Scenario, result: Result, seed: int | None = None) -> Failure:
+def shortest(result: Result, seed: int | None = None) -> Failure:
     """Remove each fault without which the schedule still fails."""
     assert result.violation
     schedule, violation = dict(result.schedule), result.violation
     for at in sorted(schedule):
         fewer = {step: fault for step, fault in schedule.items() if step != at}
-        tried = run_schedule(scenario, fewer)
+        tried = run_schedule(result.scenario, fewer)
         if tried.violation:
             schedule, violation = fewer, tried.violation
-    return Failure(scenario, schedule, violation, seed)
+    return Failure(result.scenario, schedule, violation, seed)

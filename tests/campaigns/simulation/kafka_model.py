@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from tests.campaigns.simulation.records import Records
 from tests.campaigns.simulation.world import Actor, Fault, Op, World
 from twopc.errors import Retriable, RoundAborted
 from twopc.transaction import Committable
@@ -448,7 +447,7 @@ class ModelWriter(Writer):
             known = self._step(DESCRIBE, broker.describe, [name]).get(name)
             if known is not None and not known.may_go_on:
                 raise NotCommitted(name, known.state)
-            self._step(FIND, _nothing)
+            broker.world.idle(FIND)
         while True:
             answer = self._step(INIT, broker.init, name)
             if isinstance(answer, ProducerIdentity):
@@ -462,7 +461,7 @@ class ModelWriter(Writer):
                 raise RoundAborted(f"not delivered: {error}")
 
     def finish(self) -> ProducerIdentity:
-        self._step(FLUSH, _nothing)
+        self._broker.world.idle(FLUSH)  # all records are acknowledged already
         return self._mine
 
     def abort(self) -> None:
@@ -471,10 +470,6 @@ class ModelWriter(Writer):
     @property
     def _mine_as_pair(self) -> tuple[int, int]:
         return self._mine.producer_id, self._mine.producer_epoch
-
-
-def _nothing() -> None:
-    """Do nothing: for a flush, because all records are acknowledged already, and for a lookup with a fixed answer."""
 
 
 # Brokers that grant transactions without a timeout are not modeled, because nothing can be lost there.
@@ -518,6 +513,3 @@ class SimulatedKafkaSink(KafkaSink):
     ) -> None:
         super().announce(batch_id, committed, given_up)
         self._broker.on_announce(batch_id, committed)
-
-
-__all__ = ["Broker", "Fate", "Records", "SimulatedKafkaSink", "Written"]

@@ -16,7 +16,7 @@ from typing import Any, cast
 from tests.campaigns.seams import Seam, nothing, returning
 from tests.campaigns.simulation.database_model import ModelTables, Row
 from tests.campaigns.simulation.exploration import FAILING, SMALL
-from tests.campaigns.simulation.schedule import Scenario
+from tests.campaigns.simulation.scenario import Scenario
 from tests.campaigns.simulation.table_model import COMMIT, REMOVE, Change, Conflict, Made, SimulatedTableSink, Version
 from tests.campaigns.simulation.world import Fault
 from twopc import effects, protocol, sweep

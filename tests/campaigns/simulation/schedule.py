@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import random
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import ModuleType, SimpleNamespace
@@ -25,11 +24,12 @@ from tests.campaigns.simulation.machines import Forgotten, Machines
 from tests.campaigns.simulation.object_store import ObjectStore
 from tests.campaigns.simulation.promises import Broken, Promise, Violation
 from tests.campaigns.simulation.records import Records, RowsFormat, contents_of, rows_between, sum_of_hashes, written_to
-from tests.campaigns.simulation.spark_model import FAILS, MINUTES_AT_MOST, Batch, Cluster, Spark
+from tests.campaigns.simulation.scenario import REAL_SLOTS, Scenario
+from tests.campaigns.simulation.spark_model import FAILS, MINUTES_AT_MOST, Batch, Spark
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, tables_of
-from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Guided, Op, Planned, Step, World
-from twopc import commits, failures, participant, performer, repetition, transactional_ids
+from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, World
+from twopc import commits, failures, participant, performer, repetition
 from twopc.errors import RepeatedFailure, Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log import store as log_store
@@ -50,8 +50,6 @@ from twopc_sql import sink as sql_sink
 
 ResultT = TypeVar("ResultT")
 
-REAL_SLOTS = transactional_ids.BATCH_SLOTS
-
 WITH_TABLES = ("t", "kt", "ft", "kft", "tt", "ktt")
 """The sinks of every fifth seed."""
 
@@ -59,57 +57,6 @@ WITH_KEYS = ("d", "kd", "fd", "dt", "dd")
 """The sinks of every thirteenth seed."""
 
 NAP = Op("wait before a repeat", None)
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """The setting that a schedule disturbs. Scenario and schedule determine a run.
-
-    Attributes:
-        sinks: one letter per sink: ``k`` for Kafka, ``f`` for files, ``t`` for a table that commits whole batches,
-            ``d`` for a keyed table in a database, ``p`` for progress in Kafka, which commits last.
-        log: ``object store`` or ``disk``.
-        batches: the batches of the first run. Each later run adds one, and so does the last, undisturbed restart.
-        partitions: the number of partitions, for successive incarnations in turn.
-        entries_kept: how many entries the log keeps when it is pruned.
-        end_txn_version: 5 if Kafka raises the epoch at each end of a transaction, 4 if not.
-        stage: whether participants write replay copies.
-        recompute: whether lost records are computed again.
-        backlog: whether the log starts with two decided batches, both uncommitted.
-        orphans: whether the log starts with an open, undecided round.
-        late_begin: whether an undecided round has requested a begin for each Kafka sink and died before the answer. The
-            request arrives at a ``PREEMPT``, or at the end.
-        machines: see ``Cluster``. A replay uses names of the driver's machine.
-        slots: the number of batches after which a name recurs on its machine. With 1, names are less distinct than in
-            reality.
-        runs, rests, fails: see ``Cluster``.
-        syncs_checkpoint: whether the checkpoint survives a power cut. Spark does not sync its checkpoint: without this,
-            a power cut removes the newest batch, or the two newest if names survive.
-        joint: whether tables are committed together first.
-        stage_retries_count_on: whether the attempts of a restarted Spark stage get new serial numbers, as
-            ``twopc.spark`` assigns them. Leased names don't depend on it.
-    """
-
-    sinks: str = "kf"
-    log: str = "object store"
-    batches: int = 1
-    partitions: tuple[int, ...] = (2,)
-    rows_a_batch: int = 3
-    entries_kept: int = 32
-    end_txn_version: int = 5
-    stage: bool = False
-    recompute: bool = False
-    backlog: bool = False
-    orphans: bool = False
-    stage_retries_count_on: bool = True
-    late_begin: bool = False
-    machines: int = 1
-    slots: int = REAL_SLOTS
-    runs: int = 1
-    rests: bool = False
-    syncs_checkpoint: bool = True
-    joint: bool = False
-    fails: str = ""
 
 
 @dataclass(slots=True)
@@ -155,11 +102,7 @@ class _Clock:
     time = monotonic
 
     def sleep(self, seconds: float) -> None:  # the argument is ignored: its jitter is random
-        self.world.step(NAP, _nothing)
-
-
-def _nothing() -> None:
-    """Do nothing but let time pass."""
+        self.world.idle(NAP)
 
 
 _CLOCK = _Clock()
@@ -270,16 +213,11 @@ def run_drawn(scenario: Scenario, seed: int) -> Result:
     return _run(scenario, Drawn(rng, rng.choice((2, 3, 4)), rng.choice((8, 16, 30))), traced=False)
 
 
-def run_seed(seed: int, struck: Counter[int] | None = None) -> tuple[Scenario, Result]:
-    """Run a scenario and faults drawn by a seed. Call it within ``simulated``.
-
-    ``struck``: see ``Guided``. With it, the faults depend on all runs before that shared it.
-    """
+def run_seed(seed: int) -> Result:
+    """Run a scenario and faults drawn by a seed. Call it within ``simulated``."""
     rng = random.Random(seed)
     scenario = _scenario_of(seed, rng)
-    budget, gap = rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))
-    faults = Drawn(rng, budget, gap) if struck is None else Guided(rng, budget, gap, struck)
-    return scenario, _run(scenario, faults, traced=False)
+    return _run(scenario, Drawn(rng, rng.choice((1, 2, 3, 4, 6)), rng.choice((8, 25, 60))), traced=False)
 
 
 def _scenario_of(seed: int, rng: random.Random) -> Scenario:
@@ -339,8 +277,7 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
         Checkpoint(scenario.rows_a_batch),
         _log_of(scenario, world, disk, ledger),
         lambda: _sinks_of(scenario, broker, disk, tables),
-        _cluster(scenario),
-        scenario.batches,
+        scenario,
         SimulatedStage(disk, _OS) if scenario.stage else None,
     )
     if scenario.backlog or scenario.orphans:
@@ -366,18 +303,6 @@ def _run(scenario: Scenario, faults: Faults, traced: bool) -> Result:
     for model in (world, disk, broker, ledger, spark):
         vars(model).clear()  # they refer to each other, and would wait for the garbage collector
     return result
-
-
-def _cluster(scenario: Scenario) -> Cluster:
-    return Cluster(
-        scenario.partitions,
-        scenario.machines,
-        scenario.runs,
-        scenario.rests,
-        scenario.stage_retries_count_on,
-        scenario.recompute,
-        scenario.fails,
-    )
 
 
 def _let_happen(  # all that a fault can hit
@@ -441,7 +366,7 @@ def _end(scenario: Scenario, world: World, spark: Spark, ledger: Ledger, disk: D
         if spark.stopped:
             ledger.check_contents_after_a_stop()
             return
-        repartitioned = scenario.recompute and not spark.cluster.yields_the_same
+        repartitioned = scenario.recompute and not scenario.partitions_are_the_same
         is_corrected = isinstance(had_stopped, RepeatedFailure)
         if had_stopped and not ledger.is_restored and not repartitioned and not is_corrected:
             raise Violation(

@@ -17,6 +17,7 @@ from tests.campaigns.simulation.checkpoint import NOTE, PLAN, READ, Checkpoint, 
 from tests.campaigns.simulation.ledger import Ledger
 from tests.campaigns.simulation.promises import Promise, Violation
 from tests.campaigns.simulation.records import Records, rows_between, written_to
+from tests.campaigns.simulation.scenario import Scenario
 from tests.campaigns.simulation.stage import SimulatedStage
 from tests.campaigns.simulation.world import Actor, Op, World
 from twopc.coordinator import Coordinator
@@ -142,36 +143,6 @@ class Batch:
         return rows_between(self.start, self.end)
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """The cluster's settings.
-
-    Attributes:
-        partitions: the number of partitions, for successive incarnations in turn. A repeated batch may be partitioned
-            differently (SPARK-28650).
-        machines: the number of machines. Drivers run on the first, tasks on the others if there are any.
-        runs: how often the query is started. Each start after the first adds one batch.
-        rests: whether drivers have a timer that calls ``rest`` after each batch, failed ones included, and end without
-            a clean stop.
-        stage_retries_count_on: see ``Scenario``.
-        recomputes: whether records are written with hashes, and lost ones computed again.
-        fails: see ``Failing``.
-    """
-
-    partitions: Sequence[int]
-    machines: int = 1
-    runs: int = 1
-    rests: bool = False
-    stage_retries_count_on: bool = True
-    recomputes: bool = False
-    fails: str = ""
-
-    @property
-    def yields_the_same(self) -> bool:
-        """Whether each incarnation partitions a batch alike."""
-        return len(set(self.partitions)) == 1
-
-
 class Spark:
     """The cluster that runs one query on one checkpoint."""
 
@@ -182,15 +153,14 @@ class Spark:
         checkpoint: Checkpoint,
         log: Callable[[], LogStore],
         sinks: Callable[[], Mapping[str, TwoPhaseCommitSink[Any]]],
-        cluster: Cluster,
-        batches: int,
+        scenario: Scenario,
         stage: SimulatedStage | None = None,
     ) -> None:
         self.world = world
-        self.failing = Failing(world, cluster.fails)
+        self.failing = Failing(world, scenario.fails)
         self.checkpoint = checkpoint
-        self.cluster = cluster
-        self.batches = batches
+        self.scenario = scenario
+        self.batches = scenario.batches
         self.stopped: OperatorRequired | None = None
         self.mismatch: Exception | None = None
         self.drivers: list[Actor] = []
@@ -201,7 +171,7 @@ class Spark:
         self._ledger, self._sinks = ledger, sinks
         self._stage = stage
         self._tasks = 0
-        self._runs = cluster.runs
+        self._runs = scenario.runs
 
     def needs_a_driver(self) -> bool:
         """Start a driver if none runs and there is work, as a supervisor does. Return whether one was started."""
@@ -231,7 +201,7 @@ class Spark:
         return self._tasks
 
     def machine_of(self, task_id: int) -> int:
-        others = self.cluster.machines - 1
+        others = self.scenario.machines - 1
         return 1 + task_id % others if others else 0
 
     def coordinator(self) -> tuple[Coordinator, Mapping[str, TwoPhaseCommitSink[Any]]]:
@@ -261,7 +231,7 @@ class Spark:
         return self._ledger.decided_at
 
     def partitions_of(self, round: Round) -> int:
-        return self.cluster.partitions[round.incarnation % len(self.cluster.partitions)]
+        return self.scenario.partitions[round.incarnation % len(self.scenario.partitions)]
 
     def stop(self, error: OperatorRequired) -> None:
         if self.log_is_backup:
@@ -271,7 +241,7 @@ class Spark:
             self.failing.require_reason(error)
             self.stopped = error
             return
-        recomputes = self.cluster.recomputes and self.cluster.yields_the_same
+        recomputes = self.scenario.recompute and self.scenario.partitions_are_the_same
         self._ledger.query_stops(error, has_copies=self._stage is not None, recomputes=recomputes)
         self.stopped = error
 
@@ -312,7 +282,7 @@ class Driver:
         self._coordinator, self._sinks = spark.coordinator()
         self._has_begun = False
         self._batch_id = self._repairs_seen = 0
-        for sink in self._sinks.values() if spark.cluster.fails == "by a sink" else ():
+        for sink in self._sinks.values() if spark.scenario.fails == "by a sink" else ():
             sink.seal = partial(self._refuse, sink.seal)  # type: ignore[method-assign]
 
     def _refuse(self, seal: Callable[..., Any], committables: Sequence[Committable], age_s: float) -> Any:
@@ -395,7 +365,7 @@ class Driver:
                 self._checkpoint.has_fallen_back = True
             self._spark.check_swept(self._coordinator, self._spark.opened_at)
             votes = SparkJob(self._spark, self._actor, self._sinks, round, batch.rows()).run()
-            if self._spark.cluster.fails != "by a sink":
+            if self._spark.scenario.fails != "by a sink":
                 self._spark.failing.strike(batch.id)
             return votes
 
@@ -408,7 +378,7 @@ class Driver:
             phase_one,
             reads=batch.reads,
             follows=batch.follows,
-            recompute=recompute if self._spark.cluster.recomputes else None,
+            recompute=recompute if self._spark.scenario.recompute else None,
         )
         if not finished.already_decided:
             self._spark.check_swept(self._coordinator, self._spark.decided_at)
@@ -417,7 +387,7 @@ class Driver:
 
     def _rest(self) -> None:
         """Rest, as the timer does between batches. The timer survives a failed batch."""
-        if not self._spark.cluster.rests:
+        if not self._spark.scenario.rests:
             return
         since, faults = self._world.steps, len(self._world.happened)
         is_open = self._coordinator.phase is Phase.IDLE
@@ -430,7 +400,7 @@ class Driver:
 
     def _end(self) -> None:
         """End the query. If the stop is not clean, the next start settles the rest."""
-        if self._spark.cluster.rests:
+        if self._spark.scenario.rests:
             self._rest()  # once more as the process ends
             return
         closing_at, is_open = self._world.steps, self._coordinator.phase is Phase.IDLE
@@ -493,7 +463,7 @@ class SparkJob:
 
     def _retry(self) -> None:
         """Start the Spark stage again. The votes of older attempts still count."""
-        if self._spark.cluster.stage_retries_count_on:
+        if self._spark.scenario.stage_retries_count_on:
             self._limit += TASK_FAILURES_AT_MOST
         else:
             self._attempts = [0] * self._partitions
@@ -503,9 +473,9 @@ class SparkJob:
     def _attempt(self, partition: int, attempt: int, task_id: int) -> None:
         world = self._spark.world
         try:
-            world.step(START, _nothing)
+            world.idle(START)
             recurring = partition * TASK_FAILURES_AT_MOST + attempt
-            counts_on = self._spark.cluster.stage_retries_count_on
+            counts_on = self._spark.scenario.stage_retries_count_on
             serial = task_id - self._first_task_id if counts_on else recurring
             with Participant(self._sinks, self._round, partition=partition, serial=serial) as participant:
                 for name in self._sinks:
@@ -513,7 +483,7 @@ class SparkJob:
                         continue
                     of_sink = written_to(name, self._rows, partition, self._partitions)
                     for half in (Records(of_sink[:1]), Records(of_sink[1:])):
-                        hashes: Any = half.hashes() if self._spark.cluster.recomputes else None
+                        hashes: Any = half.hashes() if self._spark.scenario.recompute else None
                         participant.write(name, half, hashes)
                 vote = participant.pre_commit()
             world.step(REPORT, self._voted, partition, vote)
@@ -525,7 +495,3 @@ class SparkJob:
     def _voted(self, partition: int, vote: Vote) -> None:
         if not self._done:
             self._votes.setdefault(partition, vote)
-
-
-def _nothing() -> None:
-    """Do nothing: a task starts."""

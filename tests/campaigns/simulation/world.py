@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from greenlet import getcurrent, greenlet
 
@@ -32,33 +31,18 @@ DELAY_STEPS = 23
 IN_FLIGHT_STEPS = 70
 FOR_EVER = 1 << 40
 
-STATES_PASSED_AT_MOST = 8
-"""How many states a guided fault passes in which others have struck, before it strikes in any."""
-
-
 CRASH_POINTS: set[tuple[str, ...]] = set()
 """Every place in the real code at which a process has died: the lines of its call stack, outermost call first."""
 
 
-Line: TypeAlias = "tuple[str, int]"
-"""A line of the real code: its file and its number."""
-
-State: TypeAlias = "tuple[tuple[Line, ...], frozenset[Line | None]]"
-"""The state of the processes: the call stack of the current one, innermost call first, and the line at which each other
-one is, or None for one that has not begun."""
-
-
-def _real_code(frame: FrameType | None) -> Iterator[Line]:
-    """Yield the lines of a call stack that are in the real code, innermost call first."""
+def _crash_point() -> tuple[str, ...]:
+    lines = []
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename
         if "/twopc" in file and "/tests/" not in file and "site-packages" not in file:
-            yield file, frame.f_lineno
+            lines.append(f"{file.rsplit('/', 1)[1]}:{frame.f_lineno}")
         frame = frame.f_back
-
-
-def _crash_point() -> tuple[str, ...]:
-    lines = [f"{file.rsplit('/', 1)[1]}:{number}" for file, number in _real_code(sys._getframe(2))]
     return tuple(reversed(lines))
 
 
@@ -177,8 +161,8 @@ class Step:
 class Faults(Protocol):
     """A source of faults."""
 
-    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
-        """Return the fault at this step, if any. ``state`` returns the state of the processes."""
+    def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
+        """Return the fault at this step, if any."""
 
     next_step: int
     """No fault happens before this step, so ``at`` need not be called for earlier ones."""
@@ -192,7 +176,7 @@ class Planned:
         self._left = list(self._schedule)
         self.next_step = self._left[0] if self._left else FOR_EVER
 
-    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
+    def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
         self._left = [planned for planned in self._left if planned > step]
         self.next_step = self._left[0] if self._left else FOR_EVER
         fault = self._schedule.get(step)
@@ -200,54 +184,19 @@ class Planned:
 
 
 class Drawn:
-    """Faults drawn by a seed: up to ``budget``, one per ``gap`` steps on average, except those in ``without``."""
+    """Faults drawn by a seed: up to ``budget``, one per ``gap`` steps on average."""
 
-    def __init__(self, rng: random.Random, budget: int, gap: int, without: Container[Fault] = ()) -> None:
-        self._rng, self._budget, self._gap, self._without = rng, budget, gap, without
+    def __init__(self, rng: random.Random, budget: int, gap: int) -> None:
+        self._rng, self._budget, self._gap = rng, budget, gap
         self.next_step = self._draw(0)
 
     def _draw(self, step: int) -> int:
         return step + 1 + int(self._rng.random() * 2 * self._gap) if self._budget else FOR_EVER
 
-    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
+    def at(self, step: int, possible: Sequence[Fault]) -> Fault | None:
         self._budget -= 1
         self.next_step = self._draw(step)
-        drawn = self._choose(possible, state)
-        return None if drawn in self._without else drawn
-
-    def _choose(self, possible: Sequence[Fault], _state: Callable[[], State]) -> Fault:
         return possible[int(self._rng.random() * len(possible))]
-
-
-class Guided(Drawn):
-    """Faults drawn by a seed, in the states in which the fewest have struck, and of those that have struck least there.
-
-    ``struck`` counts the faults by a hash of the state, and by one of state and fault, over all runs that share it.
-    """
-
-    def __init__(self, rng: random.Random, budget: int, gap: int, struck: Counter[int]) -> None:
-        super().__init__(rng, budget, gap)
-        self._struck = struck
-        self._passed = 0
-
-    def at(self, step: int, possible: Sequence[Fault], state: Callable[[], State]) -> Fault | None:
-        here = state()
-        key = hash(here)
-        if self._passed < STATES_PASSED_AT_MOST and self._rng.random() * (1 + self._struck[key]) > 1:
-            self._passed += 1
-            self.next_step = step + 1
-            return None
-        self._passed = 0
-        self._struck[key] += 1
-        return super().at(step, possible, lambda: here)
-
-    def _choose(self, possible: Sequence[Fault], state: Callable[[], State]) -> Fault:
-        here = state()
-        keys = {fault: hash((here, fault.name)) for fault in possible}
-        fewest = min(self._struck[key] for key in keys.values())
-        drawn = super()._choose([fault for fault, key in keys.items() if self._struck[key] == fewest], state)
-        self._struck[keys[drawn]] += 1
-        return drawn
 
 
 @dataclass
@@ -279,6 +228,10 @@ class World:
 
     # For the models: steps. -----------------------------------------------------------------------------------------
 
+    def idle(self, op: Op) -> None:
+        """Take one step of the current actor that changes nothing."""
+        self.step(op, lambda: None)
+
     def step(self, op: Op, effect: Callable[..., T], *args: Any) -> T:
         """Take one step of the current actor: run ``effect``, unless a fault prevents it."""
         actor = self.current
@@ -297,19 +250,11 @@ class World:
             if number > STEPS_AT_MOST:
                 raise Violation(Promise.ENDS, f"the run does not end: {actor.name} is at {op.name}")
             return effect(*args)
-        fault = self.faults.at(number, self._possible(actor, op), self._state)
+        fault = self.faults.at(number, self._possible(actor, op))
         if fault is None:
             return effect(*args)
         self.happened[number] = fault
         return self._disturbed(actor, fault, op, effect, args)
-
-    def _state(self) -> State:
-        """Return the state of the processes. Called by the source of faults, in the greenlet of the current process."""
-        others = [other for other in self._actors if other is not self.current and not other.dead]
-        return (
-            tuple(_real_code(sys._getframe(1))),
-            frozenset(next(_real_code(other.routine.gr_frame), None) for other in others),
-        )
 
     def _possible(self, actor: Actor, op: Op) -> tuple[Fault, ...]:
         return op.possible[actor.is_task][len(self._actors) > 1 or bool(self._delayed)]

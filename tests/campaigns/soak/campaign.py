@@ -2,11 +2,9 @@
 ``docs/internals/scale.md``."""
 
 import argparse
-import contextlib
 import json
 import os
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +19,16 @@ import pyarrow as pa
 from pyiceberg.partitioning import PartitionSpec
 
 import twopc
-from tests.benchmarks.measuring import alone
+from tests.benchmarks.measuring import alone, held
 from tests.campaigns.report import Report
 from tests.campaigns.soak.slopes import PER, slope
 from tests.sinks.delta.conftest import Place as DeltaPlace
 from tests.sinks.iceberg.conftest import Place as IcebergPlace
 from tests.sinks.postgres.conftest import Place as PostgresPlace
+from tests.support.forgetful_sink import ForgetfulSink
 from tests.support.postgres_server import PostgresServer
-from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
-from twopc.testing import MemorySink, MemoryTarget
+from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
+from twopc.testing import MemoryTarget
 from twopc_kafka_broker import KafkaBroker
 
 SINKS = ("memory", "files", "kafka-arrow", "kafka-librdkafka", "postgres", "iceberg", "delta")
@@ -130,36 +129,27 @@ def _votes(sink: TwoPhaseCommitSink[Any], round: Round) -> Iterator[Vote]:
 
 
 def _sample(batches: int, log: Path, folder: Path, batch_ms: float) -> Sample:
-    kinds = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # such as that of the listing itself
-            kinds.append(descriptor.stat().st_mode)
+    holds = held()
     entries = [each.stat().st_size for each in log.glob("*.json")]
     names = sum(1 for each in (folder / f"twopc-{os.getuid()}").rglob("*") if each.is_file())
-    process = psutil.Process()
-    memory_mib = process.memory_info().rss / 2**20
-    sockets = sum(map(stat.S_ISSOCK, kinds))
+    memory_mib = psutil.Process().memory_info().rss / 2**20
     return Sample(
-        batches, process.num_threads(), len(kinds), sockets, memory_mib, len(entries), sum(entries), names, batch_ms
+        batches,
+        **holds,
+        memory_mib=memory_mib,
+        log_entries=len(entries),
+        log_bytes=sum(entries),
+        names=names,
+        batch_ms=batch_ms,
     )
 
 
 # Sinks. --------------------------------------------------------------------------------------------------------------
 
 
-class _Counting(MemorySink):
-    """A sink whose target keeps only the number of its records, so that all memory is the driver's."""
-
-    records = 0
-
-    def commit(self, committable: Committable) -> None:
-        with self.target.lock:
-            _Counting.records += len(self.target.open.pop(committable.transaction_id, ()))
-
-
 def _memory(_: Path, __: ExitStack) -> Callable[[], Made]:
     target = MemoryTarget()
-    return lambda: (_Counting(target), lambda: _Counting.records)
+    return lambda: (ForgetfulSink(target), lambda: ForgetfulSink.committed)
 
 
 def _files(folder: Path, _: ExitStack) -> Callable[[], Made]:

@@ -12,8 +12,7 @@ from psycopg.conninfo import make_conninfo
 import twopc
 from tests.campaigns.spark.job import Job
 from tests.campaigns.spark.plans import IS_BAD
-from tests.campaigns.tables.delta import DeltaLakeTable
-from tests.campaigns.tables.iceberg import IcebergTable
+from tests.campaigns.tables.lake import tables_in
 from tests.campaigns.tables.table import LakeTable
 from tests.support.contents import in_files, in_table, left_in_files
 from twopc.spark import Output
@@ -70,9 +69,4 @@ def _folder(job: Job) -> Path:
 
 
 def _lake_tables(job: Job) -> Mapping[str, LakeTable]:
-    folder = Path(job.folder)
-    catalog = f"sqlite:///{folder}/catalog.db"
-    return {
-        "delta": DeltaLakeTable(str(folder / "delta")),
-        "iceberg": IcebergTable("spark.records", catalog, f"file://{folder}/iceberg", folder),
-    }
+    return tables_in(Path(job.folder), "spark.records")

@@ -26,18 +26,12 @@ _registry["hdfs"] = Renaming
 
 def on_hdfs(steps: Steps) -> None:
     """Turn every request to a NameNode or a DataNode into a step."""
-    request = webhdfs._Session.request
 
-    def step(session: Any, method: str, url: str, *arguments: Any, **keywords: Any) -> Any:
+    def described(_: object, method: str, url: str, *__: object, **keywords: Any) -> tuple[str, bool]:
         operation = (keywords.get("params") or {}).get("op") or parse_qs(urlsplit(url).query)["op"][0]
-        changes = method.upper() != "GET"
-        steps.begins(operation, changes)
-        answer = request(session, method, url, *arguments, **keywords)
-        if changes:
-            steps.is_done(operation)
-        return answer
+        return operation, method.upper() != "GET"
 
-    webhdfs._Session.request = step  # type: ignore[assignment, method-assign]
+    steps.patch_requests(webhdfs._Session, "request", described)
 
 
 def on_renaming(steps: Steps) -> None:
@@ -57,14 +51,8 @@ def in_memory(steps: Steps) -> None:
 
 def on_gcs(steps: Steps) -> None:
     """Turn every request to Google Cloud Storage into a step."""
-    request = GCSFileSystem._call
 
-    async def step(client: Any, method: str, path: str, *arguments: Any, **parameters: Any) -> Any:
-        name, changes = f"{method} {path.partition('?')[0].rpartition('/b/')[2]}", method != "GET"
-        steps.begins(name, changes)
-        answer = await request(client, method, path, *arguments, **parameters)
-        if changes:
-            steps.is_done(name)
-        return answer
+    def described(_: object, method: str, path: str, *__: object, **___: object) -> tuple[str, bool]:
+        return f"{method} {path.partition('?')[0].rpartition('/b/')[2]}", method != "GET"
 
-    GCSFileSystem._call = step
+    steps.patch_requests(GCSFileSystem, "_call", described)

@@ -12,9 +12,9 @@ import pyarrow.json
 
 from tests.campaigns.every_step.query import BATCHES, Record, records
 from tests.campaigns.stores.foreign import UNCOMMITTED, present
+from tests.support.commit_log import newest_decided
 from tests.support.contents import difference
 from twopc.errors import ConfigurationError
-from twopc.log.commit_log import read_tail
 from twopc_files import committed_files
 from twopc_files.spark_metadata import spark_metadata
 
@@ -55,8 +55,7 @@ def view(place: Place, foreign: Mapping[str, str]) -> View:
     paths = [path for path in present(place) if path not in foreign and not path.startswith(HIDDEN)]
     data = fs.cat([f"{folder}/{path}" for path in paths]) if paths else {}
     listing = {path.removeprefix(f"{folder}/"): _read(path, content) for path, content in data.items()}
-    tail = read_tail(place.log)
-    decided = -1 if tail is None or tail[1].decided is None else tail[1].decided
+    decided = newest_decided(place.log)
     logs = {}
     if place.batch_logs:
         logs = {"manifest": _manifest(place), "spark": _spark(place)}

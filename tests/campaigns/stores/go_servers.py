@@ -2,11 +2,8 @@
 module proxy into the cache folder."""
 
 import base64
-import contextlib
 import os
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,6 +115,8 @@ PROGRAMS: Mapping[str, Program] = {
 class GoServer(ServerProcess):
     """A running program, with its objects in a folder."""
 
+    _asked = "/minio/health/ready"  # for other servers, a bucket that may not be read
+
     def __init__(self, program: Program, folder: Path) -> None:
         self._program = program
         self._folder = folder
@@ -126,7 +125,7 @@ class GoServer(ServerProcess):
     @property
     def storage_options(self) -> dict[str, Any]:
         """The options with which fsspec's ``s3`` reaches the server. A restart does not change them."""
-        return {"key": KEY, "secret": SECRET, "endpoint_url": f"http://127.0.0.1:{self._port}"}
+        return {"key": KEY, "secret": SECRET, "endpoint_url": self.endpoint_url}
 
     def start(self) -> None:
         objects = self._folder / "objects"
@@ -143,13 +142,3 @@ class GoServer(ServerProcess):
     def mend(self, error: str) -> int:
         """Do what an operator does after ``error``, so that the next start completes the uploads that it names."""
         return self._program.mend(self._folder / "objects", self.storage_options, error)
-
-    def _answers(self) -> bool:
-        url = f"http://127.0.0.1:{self._port}/minio/health/ready"  # for other servers, a bucket that may not be read
-        try:
-            with contextlib.closing(urllib.request.urlopen(url, timeout=5)):
-                return True
-        except urllib.error.HTTPError as error:
-            return error.code < 500
-        except OSError:
-            return False

@@ -14,31 +14,19 @@ from twopc_postgres.sessions import Connection
 
 def on_postgres(steps: Steps) -> None:
     """Turn each statement to the server into a step, and what the sink does on its disk."""
-    execute = Connection.execute
 
-    def step(connection: Connection, query: Any, *arguments: Any, **options: Any) -> Any:
+    def described(connection: Connection, query: Any, *_: object, **__: object) -> tuple[str, bool]:
         text = query if isinstance(query, str) else query.as_string(connection)
         verb = text.rpartition(";")[2].split()[0]  # after the bound of the wait for a lock
-        changes = verb != "SELECT"
-        steps.begins(verb, changes)
-        cursor = execute(connection, query, *arguments, **options)
-        if changes:
-            steps.is_done(verb)
-        return cursor
+        return verb, verb != "SELECT"
 
-    Connection.execute = step  # type: ignore[assignment, method-assign]
+    steps.patch_requests(Connection, "execute", described)
     on_disk(steps)
 
 
 def watch_appends(strike: Strike) -> None:
     """An insert into the log commits a batch."""
-    insert = LogTable.insert
-
-    def watched(table: LogTable, *arguments: Any) -> bool:
-        with strike.a_commit():
-            return insert(table, *arguments)
-
-    LogTable.insert = watched  # type: ignore[assignment, method-assign]
+    strike.watch(LogTable, "insert")
 
 
 class StruckPostgres(PostgresServer):
@@ -62,6 +50,3 @@ class StruckPostgres(PostgresServer):
         """Its processes, which all run in its folder of data."""
         data = str(self._folder / "data")
         return [process for process in psutil.process_iter(["cwd"]) if process.info["cwd"] == data]
-
-    def mend(self, error: str) -> int:  # nothing has ever to be repaired
-        return 0

@@ -11,10 +11,10 @@ import psutil
 
 from tests.campaigns.storm.availability import Availability
 from tests.campaigns.storm.driver import Driver, wake
-from tests.campaigns.storm.query import MOMENTS, REPLAYED, Settings, wish
+from tests.campaigns.storm.query import REPLAYED, Settings, wish
 from tests.campaigns.storm.readers import Readers
 from tests.support.full_disks import LACKS, Disk
-from tests.support.kills import kill_all_of
+from tests.support.kills import MOMENTS, kill_all_of
 from tests.support.rest_catalog import RestCatalogServer
 from tests.support.spark_checkpoint import Checkpoint, Loss
 from twopc.phases import Phase

@@ -21,9 +21,9 @@ from tests.campaigns.tables.delta import DeltaLakeTable
 from tests.campaigns.tables.foreign import ForeignWriter, Row
 from tests.campaigns.tables.iceberg import IcebergTable
 from tests.campaigns.tables.table import LakeTable, reader
+from tests.support.commit_log import newest_decided
 from tests.support.contents import difference
 from tests.support.kills import kill_all_of, start_logged
-from twopc.log.commit_log import read_tail
 from twopc.log.store import open_store
 
 SCHEMA = pa.schema({"value": pa.string(), "batch": pa.int64()})
@@ -85,8 +85,7 @@ def read(settings: Settings) -> None:
                 except Exception as error:  # noqa: BLE001  # the catalog was killed, or a file expired: look again
                     print(f"{name}: {error}", flush=True)
                     continue
-                tail = read_tail(log)  # read later than the table
-                decided = -1 if tail is None or tail[1].decided is None else tail[1].decided
+                decided = newest_decided(log)  # read later than the table
                 looks.write(json.dumps({"table": name, "decided": decided, "counts": counts}) + "\n")
                 looks.flush()
             time.sleep(PAUSE_S)

@@ -2,8 +2,6 @@
 executors."""
 
 import json
-import os
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +14,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import twopc
 from tests.campaigns.model.recording import record
+from tests.support.kills import DiesIfWished
 from tests.support.spark_session import session
 from twopc.errors import InDoubt, RoundAborted, TwoPhaseCommitError
-from twopc.events import Event, PhaseEntered, TransactionCommitted, TransactionReplayed
-from twopc.phases import Phase
+from twopc.events import Event, TransactionReplayed
 from twopc.spark import ForeachBatch, Output, foreach_batch
 
 REPLAYED = TransactionReplayed.__name__
-MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
-"""The moments at which a driver can kill itself: on entering a phase, or between two commits of one batch."""
 
 TARGETS = 3
 """How many topics a query with batch markers writes to."""
@@ -78,11 +74,10 @@ def wish(settings: Settings) -> Path:
     return Path(settings.folder) / "die-at"
 
 
-class Observer:
-    """Records replays and errors, and kills this process at the moment given in the file ``wish``."""
+class Notes:
+    """An observer that records replays, and the errors that ``Noted`` sees."""
 
     def __init__(self, settings: Settings) -> None:
-        self._wish = wish(settings)
         self._file = (Path(settings.folder) / "events.jsonl").open("a", encoding="utf-8")
 
     @twopc.hookimpl
@@ -90,24 +85,18 @@ class Observer:
         """Handle an event of the coordinator."""
         if isinstance(event, TransactionReplayed):
             self.note(REPLAYED, event.lost.transaction_id)
-        self._die_if_wished(event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__)
 
     def note(self, kind: str, what: str) -> None:
         """Write one line that survives a later kill."""
         self._file.write(json.dumps({"event": kind, "what": what}) + "\n")
         self._file.flush()
 
-    def _die_if_wished(self, moment: str) -> None:
-        if self._wish.exists() and self._wish.read_text(encoding="utf-8") == moment:
-            self._wish.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-
 
 class Noted:
     """Writes batches with ``write``, and records the names of their errors."""
 
-    def __init__(self, write: ForeachBatch, observer: Observer) -> None:
-        self._write, self._observer = write, observer
+    def __init__(self, write: ForeachBatch, notes: Notes) -> None:
+        self._write, self._notes = write, notes
         self.error: TwoPhaseCommitError | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
@@ -118,20 +107,21 @@ class Noted:
             self._write(batch.withColumn("batch", functions.lit(batch_id).cast("long")), batch_id)
         except TwoPhaseCommitError as error:
             self.error = error
-            self._observer.note("error", type(error).__name__)
+            self._notes.note("error", type(error).__name__)
             raise
 
 
 def main() -> None:
     """Run until killed, or to the current end of the source."""
     settings = Settings(**json.loads(sys.argv[1]))
-    observer = Observer(settings)
-    twopc.register_observer(observer)
+    notes = Notes(settings)
+    twopc.register_observer(notes)  # before the next one, so that a replay is recorded before the process ends
+    twopc.register_observer(DiesIfWished(wish(settings)))
     record(settings.steps)
     spark = session_of(settings)
     start_python(spark)
     write = exactly_once(settings)
-    noted = Noted(write, observer)
+    noted = Noted(write, notes)
     writer = source(spark, settings).writeStream.foreachBatch(noted)
     writer = writer.option("checkpointLocation", f"{settings.folder}/checkpoint")
     run(writer.trigger(availableNow=True) if settings.to_the_end else writer, noted)

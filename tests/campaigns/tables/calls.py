@@ -12,34 +12,23 @@ from twopc_iceberg.files import DurableFile, DurableFileIO
 
 def on_sql(steps: Steps) -> None:
     """Turn every statement and every commit of a SQL catalog into steps."""
-    execute: Any = DefaultDialect.do_execute
 
-    def step(dialect: Any, cursor: Any, statement: str, *arguments: Any, **named: Any) -> None:
+    def described(_: object, __: object, statement: str, *___: object, **____: object) -> tuple[str, bool]:
         command = statement.split(maxsplit=1)[0].upper()
-        changes = command != "SELECT"
-        steps.begins(command, changes)
-        execute(dialect, cursor, statement, *arguments, **named)
-        if changes:
-            steps.is_done(command)
+        return command, command != "SELECT"
 
-    DefaultDialect.do_execute = step  # type: ignore[method-assign, assignment]
+    steps.patch_requests(DefaultDialect, "do_execute", described)
     steps.patch(DefaultDialect, changes=("do_commit",))
 
 
 def on_requests(steps: Steps) -> None:
     """Turn every request to a REST catalog into a step."""
-    send = requests.Session.send
 
-    def step(session: Any, request: Any, **named: Any) -> Any:
-        changes = request.method not in ("GET", "HEAD")
+    def described(_: object, request: Any, **__: object) -> tuple[str, bool]:
         name = f"{request.method} {request.path_url.rpartition('/')[2]}"
-        steps.begins(name, changes)
-        answer = send(session, request, **named)
-        if changes:
-            steps.is_done(name)
-        return answer
+        return name, request.method not in ("GET", "HEAD")
 
-    requests.Session.send = step  # type: ignore[method-assign, assignment]
+    steps.patch_requests(requests.Session, "send", described)
 
 
 def on_files(steps: Steps, is_on_disk: bool) -> None:

@@ -5,14 +5,12 @@ See ``docs/internals/storm.md``.
 
 import argparse
 import math
-import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from tests.campaigns.every_step.campaign import Proof, Workers, prove, prove_by_blows, run_all, skipped
-from tests.campaigns.report import Report
+from tests.campaigns.every_step.campaign import Proof, parser, prove, prove_by_blows, run_all, skipped
 from tests.campaigns.stores.go_servers import PROGRAMS
 from tests.campaigns.stores.places import warm_up
 from tests.campaigns.tables import together
@@ -27,52 +25,40 @@ EVERY = (*KINDS, together.NAME)
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit code: 1 if anything is wrong."""
-    given = parsed_arguments(arguments)
-    shutil.rmtree(given.folder, ignore_errors=True)
-    given.folder.mkdir(parents=True)
+    accepted = parser("tables", f"{__doc__} With 0 for a stride or for kills, there are none of these.", kills=20)
+    accepted.add_argument("--tables", nargs="+", choices=EVERY, default=list(EVERY))
+    accepted.add_argument("--s3-server", choices=list(PROGRAMS), default=S3_SERVER, help="the S3 server that is killed")
+    given = accepted.parse_args(arguments)
     warm_up()
-    folder = given.folder.resolve()
-    with ExitStack() as stack:
-        catalog, s3 = None, None
-        on_catalog = not ON_CATALOG.keys().isdisjoint(given.tables)
-        why_no_catalog = networks.why_not() if on_catalog else None
-        if given.steps_stride and on_catalog and not why_no_catalog:
-            catalog = stack.enter_context(RestCatalogServer(folder / "catalog")).host
-        if given.steps_stride and {*WITH_S3} & {*given.tables}:
-            s3 = stack.enter_context(S3Server(folder / "s3.log")).storage_options
 
-        def proofs(kind: str) -> dict[str, Proof]:
-            if kind == together.NAME:
-                rounds = math.ceil(given.kills / len(together.STEPS))
-                return {kind: partial(together.prove, folder / kind, rounds)} if rounds else {}
-            if kind in ON_CATALOG and why_no_catalog:
-                return {kind: lambda _: skipped(why_no_catalog)}
-            places = TablePlaces(kind, folder / "work", catalog, s3, given.s3_server)
-            found: dict[str, Proof] = {}
+    def proofs(folder: Path, servers: ExitStack) -> Mapping[str, Proof]:
+        return dict(_proofs(given, folder, servers))
+
+    return run_all(given, proofs, COUNTED)
+
+
+def _proofs(given: argparse.Namespace, folder: Path, servers: ExitStack) -> Iterator[tuple[str, Proof]]:
+    why_no_catalog = None if ON_CATALOG.keys().isdisjoint(given.tables) else networks.why_not()
+    catalog, s3 = None, None
+    if given.steps_stride and not (why_no_catalog or ON_CATALOG.keys().isdisjoint(given.tables)):
+        catalog = servers.enter_context(RestCatalogServer(folder / "catalog")).host
+    if given.steps_stride and not {*WITH_S3}.isdisjoint(given.tables):
+        s3 = servers.enter_context(S3Server(folder / "s3.log")).storage_options
+    for kind in given.tables:
+        places = TablePlaces(kind, folder / "work", catalog, s3, given.s3_server)
+        if kind == together.NAME:
+            if rounds := math.ceil(given.kills / len(together.STEPS)):
+                yield kind, partial(together.prove, folder / kind, rounds)
+        elif kind in ON_CATALOG and why_no_catalog:
+            yield kind, skipped(why_no_catalog)
+        else:
             if given.steps_stride:
-                found[kind] = partial(prove, places, given.steps_stride)
+                yield kind, partial(prove, places, given.steps_stride)
             if given.kills:
-                found[f"{kind}, amid commits"] = amid_commits(places)
-            return found
-
-        def amid_commits(places: TablePlaces) -> Proof:
-            if places.name in WITH_S3 and (obstacle := PROGRAMS[given.s3_server].install()):
-                return lambda _: skipped(obstacle)
-            return partial(prove_by_blows, places, given.kills, given.seed)
-
-        every = {name: proof for kind in given.tables for name, proof in proofs(kind).items()}
-        return run_all(Report(folder / "report.json"), every, Workers(given.processes, COUNTED))
+                yield f"{kind}, amid commits", _amid_commits(places, given)
 
 
-def parsed_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.campaigns tables", description=__doc__)
-    parser.add_argument("--tables", nargs="+", choices=EVERY, default=list(EVERY))
-    parser.add_argument("--steps-stride", type=int, default=1, help="kill only at every n-th moment; 0: at none")
-    parser.add_argument(
-        "--kills", type=int, default=20, help="kills amid commits, of the writer and of the server each; 0: none"
-    )
-    parser.add_argument("--s3-server", choices=list(PROGRAMS), default=S3_SERVER, help="the S3 server that is killed")
-    parser.add_argument("--seed", type=int, default=1, help="selects the kills amid commits")
-    parser.add_argument("--processes", type=int, default=2, help="concurrent cases")
-    parser.add_argument("--folder", type=Path, default=Path("build/tables"), help="working folder; emptied first")
-    return parser.parse_args(arguments)
+def _amid_commits(places: TablePlaces, given: argparse.Namespace) -> Proof:
+    if places.name in WITH_S3 and (obstacle := PROGRAMS[given.s3_server].install()):
+        return skipped(obstacle)
+    return partial(prove_by_blows, places, given.kills, given.seed)

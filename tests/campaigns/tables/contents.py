@@ -10,8 +10,8 @@ import pyarrow as pa
 
 from tests.campaigns.every_step.query import BATCHES, Record, records, state
 from tests.campaigns.tables.table import reader
+from tests.support.commit_log import newest_decided
 from tests.support.contents import difference
-from twopc.log.commit_log import read_tail
 
 if TYPE_CHECKING:
     from tests.campaigns.every_step.place import Findings
@@ -24,8 +24,7 @@ COUNTED = ("lost", "doubled", "resurrected", "torn", "undecided_seen", "leftover
 def look(findings: Findings, when: str, place: TablePlace) -> None:
     """Check that no reader sees a part of a batch, or a batch that is not decided."""
     seen = [(f"{name}, as {by} reads it", found) for name, by, found in _readings(place)]
-    tail = read_tail(place.log)  # read later than the tables
-    decided = -1 if tail is None or tail[1].decided is None else tail[1].decided
+    decided = newest_decided(place.log)  # read later than the tables
     for what, found in seen:
         if place.is_keyed:
             _look_at_state(findings, f"{when}, {what}", found, decided)

@@ -98,10 +98,4 @@ class DeltaLakeTable:
             on_s3(steps)
 
     def watch_commits(self, strike: Strike) -> None:
-        put = LogFiles.put
-
-        def watched(*arguments: Any) -> None:
-            with strike.a_commit():
-                put(*arguments)
-
-        LogFiles.put = watched  # type: ignore[method-assign, assignment]
+        strike.watch(LogFiles, "put")

@@ -154,17 +154,8 @@ class IcebergTable:
         on_files(steps, is_on_disk=not self.s3)
 
     def watch_commits(self, strike: Strike) -> None:
-        def watched(commit: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*arguments: Any) -> Any:
-                with strike.a_commit():
-                    return commit(*arguments)
-
-            return call
-
-        kind: Any = type(self.catalog())
-        kind.commit_table = watched(kind.commit_table)
-        several: Any = TransactionalCatalog
-        several.commit_tables = watched(several.commit_tables)
+        strike.watch(type(self.catalog()), "commit_table")
+        strike.watch(TransactionalCatalog, "commit_tables")
 
 
 def _scan(table: Table) -> str:

@@ -12,8 +12,7 @@ import psycopg
 
 from tests.campaigns.every_step.campaign import Workers
 from tests.campaigns.killed_loop import every_other_time, killed_at_each, steps
-from tests.campaigns.tables.delta import DeltaLakeTable
-from tests.campaigns.tables.iceberg import IcebergTable
+from tests.campaigns.tables.lake import tables_in
 from tests.campaigns.tables.table import LakeTable, reader
 from tests.support.contents import Difference, difference, in_table
 from tests.support.keyed_changes import Change
@@ -40,12 +39,7 @@ def prove(folder: Path, rounds: int, workers: Workers) -> dict[str, Any]:
         broker = stack.enter_context(KafkaBroker(folder / "broker"))
         postgres = stack.enter_context(PostgresServer(max_prepared_transactions=20))
         mysql = stack.enter_context(MariaDbServer())
-        lake: Mapping[str, LakeTable] = {
-            "delta": DeltaLakeTable(str(folder / "delta"), upsert_by="key"),
-            "iceberg": IcebergTable(
-                "db.t", f"sqlite:///{folder}/catalog.db", f"file://{folder}/iceberg", folder, upsert_by="key"
-            ),
-        }
+        lake = tables_in(folder, "db.t", upsert_by="key")
         for table in lake.values():
             table.create(KEYED)
         broker.create_topic("t", partitions=2)

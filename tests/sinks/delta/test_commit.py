@@ -506,6 +506,15 @@ def test_an_entry_behind_a_checkpoint_is_not_named_for_what_keeps_readers_out(pl
         place.sink()
 
 
+def test_a_feature_that_the_table_got_since_the_last_look_is_not_written_past(place: Place) -> None:
+    sink = place.sink()
+    sink.commit_batch(0, [place.pre_commit(["a"])])
+    committable = place.pre_commit(["b"], Round(1, 1))
+    place.put(protocol={"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["fromTheFuture"]})
+    with pytest.raises(OperatorRequired, match="fromTheFuture"):
+        sink.commit_batch(1, [committable])
+
+
 def test_a_batch_that_was_committed_before_its_table_was_replaced_in_the_same_log_is_there(place: Place) -> None:
     """CREATE OR REPLACE gives the table another id."""
     committable = place.pre_commit(["a"])

@@ -1,5 +1,6 @@
 """A task's memory and its open files are bounded, however many partitions its records have (invariant 7)."""
 
+import itertools
 from pathlib import Path
 
 import pyarrow as pa
@@ -38,3 +39,20 @@ def test_each_write_of_a_transaction_may_have_its_columns_in_another_order_and_l
     write_deltalake(place.path, narrower, mode="overwrite", schema_mode="overwrite")
     with pytest.raises(RoundAborted, match="column 'c' was int64 and is gone"):
         sink.seal(votes[1:], 0.0)
+
+
+def test_records_share_a_file_whatever_the_order_of_their_columns_and_the_metadata_of_their_schemas(
+    tmp_path: Path,
+) -> None:
+    place = Place(str(tmp_path / "table"))
+    place.create(pa.schema({"a": pa.int64(), "b": pa.int64(), "c": pa.int64()}))
+    sink = place.sink()
+    with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
+        for number, names in enumerate(itertools.permutations("abc")):
+            batch = pa.record_batch({name: [number * 10 + "abc".index(name)] for name in names})
+            participant.write("orders", batch.replace_schema_metadata({"number": str(number)}))
+        vote = participant.pre_commit()["orders"]
+    sink.commit_batch(0, sink.seal([vote], 0.0))
+    rows = sorted((row["a"], row["b"], row["c"]) for row in place.rows())
+    assert rows == [(number * 10, number * 10 + 1, number * 10 + 2) for number in range(6)]
+    assert len(place.table().file_uris()) == 1

@@ -33,58 +33,45 @@ def as_user(second_broker: Any, name: str, password: str | None = None) -> dict[
     }
 
 
+def over_tls(second_broker: Any, folder: Path, servers: str, mechanism: str, **login: str) -> dict[str, str]:
+    authority = folder / "authority.pem"
+    second_broker.authority.cert_pem.write_to_path(authority)
+    sasl = {"security_protocol": "sasl_ssl", "sasl_mechanism": mechanism} if mechanism else {"security_protocol": "ssl"}
+    return {"bootstrap_servers": servers, "ssl_ca_location": str(authority), **sasl, **login}
+
+
 def by_token(second_broker: Any, folder: Path) -> dict[str, str]:
-    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
-    return {
-        "bootstrap_servers": second_broker.token_servers,
-        "security_protocol": "sasl_ssl",
-        "sasl_mechanism": "OAUTHBEARER",
-        "sasl_oauthbearer_method": "oidc",
-        "sasl_oauthbearer_client_id": "granted",
-        "sasl_oauthbearer_client_secret": second_broker.passwords["granted"],
-        "sasl_oauthbearer_token_endpoint_url": second_broker.issuer.url,
-        "sasl_oauthbearer_scope": "produce",
-        "sasl_oauthbearer_extensions": "tenant=sales,region=emea",
-        "ssl_ca_location": str(folder / "authority.pem"),
-        "https_ca_location": str(folder / "authority.pem"),
-    }
+    return over_tls(
+        *(second_broker, folder, second_broker.token_servers, "OAUTHBEARER"),
+        sasl_oauthbearer_method="oidc",
+        sasl_oauthbearer_client_id="granted",
+        sasl_oauthbearer_client_secret=second_broker.passwords["granted"],
+        sasl_oauthbearer_token_endpoint_url=second_broker.issuer.url,
+        sasl_oauthbearer_scope="produce",
+        sasl_oauthbearer_extensions="tenant=sales,region=emea",
+        https_ca_location=str(folder / "authority.pem"),
+    )
 
 
 def by_provider(second_broker: Any, folder: Path) -> dict[str, str]:
-    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
-    return {
-        "bootstrap_servers": second_broker.token_servers,
-        "security_protocol": "sasl_ssl",
-        "sasl_mechanism": "OAUTHBEARER",
-        "sasl_token_provider": "tests.sinks.kafka.issuer:Provider",
-        "sasl_token_client": "granted",
-        "sasl_token_secret": second_broker.passwords["granted"],
-        "sasl_token_url": second_broker.issuer.url,
-        "sasl_token_authority": str(folder / "authority.pem"),
-        "ssl_ca_location": str(folder / "authority.pem"),
-    }
+    return over_tls(
+        *(second_broker, folder, second_broker.token_servers, "OAUTHBEARER"),
+        sasl_token_provider="tests.sinks.kafka.issuer:Provider",  # noqa: S106  # its name
+        sasl_token_client="granted",  # noqa: S106  # its name
+        sasl_token_secret=second_broker.passwords["granted"],
+        sasl_token_url=second_broker.issuer.url,
+        sasl_token_authority=str(folder / "authority.pem"),
+    )
 
 
 def by_scram(second_broker: Any, folder: Path) -> dict[str, str]:
-    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
-    return {
-        "bootstrap_servers": second_broker.scram_servers,
-        "security_protocol": "sasl_ssl",
-        "sasl_mechanism": "SCRAM-SHA-512",
-        "sasl_username": "granted",
-        "sasl_password": second_broker.passwords["granted"],
-        "ssl_ca_location": str(folder / "authority.pem"),
-    }
+    login = {"sasl_username": "granted", "sasl_password": second_broker.passwords["granted"]}
+    return over_tls(second_broker, folder, second_broker.scram_servers, "SCRAM-SHA-512", **login)
 
 
 def by_certificate(second_broker: Any, folder: Path) -> dict[str, str]:
-    second_broker.authority.cert_pem.write_to_path(folder / "authority.pem")
-    return {
-        "bootstrap_servers": second_broker.mtls_servers,
-        "security_protocol": "ssl",
-        "ssl_ca_location": str(folder / "authority.pem"),
-        **certificate(second_broker.authority, folder),
-    }
+    login = certificate(second_broker.authority, folder)
+    return over_tls(second_broker, folder, second_broker.mtls_servers, "", **login)
 
 
 def certificate(authority: trustme.CA, folder: Path) -> dict[str, str]:

@@ -56,30 +56,45 @@ def pre_committed(sink: Any, partition: int = 0) -> Committable:
     return decided
 
 
+def is_permitted(call: Callable[..., object], *given: Any) -> bool:
+    try:
+        call(*given)
+    except (OperatorRequired, Retriable):  # the second of a broker that has just started
+        return False
+    return True
+
+
+Granted = Callable[..., tuple[Any, Any]]
+
+
+@pytest.fixture
+def granted(second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any) -> Granted:
+    """Return a function that makes a topic, and a sink whose users have the rights of the README there."""
+
+    def made(*users: str, partitions: int = 1, **options: Any) -> tuple[Any, Any]:
+        topic = make_topic(partitions=partitions, on=second_broker.broker)
+        for user in ("granted", *users):
+            grant(second_broker, user, topic.name, prefix)
+        sink = make_sink(topic, **options)
+        wait.until("the grant has arrived", lambda: is_permitted(sink.open) and is_permitted(sink.validate, SCHEMA))
+        return topic, sink
+
+    return made
+
+
 @pytest.mark.variants
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("login", LOGINS)
 def test_the_rights_of_the_readme_suffice(
-    login: str, writer: str, second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, tmp_path: Path
+    login: str, writer: str, second_broker: Any, granted: Granted, wait: Any, tmp_path: Path
 ) -> None:
-    topic = make_topic(on=second_broker.broker)
-    grant(second_broker, "granted", topic.name, prefix)
-    sink = make_sink(topic, writer=writer, **LOGINS[login](second_broker, tmp_path))
-    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    topic, sink = granted(writer=writer, **LOGINS[login](second_broker, tmp_path))
     left, committable = pre_committed(sink, 0), pre_committed(sink, 1)
     assert {found.transaction_id for found in sink.recover()} == {left.transaction_id, committable.transaction_id}
     wait.repeated(lambda: sink.commit(committable))
     wait.repeated(lambda: sink.abort(left))
     topic.becomes(["a"])
     assert list(sink.recover()) == []
-
-
-def _is_valid(sink: Any) -> bool:
-    try:
-        sink.validate(SCHEMA)
-    except OperatorRequired:
-        return False
-    return True
 
 
 def test_what_the_brokers_deny_is_told_with_the_rights_to_grant(
@@ -151,15 +166,11 @@ def test_a_wrong_password_is_told_in_the_brokers_words_at_once(
 @pytest.mark.variants
 @pytest.mark.parametrize("writer", ["arrow", "librdkafka"])
 def test_a_login_that_is_revoked_while_a_query_runs_is_told_in_the_brokers_words_at_once(
-    writer: str, second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, tmp_path: Path
+    writer: str, second_broker: Any, granted: Granted, prefix: str, tmp_path: Path
 ) -> None:
     """The control connection, which has logged in before, stays up."""
     login = by_scram(second_broker, tmp_path)
-    topic = make_topic(on=second_broker.broker)
-    grant(second_broker, "granted", topic.name, prefix)
-    sink = make_sink(topic, writer=writer, client_id=topic.name, **login)  # connections of its own
-    sink.open()
-    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    _, sink = granted(writer=writer, client_id=prefix, **login)  # connections of its own
     scram_user(second_broker.broker, login["sasl_username"], "another")
     try:
         began = time.monotonic()
@@ -196,9 +207,8 @@ def test_a_connection_outlives_its_token(
 ) -> None:
     issuer = second_broker.issuer
     monkeypatch.setattr(issuer, "life_s", 3)
-    sink = make_sink(
-        make_topic(on=second_broker.broker), **(login(second_broker, tmp_path) | own_tokens(login, prefix))
-    )
+    options = login(second_broker, tmp_path) | own_tokens(login, prefix)
+    sink = make_sink(make_topic(on=second_broker.broker), **options)
     given = len(issuer.tokens)
     wait.until("it has logged in twice", lambda: sink.recover() == [] and len(issuer.tokens) == given + 2)
     assert sink.recover() == []
@@ -211,27 +221,22 @@ def own_tokens(login: Any, prefix: str) -> dict[str, str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("writer", WRITERS)
-def test_a_task_outlives_its_token_and_a_renewed_token_of_another_principal_fails_no_decided_batch(  # noqa: PLR0917
+def test_a_task_outlives_its_token_and_a_renewed_token_of_another_principal_fails_no_decided_batch(
     writer: str,
     second_broker: Any,
-    make_topic: Any,
-    make_sink: Any,
+    granted: Granted,
     prefix: str,
     wait: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    issuer, topic = second_broker.issuer, make_topic(on=second_broker.broker)
-    for user in ("granted", "session-1", "session-2"):
-        grant(second_broker, user, topic.name, prefix)
+    issuer = second_broker.issuer
     monkeypatch.setattr(issuer, "life_s", 3)
     # Whichever of two or three clients asks next: each gets another principal sooner or later.
     monkeypatch.setattr(issuer, "subjects", itertools.cycle(f"session-{number}" for number in "12211122"))
     login = by_provider(second_broker, tmp_path) | own_tokens(by_provider, prefix)
-    sink = make_sink(topic, writer=writer, **login)
-    wait.repeated(sink.open)
-    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    topic, sink = granted("session-1", "session-2", writer=writer, **login)
     with Participant({"orders": sink}, Round(1, 0), partition=0) as participant:
         for value in ("a", "b", "c"):
             participant.write("orders", pa.record_batch({"value": [value]}))
@@ -260,7 +265,7 @@ def as_granted(request: pytest.FixtureRequest, second_broker: Any, tmp_path: Pat
 def test_the_secret_is_in_no_log_error_repr_or_committable(
     as_granted: dict[str, str],
     second_broker: Any,
-    make_topic: Any,
+    granted: Granted,
     make_sink: Any,
     wait: Any,
     caplog: pytest.LogCaptureFixture,
@@ -272,11 +277,8 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     [secret] = [name for name in as_granted if name.endswith(("_password", "_secret"))]
     hidden = [as_granted[secret], wrong]
     monkeypatch.setattr(control, "_controls", OfProcess())  # this test sees the connection being made
-    topic = make_topic(on=second_broker.broker)
     librdkafka = {"writer": "librdkafka", "debug": "all"}
-    right = make_sink(topic, **as_granted, **librdkafka)
-    grant(second_broker, "granted", topic.name, right.prefix)
-    wait.until("the grant has arrived", lambda: _is_valid(right))
+    topic, right = granted(**as_granted, **librdkafka)
     committable = pre_committed(right)
     wait.repeated(lambda: right.commit(committable))
     monkeypatch.setattr(control, "CONNECT_TIMEOUT_MS", 500)
@@ -303,12 +305,9 @@ def test_the_secret_is_in_no_log_error_repr_or_committable(
     "Kafka has left out a marker (KAFKA-20734)", "can't be detected or repaired. Grant it to this principal"
 )
 def test_what_hangs_is_ended_with_the_rights_that_the_readme_names_for_it(
-    second_broker: Any, make_topic: Any, make_sink: Any, prefix: str, wait: Any, caplog: pytest.LogCaptureFixture
+    second_broker: Any, granted: Granted, wait: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = make_topic(partitions=2, on=second_broker.broker)
-    grant(second_broker, "granted", topic.name, prefix)
-    sink = make_sink(topic, **as_user(second_broker, "granted"))
-    wait.until("the grant has arrived", lambda: _is_valid(sink))
+    topic, sink = granted(partitions=2, **as_user(second_broker, "granted"))
     hanging = pre_committed(sink)
     told: Any = hanging.handle["partitions"]
     [[noticed]] = told.values()
@@ -326,18 +325,10 @@ def test_what_hangs_is_ended_with_the_rights_that_the_readme_names_for_it(
 
     binding = allow(second_broker, "granted", AclOperation.ALTER, ResourceType.BROKER, "kafka-cluster")
     try:
-        wait.until("ALTER is granted", lambda: _is_ended(sink, found))
+        wait.until("ALTER is granted", lambda: is_permitted(sink.abort, found))
     finally:
         _revoke(second_broker, binding)
     topic.stays_empty()
-
-
-def _is_ended(sink: Any, found: Committable) -> bool:
-    try:
-        sink.abort(found)
-    except OperatorRequired:
-        return False
-    return True
 
 
 def _revoke(second_broker: Any, binding: AclBinding) -> None:

@@ -10,6 +10,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import confluent_kafka
 import pytest
 import trustme
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
@@ -27,6 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from twopc.errors import ConfigurationError
+from twopc_kafka.key_stores import TlsContext
 from twopc_kafka.options import parse_options
 
 PASSWORD, OTHER = "hunter2-opens-the-store", "hunter2-opens-the-key"  # what must not be seen anywhere
@@ -81,6 +83,10 @@ def connected_as(given: dict[str, Any]) -> str:
     parsed = parse_options(given)
     tls = {name: value for name, value in parsed.properties.items() if name.startswith(("ssl.", "security."))}
     confluent_kafka.Producer({"bootstrap.servers": "127.0.0.1:1", **tls}, logger=logging.getLogger("unheard"))
+    return seen_of(parsed.control["ssl_context"])
+
+
+def seen_of(client: TlsContext) -> str:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     SERVER.configure_cert(context)
     ROOT.configure_trust(context)
@@ -95,7 +101,6 @@ def connected_as(given: dict[str, Any]) -> str:
 
         server = threading.Thread(target=serve)
         server.start()
-        client: ssl.SSLContext = parsed.control["ssl_context"]
         connection = socket.create_connection(listening.getsockname())
         with contextlib.suppress(OSError), client.wrap_socket(connection, server_hostname="127.0.0.1") as secured:
             secured.recv(1)
@@ -187,6 +192,57 @@ def test_a_store_that_has_no_usable_key_is_refused_by_name(
     with pytest.raises(ConfigurationError, match=told) as refused:
         parse_options(given)
     assert PASSWORD not in str(refused.value)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """Options for a client's files in PEM."""
+    texts = {"certificate": CLIENT.certificates, "key": CLIENT.key_as(PKCS8), "ca": AUTHORITY}
+    found = {f"ssl_{name}_location": tmp_path / f"{name}.pem" for name in texts}
+    for file, text in zip(found.values(), texts.values(), strict=True):
+        file.write_text(text)
+    return found
+
+
+@pytest.mark.parametrize(("is_revoked", "seen"), [(False, "granted"), (True, "")])
+def test_a_broker_whose_certificate_is_revoked_is_not_connected_to(
+    is_revoked: bool, seen: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    authority, now = x509.load_pem_x509_certificate(AUTHORITY.encode()), datetime.now(tz=timezone.utc)
+    begun = x509.CertificateRevocationListBuilder(authority.subject, now, now + timedelta(days=1))
+    if is_revoked:
+        served = x509.load_pem_x509_certificate(SERVER.cert_chain_pems[0].bytes())
+        begun = begun.add_revoked_certificate(x509.RevokedCertificateBuilder(served.serial_number, now).build())
+    key: Any = serialization.load_pem_private_key(ROOT.private_key_pem.bytes(), None)
+    revoked = tmp_path / "revoked.pem"
+    revoked.write_bytes(begun.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    assert connected_as(options(**files, ssl_crl_location=revoked)) == seen
+
+
+def test_files_are_read_for_each_connection_and_a_half_of_a_renewal_is_a_lost_connection(
+    files: dict[str, Path],
+) -> None:
+    context = parse_options(options(**files)).control["ssl_context"]
+    renewed = Identity(CLIENTS.issue_cert("renewed@example.org", common_name="renewed"))
+    files["ssl_certificate_location"].write_text(renewed.certificates)
+    with pytest.raises(ConnectionError, match="KEY_VALUES_MISMATCH"):
+        context.wrap_socket(None)
+    files["ssl_key_location"].write_text(renewed.key_as(PKCS8))
+    assert seen_of(context) == "renewed"
+
+
+def test_the_host_is_checked_unless_the_options_say_otherwise(files: dict[str, Path]) -> None:
+    for algorithm, is_checked in (("https", True), ("none", False)):
+        given = options(**files) | {"ssl.endpoint.identification.algorithm": algorithm}
+        assert parse_options(given).control["ssl_context"].made().check_hostname == is_checked
+
+
+def test_an_encrypted_key_file_without_its_password_is_refused_and_not_asked_for_at_the_terminal(
+    files: dict[str, Path],
+) -> None:
+    files["ssl_key_location"].write_text(CLIENT.key_as(PKCS8, OTHER))
+    with pytest.raises(ConfigurationError, match=r"is 'ssl\.key\.password' right"):
+        parse_options(options(**files))
 
 
 STRANGER = Identity(ROOT.issue_cert("stranger@example.org"))

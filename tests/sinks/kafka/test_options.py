@@ -4,7 +4,6 @@ import contextlib
 import logging
 import re
 import socket
-from dataclasses import replace
 from typing import Any
 
 import confluent_kafka
@@ -339,28 +338,6 @@ def test_sasl_is_translated_for_control() -> None:
         "sasl_plain_username": "alice",
         "sasl_plain_password": SECRET,
         "request_timeout_ms": 7000,
-    }
-
-
-@pytest.mark.parametrize(("algorithm", "checked"), [("https", True), ("none", False)])
-def test_tls_is_translated_for_control(algorithm: str, checked: bool) -> None:
-    options = {
-        "ssl.ca.location": "/ca.pem",
-        "ssl.certificate.location": "/cert.pem",
-        "ssl.key.location": "/key.pem",
-        "ssl.key.password": SECRET,
-        "ssl.crl.location": "/crl.pem",
-        "ssl.endpoint.identification.algorithm": algorithm,
-    }
-    # Parsed without them, as the files do not exist.
-    assert replace(parse_options(SERVERS), properties=SERVERS | options).control == {
-        "bootstrap_servers": ["broker:9092"],
-        "ssl_cafile": "/ca.pem",
-        "ssl_certfile": "/cert.pem",
-        "ssl_keyfile": "/key.pem",
-        "ssl_password": SECRET,
-        "ssl_crlfile": "/crl.pem",
-        "ssl_check_hostname": checked,
     }
 
 

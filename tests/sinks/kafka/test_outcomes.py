@@ -26,6 +26,11 @@ VERSIONS = (0, 4, 5, 6)
 CASES = [*product(STATES, EPOCHS_SINCE, VERSIONS)]
 """State, epochs since, and version: every combination."""
 
+REPEATED = [
+    *("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "CONCURRENT_TRANSACTIONS"),
+    *("UNKNOWN_SERVER_ERROR", "REQUEST_TIMED_OUT", "NETWORK_EXCEPTION"),
+]
+
 ENDING = ("PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 
@@ -73,10 +78,11 @@ def test_nothing_is_known_of_a_transaction_whose_id_has_expired(version: int) ->
     [
         (EndTxnAnswer.DONE, ["NO_ERROR"]),
         (EndTxnAnswer.STUCK, ["UNSUPPORTED_VERSION"]),
+        (EndTxnAnswer.REPEAT, REPEATED),
         (EndTxnAnswer.DENIED, ["CLUSTER_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"]),
     ],
 )
-def test_only_these_answers_end_a_transaction_or_the_query_without_a_further_question(
+def test_these_answers_alone_end_a_transaction_or_the_query_or_are_asked_for_again(
     means: EndTxnAnswer, errors: list[str]
 ) -> None:
     assert [each.name for each in MEANINGS.values() if each.to_end is means] == errors

@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import FileDescriptorProto, FileDescriptorSet
 
 from twopc.errors import ConfigurationError
-from twopc_kafka.protobuf_schemas import Message, add_file, differences, framed_indexes, unreadable
+from twopc_kafka.registry.protobuf_schemas import Message, differences, framings, unreadable
 
 MONEY = 'syntax = "proto3"; package shop; message Money { int64 cents = 1; }'
 ORDERS = """
@@ -29,44 +29,39 @@ message Order {
 """
 
 
-def files(*texts: tuple[str, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, text in texts:
-        add_file(found, name, text)
-    return found
-
-
 def message(fields: str, syntax: str = "proto3", more: str = "") -> Any:
     source = f'syntax = "{syntax}"; message Order {{ {fields} }} {more}'
-    return Message.chosen(files(("order.proto", source)), "Order").descriptor
+    return Message.chosen({"order.proto": source}, "Order").descriptor
 
 
 @pytest.mark.parametrize(
     ("indexes", "framed"),
     [
-        ([0], "00"),
-        ([1], "0202"),
-        ([0, 0], "040000"),
-        ([2, 1, 0], "06040200"),
-        ([64], "028001"),
-        ([0, 8191], "0400fe7f"),
+        ([0], ["00", "0200"]),
+        ([1], ["0202"]),
+        ([0, 0], ["040000"]),
+        ([2, 1, 0], ["06040200"]),
+        ([64], ["028001"]),
+        ([0, 8191], ["0400fe7f"]),
     ],
 )
 def test_indexes_are_zigzag_varints_after_their_count_and_the_first_message_is_one_zero(
-    indexes: list[int], framed: str
+    indexes: list[int], framed: list[str]
 ) -> None:
-    assert framed_indexes(indexes).hex() == framed
+    assert [each.hex() for each in framings(indexes)] == framed
 
 
 @pytest.mark.parametrize("form", ["source", "base64"])
 def test_a_schema_is_compiled_with_those_that_it_imports_in_either_form(form: str) -> None:
-    money = MONEY
-    if form == "base64":
-        money = base64.standard_b64encode(files(("other", MONEY))["other"].SerializeToString()).decode()
-    found = files(("money.proto", money), ("orders.proto", ORDERS))
-    assert [*found] == ["money.proto", "google/protobuf/timestamp.proto", "orders.proto"]
-    again = base64.standard_b64encode(found["orders.proto"].SerializeToString()).decode()
-    assert files(("money.proto", money), ("orders.proto", again)) == found
+    def as_registered(file: Any) -> str:
+        return base64.standard_b64encode(file.SerializeToString()).decode()
+
+    [other] = Message.chosen({"other": MONEY}, None).files
+    money = MONEY if form == "source" else as_registered(other)
+    found = Message.chosen({"money.proto": money, "orders.proto": ORDERS}, None).files
+    assert [each.name for each in found] == ["money.proto", "google/protobuf/timestamp.proto", "orders.proto"]
+    again = {"money.proto": money, "orders.proto": as_registered(found[-1])}
+    assert Message.chosen(again, None).files == found
 
 
 @pytest.mark.parametrize(
@@ -81,12 +76,12 @@ def test_a_schema_is_compiled_with_those_that_it_imports_in_either_form(form: st
 def test_a_message_is_found_by_its_full_name_with_its_place(
     name: str | None, full_name: str, indexes: list[int]
 ) -> None:
-    found = Message.chosen(files(("money.proto", MONEY), ("orders.proto", ORDERS)), name)
+    found = Message.chosen({"money.proto": MONEY, "orders.proto": ORDERS}, name)
     assert (found.descriptor.full_name, found.indexes) == (full_name, indexes)
 
 
 def test_spark_gets_a_nested_message_as_an_outermost_one_whose_fields_have_their_types() -> None:
-    chosen = Message.chosen(files(("money.proto", MONEY), ("orders.proto", ORDERS)), "shop.Order.Line.Tax")
+    chosen = Message.chosen({"money.proto": MONEY, "orders.proto": ORDERS}, "shop.Order.Line.Tax")
     name, serialized = chosen.for_spark
     copy, *others = FileDescriptorSet.FromString(serialized).file
     [only] = copy.message_type
@@ -110,19 +105,19 @@ def test_a_schema_without_the_message_or_that_does_not_compile_is_refused(
     text: str, name: str | None, told: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=told):
-        Message.chosen(files(("a.proto", text)), name)
+        Message.chosen({"a.proto": text}, name)
 
 
 def test_a_message_whose_place_clients_count_otherwise_is_refused() -> None:
     source = 'syntax = "proto3"; message A { message B {} map<string, B> m = 1; message C {} }'
-    found = files(("a.proto", source))
+    found = {"a.proto": source}
     assert Message.chosen(found, "A.B").indexes == [0, 0]
     with pytest.raises(ConfigurationError, match=r"A\.C follows a map field"):
         _ = Message.chosen(found, "A.C").indexes
 
 
 def test_a_message_after_a_group_is_refused_as_clients_count_groups_otherwise() -> None:
-    found = files(("a.proto", 'syntax = "proto2"; message A { optional group G = 1 {} message C {} }'))
+    found = {"a.proto": 'syntax = "proto2"; message A { optional group G = 1 {} message C {} }'}
     with pytest.raises(ConfigurationError, match=r"A\.C follows a map field or a group"):
         _ = Message.chosen(found, "A.C").indexes
 
@@ -130,7 +125,7 @@ def test_a_message_after_a_group_is_refused_as_clients_count_groups_otherwise() 
 def test_a_schema_may_import_any_name_and_spark_gets_the_options_of_its_file() -> None:
     options = "option features.message_encoding = DELIMITED;"
     text = f'edition = "2023"; import "schema.proto"; {options} message O {{ shop.Money m = 1; }}'
-    _, serialized = Message.chosen(files(("schema.proto", MONEY), ("a.proto", text)), "O").for_spark
+    _, serialized = Message.chosen({"schema.proto": MONEY, "a.proto": text}, "O").for_spark
     copy, *_ = FileDescriptorSet.FromString(serialized).file
     assert copy.options.features.message_encoding == copy.options.features.DELIMITED
 

@@ -93,11 +93,15 @@ def test_the_page_says_which_arrow_types_each_column_takes(place: Place) -> None
 def test_every_type_keeps_a_value_as_it_is_or_the_value_is_refused(kind: str, place: Place) -> None:
     place.create(f"value {kind}")
     for values in VALUES:
-        with suppress(SchemaMismatch):  # a driver can't send lists
-            if (left := write_good(place, values)) is not None:
-                kept = [row["value"] for row in place.select([written_as(pa.field("value", values.type))])]
-                assert len(kept) == len(left)
-                assert all(map(is_kept, left, kept))
+        try:
+            left = write_good(place, values)
+        except SchemaMismatch:
+            assert pa.types.is_list(values.type)  # which a driver can't send
+            continue
+        if left is not None:
+            kept = [row["value"] for row in place.select([written_as(pa.field("value", values.type))])]
+            assert len(kept) == len(left)
+            assert all(map(is_kept, left, kept))
 
 
 def is_kept(given: Any, found: Any) -> bool:

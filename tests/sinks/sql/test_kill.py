@@ -57,7 +57,7 @@ def test_what_a_killed_writer_left_undecided_is_found_and_rolled_back(when: str,
 def test_a_server_that_is_killed_amid_a_write_fails_the_attempt_and_loses_nothing_that_is_prepared(
     databases: Databases, place: Place
 ) -> None:
-    if not databases.has_server(place.database):
+    if not databases.servers(place.database):
         pytest.skip("it has no server")
     first = place.vote(["a"])
     sink = place.sink()

@@ -188,8 +188,8 @@ def test_whether_a_record_is_kept_does_not_depend_on_those_beside_it(
 OF_KINDS: dict[str, list[pa.DataType]] = {
     "INTEGER": [pa.int8(), pa.uint64(), pa.float32(), pa.decimal128(9, 2)],
     "BOOLEAN": [pa.bool_()],
-    "TEXT": [pa.string(), pa.large_string()],
-    "BYTEA": [pa.binary()],
+    "TEXT": [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())],
+    "BYTEA": [pa.binary(), pa.binary(16)],
     "DATE": [pa.date32()],
     "TIMESTAMP": [pa.timestamp("us"), pa.timestamp("ms", "UTC")],
     "TIME": [pa.time64("us")],
@@ -211,6 +211,17 @@ def test_records_of_another_kind_than_a_column_are_refused_as_a_whole_and_the_co
             except SchemaMismatch as error:
                 assert "column 'value' has the Arrow type" in error.message  # noqa: PT017
     assert taken == OF_KINDS
+
+
+@pytest.mark.parametrize("database", ["postgresql"])
+def test_a_column_of_a_domain_takes_what_the_domains_type_does(place: Place) -> None:
+    domain = f"digits_{place.table}"
+    place.ask(f"CREATE DOMAIN {domain} AS INTEGER")
+    place.create(f"value {domain}")
+    place.sink().validate(pa.schema({"value": pa.int64()}))
+    for other in (pa.string(), pa.map_(pa.string(), pa.int32())):
+        with pytest.raises(SchemaMismatch, match="column 'value'"):
+            place.sink().validate(pa.schema({"value": other}))
 
 
 @pytest.mark.parametrize("database", ["postgresql"])

@@ -3,7 +3,6 @@
 Both sides use the sink's own interfaces: ``Control`` to describe and end, ``Writer`` to begin and write.
 """
 
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ import pytest
 from tests.campaigns.simulation.kafka_model import Broker
 from tests.campaigns.simulation.world import Fault, Planned, World
 from tests.sinks.kafka.hanging import write_unnoticed
+from tests.support.waiting import until
 from twopc.errors import Retriable, RoundAborted
 from twopc_kafka import KafkaSink
 from twopc_kafka.answers import EndTxnAnswer, OpenInPartition, ProducerIdentity, to_end
@@ -196,7 +196,7 @@ def _relative(state: str, found: Any, first: ProducerIdentity) -> tuple[str, int
 
 
 def _eventually(call: Callable[[], Any]) -> Any:
-    """Call until the result is not None, and return it. A broker that has just started moves its coordinators."""
+    """Call until the result is true, and return it. A broker that has just started moves its coordinators."""
 
     def answered() -> Any:
         try:
@@ -204,11 +204,7 @@ def _eventually(call: Callable[[], Any]) -> Any:
         except Retriable:
             return None
 
-    deadline = time.monotonic() + PATIENCE_S
-    while (answer := answered()) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return answer
+    return until(answered, PATIENCE_S)
 
 
 @dataclass(frozen=True)

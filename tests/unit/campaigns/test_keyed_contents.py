@@ -16,8 +16,7 @@ def findings_of(found: list[Record], decided: int, monkeypatch: pytest.MonkeyPat
     others = SimpleNamespace(changed=lambda *_: [], left_by_query=lambda _: [])
     table = SimpleNamespace(read=lambda: rows, scan=lambda: None)
     place: Any = SimpleNamespace(tables={"orders": table}, log=None, is_keyed=True, others=others)
-    tail = (0, SimpleNamespace(decided=None if decided < 0 else decided))
-    monkeypatch.setattr(contents, "read_tail", lambda _: tail)
+    monkeypatch.setattr(contents, "newest_decided", lambda _: decided)
     findings = Findings()
     contents.look(findings, "now", place)
     if decided == BATCHES - 1:

@@ -1,7 +1,5 @@
 """A part of ``make simulate``: every fault at every step, some pairs, and the first seeds."""
 
-import random
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
@@ -10,8 +8,9 @@ from tests.campaigns.seams import Seam, nothing
 from tests.campaigns.simulation.catching import applied, catch, recorded
 from tests.campaigns.simulation.exploration import FAILING, SMALL, SMALLEST, Failure, pairs, shortest, singles
 from tests.campaigns.simulation.mutants import MUTANTS, Mutant
-from tests.campaigns.simulation.schedule import Result, Scenario, run_schedule, run_seed, simulated
-from tests.campaigns.simulation.world import Fault, Guided
+from tests.campaigns.simulation.scenario import Scenario
+from tests.campaigns.simulation.schedule import run_schedule, run_seed, simulated
+from tests.campaigns.simulation.world import Fault
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +24,7 @@ def failures(scenario: Scenario, schedules: Iterable[Mapping[int, Fault]]) -> li
     for schedule in schedules:
         result = run_schedule(scenario, schedule)
         if result.violation:
-            found.append(str(shortest(scenario, result)))
+            found.append(str(shortest(result)))
     return found
 
 
@@ -53,41 +52,15 @@ TWO_LOST = (944, 11801, 21223)
 @pytest.mark.long
 def test_no_seed_breaks_a_promise() -> None:
     for seed in (*range(800), *DAMAGED, *TWO_LOST):
-        scenario, result = run_seed(seed)
-        assert result.violation is None, str(shortest(scenario, result, seed))
+        result = run_seed(seed)
+        assert result.violation is None, str(shortest(result, seed))
 
 
 def test_a_seed_reproduces_its_run_and_so_does_the_schedule_that_it_drew() -> None:
     for seed in range(40):
-        scenario, first = run_seed(seed)
-        assert run_seed(seed) == (scenario, first)
-        assert run_schedule(scenario, first.schedule) == first
-
-
-@pytest.mark.long
-def test_guided_seeds_repeat_in_order_and_the_schedule_of_each_reproduces_its_run_alone() -> None:
-    def guided() -> list[tuple[Scenario, Result]]:
-        struck = Counter[int]()
-        return [run_seed(seed, struck) for seed in range(40)]
-
-    runs = guided()
-    assert guided() == runs
-    assert [run_schedule(scenario, result.schedule) for scenario, result in runs] == [result for _, result in runs]
-
-
-def test_guided_faults_strike_most_in_states_where_few_have_and_in_each_state_every_fault_as_often() -> None:
-    struck = Counter[int]()
-    possible = (Fault.CRASH_BEFORE, Fault.TIME_OUT, Fault.PREEMPT)
-
-    def at(line: int, steps: int) -> Counter[Fault | None]:
-        faults = Guided(random.Random(0), budget=steps, gap=1, struck=struck)
-        state = (("sink.py", line),), frozenset[None]()
-        return Counter(faults.at(step, possible, lambda: state) for step in range(steps))
-
-    known, new = at(line=1, steps=60), at(line=2, steps=6)
-    assert known.pop(None) > known.total()
-    assert max(known.values()) - min(known.values()) <= 1
-    assert new.total() - new[None] > 1
+        first = run_seed(seed)
+        assert run_seed(seed) == first
+        assert run_schedule(first.scenario, first.schedule) == first
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -112,7 +85,7 @@ def test_a_failure_is_cut_down_to_the_faults_that_matter() -> None:
     with applied(mutant):
         tried = (run_schedule(scenario, {**needed, step: Fault.LOST_BEFORE}) for step in range(max(needed)))
         with_more = next(result for result in tried if result.violation and len(result.schedule) > len(needed))
-        assert shortest(scenario, with_more).schedule == needed
+        assert shortest(with_more).schedule == needed
 
 
 @pytest.mark.long

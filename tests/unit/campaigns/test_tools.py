@@ -86,14 +86,7 @@ def test_an_append_to_a_full_disk_is_in_doubt_and_leaves_the_log_as_it_was(
     command, obstacle = in_namespace()
     if not command:
         pytest.skip(f"can't mount a disk to fill: {obstacle}")
-    program = [
-        sys.executable,
-        "-m",
-        "tests.unit.campaigns.test_full_disks",
-        str(tmp_path / "disk"),
-        lack,
-        str(names_left),
-    ]
+    program = [sys.executable, "-m", __name__, str(tmp_path / "disk"), lack, str(names_left)]
     ended = subprocess.run([*command, *program], capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
 

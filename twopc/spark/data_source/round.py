@@ -266,7 +266,7 @@ class Rounds:
             replay_copies=self.replay_copies,
             start_timeout_s=self.start_timeout_s,
         )
-        coordinator._start = start  # noqa: SLF001  # not for users
+        coordinator._turns.start = start  # noqa: SLF001  # not for users
         return coordinator
 
 

@@ -41,10 +41,13 @@ class Remote(Store):
         renames: whether to publish by a rename, which must be atomic; otherwise by a copy.
     """
 
-    longest_name = LONGEST_NAME
     url: str = field()  # and not the property
     storage_options: Mapping[str, Any] = field(repr=False)
     renames: bool
+
+    @property
+    def longest_name(self) -> int | None:  # type: ignore[override]  # without renames, the store has no folders
+        return LONGEST_NAME if self.renames else None
 
     def for_a_trial(self) -> AbstractContextManager[None]:
         if self.renames:

@@ -257,8 +257,7 @@ class MarkingStore(Store):
         if self.found(file.target) != (file.size_bytes, file.transaction_id):
             raise OSError(
                 errno.EAGAIN,
-                f"{self.url}/{file.target} has not appeared as this transaction's file, though the store accepted the"
-                " request",
+                f"{self.url}/{file.target} has not appeared as this transaction's file",
             )
 
 

@@ -7,14 +7,15 @@ librdkafka fetches its own tokens.
 from __future__ import annotations
 
 import functools
-import importlib
 import importlib.metadata
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from typing import Any, Protocol, TypeAlias
 
 import kafka.errors
@@ -29,12 +30,12 @@ logger = logging.getLogger(__name__)
 OAUTHBEARER = "OAUTHBEARER"
 
 PROVIDER = "sasl.token.provider"
-_PREFIX = "sasl.token."
+PREFIX = "sasl.token."
 _GROUP = "twopc_kafka.tokens"
 _SHIPPED = {
-    "aws": "twopc_kafka.token_providers:Aws",
-    "azure": "twopc_kafka.token_providers:Azure",
-    "google": "twopc_kafka.token_providers:Google",
+    "aws": "twopc_kafka.token_providers:aws",
+    "azure": "twopc_kafka.token_providers:azure",
+    "google": "twopc_kafka.token_providers:google",
 }
 
 OPTIONS = (PROVIDER, *oidc.OPTIONS)
@@ -94,7 +95,7 @@ class TokenProvider(Protocol):
 
 def is_token_option(name: str) -> bool:
     """Return whether an option is one of tokens. Those of a provider may have any name."""
-    return name in OPTIONS or name.startswith(_PREFIX)
+    return name in OPTIONS or name.startswith(PREFIX)
 
 
 def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
@@ -104,11 +105,11 @@ def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
         ConfigurationError: an option is wrong or missing. The error names the option, never its value.
     """
     for name in properties:
-        if mechanism != OAUTHBEARER and name.startswith((_PREFIX, oidc.PREFIX)):
+        if mechanism != OAUTHBEARER and name.startswith((PREFIX, oidc.PREFIX)):
             raise ConfigurationError(f"{name!r} is only for 'sasl.mechanism' = {OAUTHBEARER!r}", option=name)
         if PROVIDER in properties and name in oidc.OPTIONS:
             raise ConfigurationError(f"{name!r} has no effect with {PROVIDER!r}: leave one of them out", option=name)
-        if PROVIDER not in properties and name.startswith(_PREFIX):
+        if PROVIDER not in properties and name.startswith(PREFIX):
             raise ConfigurationError(f"{name!r} needs {PROVIDER!r}", option=PROVIDER)
     if mechanism == OAUTHBEARER and PROVIDER in properties:
         _provider_of(properties)
@@ -116,15 +117,12 @@ def check_tokens(mechanism: object, properties: Mapping[str, Any]) -> None:
         oidc.check(properties, PROVIDER)
 
 
-def without_token_options(properties: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the properties for librdkafka, which gets tokens of a provider from a callback."""
-    return {name: value for name, value in properties.items() if not name.startswith(_PREFIX)}
-
-
 def tokens_of(properties: Mapping[str, Any]) -> Tokens:
     """Return the tokens for checked properties. All connections of a process share them."""
     names = ["bootstrap.servers", *sorted(name for name in properties if is_token_option(name))]
-    return _tokens(tuple((name, str(properties[name])) for name in names))
+    tokens = _tokens(tuple((name, str(properties[name])) for name in names))
+    tokens.provider()  # made here, as the connections' thread would take its error for a lost broker
+    return tokens
 
 
 def require_token(properties: Mapping[str, Any]) -> None:
@@ -152,11 +150,16 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        self._fetch: Fetch | None = None  # with its parent's connections, it would be no good after a fork
+        self._fetch: Fetch | None = None  # a parent's provider may hold connections that its child can't use
         self._fetching = threading.Lock()
         self._under_way: _Attempt | None = None
         self._token = Token("", 0.0)
         self._renewed_at_s = self._ends_at_s = 0.0  # by time.monotonic
+
+    def provider(self) -> Fetch:
+        """Return this process's provider. Raises what making it raises."""
+        self._fetch = self._fetch or self._make()
+        return self._fetch
 
     def token(self) -> str:
         """Return a token to kafka-python, which treats a ``KafkaConnectionError`` as a lost connection."""
@@ -188,9 +191,8 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
             return self._token
 
     def _renew(self, timeout_s: float) -> None:
-        self._fetch = self._fetch or self._make()
-        attempt = self._under_way = self._under_way or _Attempt(self._fetch)
-        if not attempt.has_ended.wait(timeout_s):
+        attempt = self._under_way = self._under_way or _Attempt(self.provider())
+        if not wait([attempt.token], timeout_s).done:
             raise self._no_token(f"it has not returned within {timeout_s:g} s")
         self._under_way = None
         self._token = self._checked(attempt)
@@ -199,12 +201,12 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         self._ends_at_s = attempt.began_s + life_s
 
     def _checked(self, attempt: _Attempt) -> Token:
-        match attempt.error:
-            case ConfigurationError() | OperatorRequired() | Retriable():
-                raise attempt.error
+        match attempt.token.exception():
+            case ConfigurationError() | OperatorRequired() | Retriable() as error:
+                raise error
             case BaseException() as error:
                 raise self._no_token(f"it raised {type(error).__module__}.{type(error).__qualname__}")
-        token = attempt.token
+        token = attempt.token.result()
         if not isinstance(token, Token) or not str(token.value).isascii():
             raise self._no_token("it returned no twopc_kafka.Token with text in ASCII")
         if not token.value or not token.value.isprintable():
@@ -223,19 +225,15 @@ class _Attempt:
     """A call of a provider, on a thread of its own, as it may never return."""
 
     def __init__(self, fetch: Fetch) -> None:
-        self.has_ended = threading.Event()
-        self.token: object = None
-        self.error: BaseException | None = None
+        self.token: Future[object] = Future()
         self.began_s, self.began_at_s = time.monotonic(), time.time()
         threading.Thread(target=self._run, args=[fetch], name="twopc-kafka-token", daemon=True).start()
 
     def _run(self, fetch: Fetch) -> None:
         try:
-            self.token = fetch()
+            self.token.set_result(fetch())
         except BaseException as error:  # noqa: BLE001  # the caller raises another, without what this one may show
-            self.error = error
-        finally:
-            self.has_ended.set()
+            self.token.set_exception(error)
 
 
 @functools.cache
@@ -253,15 +251,15 @@ def _from_endpoint(endpoint: oidc.Endpoint) -> Token:
 
 
 def _provider_of(properties: Mapping[str, Any]) -> Fetch:
-    options = {name.removeprefix(_PREFIX): str(value) for name, value in properties.items() if name.startswith(_PREFIX)}
-    name = options.pop(PROVIDER.removeprefix(_PREFIX))
+    options = {name.removeprefix(PREFIX): str(value) for name, value in properties.items() if name.startswith(PREFIX)}
+    name = options.pop(PROVIDER.removeprefix(PREFIX))
     servers = str(properties.get("bootstrap.servers", "")).split(",")
     return _named(name)(options, servers)
 
 
 def _named(name: str) -> TokenProvider:
-    path = _SHIPPED.get(name, name)
-    if ":" not in path:
+    found = EntryPoint(name, _SHIPPED.get(name, name), _GROUP)
+    if ":" not in found.value:
         registered = importlib.metadata.entry_points(group=_GROUP)
         if name not in registered.names:
             known = [*_SHIPPED, *registered.names]
@@ -270,11 +268,10 @@ def _named(name: str) -> TokenProvider:
                 f"{did_you_mean(name, known)}",
                 option=PROVIDER,
             )
-        path = registered[name].value
-    module, _, attribute = path.partition(":")
+        found = registered[name]
     try:
-        provider: TokenProvider = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
+        provider: TokenProvider = found.load()
+    except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
             f"{PROVIDER!r} = {name!r} can't be imported: {error}. The driver and the executors need it",
             option=PROVIDER,

@@ -73,7 +73,7 @@ class ArrowWriter:
             runs = in_runs(records, room)
             chosen = choose(count, (self._sticky + runs) % count, records.key, named)
             self._sticky += int(runs[-1]) + 1
-            for chunk in _chunks(runs, max(1, CHUNK_BYTES // room)):
+            for chunk in _chunks(runs, records.at_most):
                 order, parts = grouped(chosen[chunk])
                 some = records.slice(chunk.start, chunk.stop), order, parts, self._written + positions[chunk]
                 self._sending.put(topic, encoder.encode(*some))
@@ -119,9 +119,10 @@ class ArrowWriter:
         return count
 
 
-def _chunks(runs: Integers, runs_at_most: int) -> Iterator[slice]:
-    """Yield the range of records of each chunk. A record is never split."""
-    by_bytes = runs // runs_at_most
+def _chunks(runs: Integers, sizes: Integers) -> Iterator[slice]:
+    """Yield the range of records of each chunk. A record is never split. ``sizes``: of each record, in bytes."""
+    begins = (np.cumsum(sizes) - sizes)[np.searchsorted(runs, runs)]  # of each record's run
+    by_bytes = begins // CHUNK_BYTES
     by_number = np.arange(len(runs)) // CHUNK_RECORDS
     starts = np.flatnonzero(np.diff(by_bytes, prepend=-1) | np.diff(by_number, prepend=-1))
     for start, stop in zip(starts, [*starts[1:], len(runs)], strict=True):

@@ -194,13 +194,15 @@ def test_what_is_encoded_at_a_time_is_bounded_in_bytes_and_in_number(
     encoding: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "CHUNK_RECORDS", 7)
+    monkeypatch.setattr(writer, "CHUNK_BYTES", 1000)
     lengths = [1] * 20 + [400] * 10 + [5000] + [1] * 5
     records = encoding.columns([encoding.Given(bytes(length)) for length in lengths])
-    chunks = list(writer._chunks(in_runs(records, 500), 2))
-    assert [n for chunk in chunks for n in range(chunk.start, chunk.stop)] == list(range(len(records)))
-    for chunk in chunks:
-        assert chunk.stop - chunk.start <= 7
-        assert sum(sorted(lengths[chunk])[:-1]) <= 1000  # one record is never cut
+    for room in (1, 500):  # a batch of one record, and one of several
+        chunks = list(writer._chunks(in_runs(records, room), records.at_most))
+        assert [n for chunk in chunks for n in range(chunk.start, chunk.stop)] == list(range(len(records)))
+        for chunk in chunks:
+            assert chunk.stop - chunk.start <= 7
+            assert sum(sorted(lengths[chunk])[:-1]) <= 1000 + room  # neither a record nor a run is cut
 
 
 def test_what_may_go_anywhere_fills_one_batch_after_the_other(encoding: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 import subprocess
@@ -27,17 +26,8 @@ _BUILT_IN = re.compile(r"(?:google|confluent)/[\w/]+\.proto")
 _FIXED = {"fixed32", "fixed64"}
 
 
-def add_file(files: dict[str, Any], name: str, text: str) -> None:
-    """Compile a schema and add it as the file ``name``. The files that it imports are there, except built-in ones.
-
-    Args:
-        files: the ``FileDescriptorProto`` of each file by its name, each after those that it imports.
-        name: the name by which other files import it.
-        text: the source, or a descriptor in base64, as Confluent's clients for Python and .NET register it.
-
-    Raises:
-        ConfigurationError: the schema does not compile.
-    """
+def _add(files: dict[str, Any], name: str, text: str) -> None:
+    """Add a file, with the built-in files that it imports before it."""
     found = _decoded(text)
     for each in found.dependency if found else _BUILT_IN.findall(text):
         _add_built_in(files, each)
@@ -50,7 +40,7 @@ def add_file(files: dict[str, Any], name: str, text: str) -> None:
 def _decoded(text: str) -> Any:
     try:
         return FileDescriptorProto.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, DecodeError, ValueError):
+    except (DecodeError, ValueError):
         return None  # a source has characters that base64 does not have
 
 
@@ -95,12 +85,20 @@ class Message:
     files: tuple[Any, ...]
 
     @classmethod
-    def chosen(cls, files: Mapping[str, Any], name: str | None) -> Message:
-        """Return a message by its full name, such as ``shop.Order.Line``. None is the first of the last file.
+    def chosen(cls, texts: Mapping[str, str], name: str | None) -> Message:
+        """Return a message of the last file.
+
+        Args:
+            texts: each file by the name that others import it by, after those that it imports, built-in ones excepted:
+                its source, or its descriptor in base64, as Confluent's clients for Python and .NET register it.
+            name: the message's full name, such as ``shop.Order.Line``. None for the file's first message.
 
         Raises:
-            ConfigurationError: the last file does not have it, or the files do not belong together.
+            ConfigurationError: a file does not compile, or the last one does not have the message.
         """
+        files: dict[str, Any] = {}
+        for file_name, text in texts.items():
+            _add(files, file_name, text)
         pool = DescriptorPool()
         try:
             for each in files.values():
@@ -136,13 +134,13 @@ class Message:
     @property
     def for_spark(self) -> tuple[str, bytes]:
         """The name and the files by which Spark finds the message. It finds no nested one, so this has a copy."""
-        imports = [each.name for each in self.files]
-        copy = FileDescriptorProto(name="twopc_copy.proto", package="twopc_copy", dependency=imports)
-        original = FileDescriptorProto.FromString(self.descriptor.file.serialized_pb)
-        copy.syntax = original.syntax
-        copy.options.CopyFrom(original.options)
-        if original.HasField("edition"):
-            copy.edition = original.edition
+        own = self.files[-1]
+        copy = FileDescriptorProto(
+            name="twopc_copy.proto", package="twopc_copy", syntax=own.syntax, options=own.options
+        )
+        copy.dependency.extend(each.name for each in self.files)
+        if own.HasField("edition"):
+            copy.edition = own.edition
         self.descriptor.CopyToProto(copy.message_type.add())
         return f"twopc_copy.{self.descriptor.name}", _serialized([copy, *self.files])
 
@@ -154,9 +152,13 @@ def _messages(descriptors: Any) -> Iterator[Any]:
             yield from _messages(each.nested_types)
 
 
-def framed_indexes(indexes: Sequence[int]) -> bytes:
-    """Return what stands between a schema's id and a message: a count and its indexes, as zigzag varints."""
-    return b"\0" if [*indexes] == [0] else b"".join(_varint(2 * each) for each in (len(indexes), *indexes))
+def framings(indexes: Sequence[int]) -> list[bytes]:
+    """Return what may stand between a schema's id and a message: the count of its indexes and these, as zigzag varints.
+
+    The first message has a shorter form, which most clients write. It comes first.
+    """
+    whole = b"".join(_varint(2 * each) for each in (len(indexes), *indexes))
+    return [b"\0", whole] if [*indexes] == [0] else [whole]
 
 
 def _varint(value: int) -> bytes:
