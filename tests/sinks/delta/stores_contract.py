@@ -168,6 +168,7 @@ class StoreContract:
         bucket.sink().commit_batch(0, [committable])
         assert bucket.values() == ["a"]
 
+    @pytest.mark.long
     def test_a_task_whose_server_refuses_it_or_is_busy_fails_as_it_does_at_s3(
         self, proxied: Bucket, proxy: HttpProxy
     ) -> None:
@@ -199,6 +200,7 @@ class StoreContract:
             assert not any(secret in text for text in told)
             assert not any(secret.encode() in data for data in objects)
 
+    @pytest.mark.long
     def test_partitions_of_any_name_are_read_back_from_the_store(self, bucket: Bucket) -> None:
         parted = replace(bucket, below="/parted")
         parted.create(pa.schema({"value": pa.string(), "day": pa.string()}), ["day"])
@@ -206,7 +208,10 @@ class StoreContract:
         parted.sink().commit_batch(0, [parted.pre_commit({"value": [*"abcd"], "day": days})])
         assert sorted(str(row["day"]) for row in parted.rows()) == sorted(map(str, days))
 
-    @pytest.mark.parametrize("below", ["", "/a b/ü=1+2", "/what'[1]*"])
+    @pytest.mark.parametrize(
+        "below",
+        ["/a b/ü=1+2", pytest.param("", marks=pytest.mark.long), pytest.param("/what'[1]*", marks=pytest.mark.long)],
+    )
     def test_a_table_may_have_any_path_that_both_clients_read_alike(self, bucket: Bucket, below: str) -> None:
         odd = replace(bucket, below=below)
         if below or not odd.fs.exists(f"{odd.folder}/_delta_log"):
@@ -218,6 +223,7 @@ class StoreContract:
         assert odd.values() == ["a"] * 6
         assert list(sink.recover()) == []
 
+    @pytest.mark.variants
     @pytest.mark.parametrize("name", ["a%20b", "a#b", "a?b", "a//b"])
     def test_a_url_that_two_clients_read_differently_is_refused(self, bucket: Bucket, name: str) -> None:
         with pytest.raises(ConfigurationError, match="percent-encoded"):
