@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 import s3fs
-from adlfs import AzureBlobFileSystem  # type: ignore[import-untyped]
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
 from tests.support.azurite_server import ACCOUNT, AzuriteServer
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Round
-from twopc.stores.gcs import gcs_client
 from twopc_delta import DeltaSink
 from twopc_delta.options import DeltaOptions
 from twopc_delta.storage import Storage
@@ -210,6 +208,8 @@ class Container(Bucket):
 
     @property
     def fs(self) -> Any:
+        from adlfs import AzureBlobFileSystem  # type: ignore[import-untyped]  # other environments lack it
+
         return AzureBlobFileSystem(**self.storage, use_listings_cache=False, skip_instance_cache=True)
 
     def through(self, proxy: Any) -> Container:
@@ -235,6 +235,8 @@ class GcsBucket(Bucket):
 
     @property
     def fs(self) -> Any:
+        from twopc.stores.gcs import gcs_client  # needs gcsfs, which other environments lack
+
         return gcs_client({**self.storage, "use_listings_cache": False})
 
     def rows(self) -> list[dict[str, Any]]:
