@@ -1,4 +1,4 @@
-"""S3 servers of several makers, and one that is killed at a request of a batch."""
+"""S3 servers of several makers, and a server that is killed at a request of a batch."""
 
 import contextlib
 import http.client
@@ -16,6 +16,7 @@ from tests.campaigns.stores.go_servers import PROGRAMS, GoServer
 from tests.support.http_proxy import PER_HOP, Answer, HttpProxy, Request
 from tests.support.restarted_query import RestartedQuery
 from tests.support.s3_server import S3Server
+from tests.support.server_process import ServerProcess
 
 MOTO = "moto"
 KILLED = tuple(PROGRAMS)
@@ -64,8 +65,8 @@ class StruckServer(HttpProxy):
         took_s: how long each request took.
     """
 
-    def __init__(self, server: GoServer) -> None:
-        super().__init__(server.storage_options["endpoint_url"])
+    def __init__(self, server: ServerProcess) -> None:
+        super().__init__(server.endpoint_url)
         self._server_process = server
         self._due: tuple[int, Way, int] | None = None
         self.took_s: list[float] = []

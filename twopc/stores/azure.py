@@ -95,22 +95,36 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
             raise FileNotFoundError(errno.ENOENT, "no such folder", path)
         return found if detail else sorted({each["name"] for each in found})
 
-    async def _find(self, path: str, detail: bool = False, **keywords: Any) -> Any:  # noqa: ARG002  # adlfs's options
-        found = [await self._describe(each) async for each in self._below(path, "list_blobs", include=["metadata"])]
+    async def _find(self, path: str, detail: bool = False, prefix: str = "", **keywords: Any) -> Any:  # noqa: ARG002
+        listing = self._below(path, "list_blobs", prefix, include=["metadata"])
+        found = [await self._describe(each) async for each in listing]
         files = {each["name"]: each for each in found if each["type"] == "file"}
         return files if detail else [*files]
+
+    async def _names_from(self, path: str, first: str, limit: int) -> list[str]:
+        """Return up to ``limit`` names below a folder, in order, from the name ``first`` on."""
+        before = f"{path.partition('/')[2]}/".lstrip("/")
+        names: list[str] = []
+        async for found in self._below(path, "list_blobs", start_from=before + first, results_per_page=limit):
+            names.append(found.name.removeprefix(before))
+            if len(names) == limit:
+                break
+        return names
+
+    names_from = asyn.sync_wrapper(_names_from)
 
     def _open(self, path: str, mode: str = "rb", block_size: int | None = None, **keywords: Any) -> _File:
         return _File(self, path, mode, block_size or self.blocksize, **keywords)
 
-    async def _below(self, path: str, method: str, **keywords: Any) -> AsyncIterator[Any]:
-        """Yield what Azure's client lists below a folder."""
+    async def _below(self, path: str, method: str, prefix: str = "", **keywords: Any) -> AsyncIterator[Any]:
+        """Yield what Azure's client lists below a folder: what begins with ``prefix`` there."""
         container, _, folder = path.rstrip("/").partition("/")
-        prefix = f"{folder}/".lstrip("/")
+        own = f"{folder}/".lstrip("/")
         client = self.service_client.get_container_client(container)
         with self._translating():
-            async for found in getattr(client, method)(name_starts_with=prefix, **self._timeout_kwargs, **keywords):
-                if found.name != prefix:  # some programs make a blob for the folder itself
+            begins = {"name_starts_with": own + prefix, **self._timeout_kwargs}
+            async for found in getattr(client, method)(**begins, **keywords):
+                if found.name != own:  # some programs make a blob for the folder itself
                     yield found
 
     async def _describe(self, found: Any) -> dict[str, Any]:

@@ -82,9 +82,9 @@ def _newest(newest: int, storage: Storage) -> dict[int, Entry]:
 
 
 def _beside_spark(storage: Storage) -> str:
-    if storage.is_local:
+    if storage.store is None:
         return (
             "On a disk, Spark looks whether a version exists, and then renames its entry over it. Only writers in one"
             " Java process take turns."
         )
-    return "Spark's log stores for S3 do not ask the store to refuse a version that exists."
+    return storage.store.beside_spark

@@ -113,7 +113,7 @@ def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
     is_again = False
     while True:
         try:
-            return DeltaTable(storage.url, storage_options=storage.delta_options())
+            return DeltaTable(storage.delta_url, storage_options=storage.delta_options())
         except outcomes.FAILURES as error:
             failure = outcomes.Failure.of(error, storage)
         if not failure.is_of_content:

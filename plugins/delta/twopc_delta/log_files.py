@@ -1,4 +1,4 @@
-"""The files of a table's log on a disk or S3: entries, each created only where there is none, and checkpoints."""
+"""The files of a table's log: entries, each created only where there is none, and checkpoints."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class LogFiles:
         try:
             for name in reversed(probes):
                 self._at_store.replace(name, b"")
-            if self._listed_after(probes[2], MaxKeys=3)[0] != probes[3:]:
+            if self._listed_after(probes[2], 3)[0] != probes[3:]:
                 raise Unusable(
                     "its server does not list names in order, from a given one on, as readers of Delta's log need it."
                     " Directory buckets (S3 Express One Zone) and Storj do not: use a general purpose bucket"
@@ -139,16 +139,12 @@ class LogFiles:
             return None
         return [each for each in names if name < each < _NO_VERSION]
 
-    def _listed_after(self, name: str, **limits: int) -> tuple[list[str], bool]:
+    def _listed_after(self, name: str, limit: int = 1000) -> tuple[list[str], bool]:
         """Return what a store lists of the log by one request, from behind ``name`` on, and whether there is more."""
-        filesystem = self._storage.filesystem
-        bucket, folder, _ = filesystem.split_path(f"{self._storage.path}/{_LOG}")
-        prefix = f"{folder}/"
-        after = {"StartAfter": prefix + name, **limits}
+        store, folder = self._storage.store, f"{self._storage.path}/{_LOG}"
+        assert store is not None
         with self._storage.meaning():
-            found = filesystem.call_s3("list_objects_v2", Bucket=bucket, Prefix=prefix, **after)
-        names = [each["Key"].removeprefix(prefix) for each in found.get("Contents", ())]
-        return names, bool(found.get("IsTruncated"))
+            return store.listed(self._storage.filesystem, folder, name, limit)
 
     def last_checkpoint(self) -> int:
         """Return the version of the newest checkpoint, as the writer of it has noted; 0 if none has."""

@@ -24,8 +24,7 @@ OPTIONS = (
     Option(
         "storage_options",
         mapping(),
-        "for S3, as fsspec names them: `key`, `secret`, `token`, `anon`, `endpoint_url`, `client_kwargs` with"
-        " `endpoint_url` and `region_name`, `s3_additional_kwargs`, `config_kwargs`",
+        "for an object store, as fsspec names them: the backend's README lists them",
     ),
     Option(
         "merge_schema",

@@ -32,7 +32,7 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳|(?<=\s)0: <unknown>.*", re.DOTALL)
 
 _REFUSED = re.compile(
     r"permission ?denied|access ?denied|forbidden|\b403\b|read-only file system|invalidaccesskeyid"
-    r"|signaturedoesnotmatch|expiredtoken|xadminusernotfound|unsafe_rename|nosuchbucket|keytoolong"
+    r"|signaturedoesnotmatch|expiredtoken|xadminusernotfound|unsafe_rename|nosuchbucket|containernotfound|keytoolong"
     r"|lacked valid|invalidtoken|tokenrefreshrequired|authorizationheadermalformed",
     re.IGNORECASE,
 )
@@ -141,13 +141,12 @@ def looking(storage: Storage, what: str, is_decided: bool) -> AbstractContextMan
     return mapped(FAILURES, lambda error: look_failed(Failure.of(error, storage), what, is_decided), hides_cause=True)
 
 
-def put_refused(failure: Failure, what: str) -> ConfigurationError | Retriable:
+def put_refused(failure: Failure, what: str, advice: str = "") -> ConfigurationError | Retriable:
     """Return the error for a store that failed the trial of put-if-absent and of listings."""
     if failure.is_temporary and not isinstance(failure.error, Unusable):
         return Retriable(f"{what}: no answer: {failure.text}")
     return ConfigurationError(
-        f"{what} is in a store that the sink can't use: {failure.text}. Nothing was written. Headers that a bucket asks"
-        " for, such as for encryption, are in 'storage_options' under 's3_additional_kwargs'."
+        f"{what} is in a store that the sink can't use: {failure.text}. Nothing was written.{advice}"
     )
 
 

@@ -68,11 +68,11 @@ class DeltaTransaction(Transaction):
 
 
 class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
-    """Writes records to a Delta table on a local disk or on S3, each batch as one version of the table.
+    """Writes records to a Delta table on a local disk or in an object store, each batch as one version of the table.
 
     Args:
-        options: ``path``: the folder of the table, which must exist. ``storage_options``: what S3 needs, such as
-            credentials. ``merge_schema``: add columns that it lacks. ``target_file_bytes``: the length of a file.
+        options: ``path``: the folder of the table, which must exist. ``storage_options``: what its store needs, such
+            as credentials. ``merge_schema``: add columns that it lacks. ``target_file_bytes``: the length of a file.
             ``upsert_by``: the columns by which a record replaces a row.
 
     Raises:
@@ -146,7 +146,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                 folder.try_put_if_absent()
             LogFiles(self._storage).try_put()
         except OSError as error:
-            raise outcomes.put_refused(self._failure(error), self._name) from None
+            advice = "" if self._storage.store is None else self._storage.store.advice
+            raise outcomes.put_refused(self._failure(error), self._name, advice) from None
 
     def _failure(self, error: Exception) -> outcomes.Failure:
         return outcomes.Failure.of(error, self._storage)
@@ -294,7 +295,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         self._log.commit(batch_id, committables)
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset]:  # noqa: ARG002
-        return [of_folder(self._storage.url)]
+        return [of_folder(self._storage.url, self._storage.options)]
 
     def abort(self, committable: Committable) -> None:
         """Remove the files of an undecided transaction that was not pre-committed, as its note has them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
+import functools
 import os
 import re
 from collections import defaultdict
@@ -20,45 +20,16 @@ from twopc.stores.disk import LocalFolder, SyncedFile
 from twopc.stores.places import LOCAL, canonical, parsed_place
 from twopc.stores.remote import ObjectFolder
 from twopc.threads import call_at_once
+from twopc_delta.stores import STORES, Store
 
 NOTES = "_twopc"
 """The folder of notes, below the table's own. Readers of Delta look at the log alone; VACUUM skips a folder whose name
 starts with an underscore."""
 
-_S3 = ("s3", "s3a")
 _BLOCK_BYTES = 8 * 1024 * 1024
-"""How much of a file is in memory before a part of it goes to S3. s3fs would hold 50 MiB per open file."""
+"""How much of a file is in memory before a part of it goes to a store. s3fs would hold 50 MiB per open file."""
 
-_NAMES = {
-    "key": "aws_access_key_id",
-    "secret": "aws_secret_access_key",
-    "token": "aws_session_token",
-    "anon": "aws_skip_signature",
-    "endpoint_url": "aws_endpoint_url",
-}
-_INSIDE: dict[str, dict[str, str]] = {
-    "client_kwargs": {"endpoint_url": "aws_endpoint_url", "region_name": "aws_region"},
-    "s3_additional_kwargs": {
-        "ServerSideEncryption": "aws_server_side_encryption",
-        "SSEKMSKeyId": "aws_sse_kms_key_id",
-        "BucketKeyEnabled": "aws_sse_bucket_key_enabled",
-        "ACL": "",
-    },
-    "config_kwargs": dict.fromkeys(
-        (
-            *("connect_timeout", "read_timeout", "retries", "max_pool_connections", "tcp_keepalive"),
-            *("request_checksum_calculation", "response_checksum_validation", "user_agent_extra"),
-        ),
-        "",
-    ),
-}
-"""fsspec's names of S3 options → delta-rs's. Options inside of ``_INSIDE`` with no counterpart there are for fsspec
-alone: both clients reach the same objects with them and without."""
-
-_SECRET = ("key", "secret", "token")
 _SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
-
-_LOCK_OF_DYNAMODB = "AWS_S3_LOCKING_PROVIDER"
 
 _READ_AS_URL = {True: re.compile("%"), False: re.compile("[%#?]|//")}
 """What delta-rs takes for parts of a URL in a path on a disk (True) and at a store: it would read another folder's log
@@ -104,34 +75,48 @@ class Storage:
                 f"the path of the table has {found[0]!r} in it: delta-rs and fsspec would read it as two different"
                 " folders. Write the path as it is, not percent-encoded; or move the table to a folder without it."
             )
-        if protocol in LOCAL:
+        if protocol is None or protocol in LOCAL:
             if options:
-                raise ConfigurationError("the option 'storage_options' of the delta sink is for S3; a disk has none.")
+                raise ConfigurationError(
+                    "the option 'storage_options' of the delta sink is for object stores; a disk has none."
+                )
             return cls(str(Path(path).absolute()), {})
-        if protocol not in _S3:
+        if (store := STORES.get(protocol)) is None:
             raise ConfigurationError(
-                f"the delta sink writes to local disks and S3. {protocol!r} was not tested: two commits could both win."
+                "the delta sink writes to local disks, S3, Azure and Google Cloud Storage."
+                f" {protocol!r} was not tested: two commits could both win."
             )
-        storage = cls(canonical("s3", path.rstrip("/")), dict(options))
+        storage = cls(canonical(store.spelling(protocol), path.rstrip("/")), dict(options))
         storage.delta_options()
         return storage
 
     @property
     def is_local(self) -> bool:
-        return not self.url.startswith("s3://")
+        return self.store is None
+
+    @functools.cached_property
+    def store(self) -> Store | None:
+        """The kind of object store; None for a local disk."""
+        return STORES.get(self.url.partition("://")[0])
 
     @property
     def path(self) -> str:
         """The folder as fsspec's file system names it."""
-        return self.url if self.is_local else self.url.removeprefix("s3://")
+        return self.url if self.store is None else self.store.path_of(self._rest)
+
+    @property
+    def delta_url(self) -> str:
+        """The folder as delta-rs names it."""
+        return self.url if self.store is None else f"{self.store.protocols[0]}://{self.path}"
+
+    @property
+    def _rest(self) -> str:
+        return self.url.partition("://")[2]
 
     @property
     def filesystem(self) -> Any:
         """Fsspec's file system. It keeps no listings: other processes write, too."""
-        if self.is_local:
-            return fsspec.filesystem("file")
-        # Cloudflare R2 takes no upload whose parts differ in size, but for the last one.
-        return fsspec.filesystem("s3", **{**self.options, "use_listings_cache": False, "fixed_upload_size": True})
+        return fsspec.filesystem("file") if self.store is None else self.store.client(self.url, self.options)
 
     @property
     def longest_folder_bytes(self) -> int:
@@ -145,35 +130,14 @@ class Storage:
         Raises:
             ConfigurationError: one has no counterpart, so that tasks and driver would reach different places.
         """
-        if self.is_local:
+        if self.store is None:
             return {}
-        if os.environ.get(_LOCK_OF_DYNAMODB):
-            raise ConfigurationError(
-                f"{_LOCK_OF_DYNAMODB} is set: the table's other writers take turns by a lock in DynamoDB, which"
-                " delta-rs no longer supports. They could overwrite a commit of this sink. Have all writers use S3's"
-                " conditional puts, and unset the variable."
-            )
-        found: dict[str, str] = {}
-        inside = [(self.options.get(name) or {}, names, f"{name}.") for name, names in _INSIDE.items()]
-        outside = {name: value for name, value in self.options.items() if name not in _INSIDE}
-        for given, names, prefix in ((outside, _NAMES, ""), *inside):
-            for name, value in given.items():
-                if name not in names:
-                    known = ", ".join(
-                        [*_NAMES, *(f"{outer}.{each}" for outer, each_ in _INSIDE.items() for each in each_)]
-                    )
-                    what = f"the option 'storage_options' of the delta sink has no {prefix + str(name)!r}"
-                    raise ConfigurationError(f"{what}. It has: {known}.")
-                if names[name] and value is not None:
-                    found[names[name]] = str(value).lower() if isinstance(value, bool) else str(value)
-        if found.get("aws_endpoint_url", "").startswith("http://"):
-            found["aws_allow_http"] = "true"
-        return found
+        self.store.require_usable()
+        return self.store.delta_options(self._rest, self.options)
 
     def without_secrets(self, text: str) -> str:
         """Return ``text`` without the values of credentials, which a server may repeat in an error."""
-        for name in _SECRET:
-            value = str(self.options.get(name) or "")
+        for value in () if self.store is None else self.store.secrets_in(self._rest, self.options):
             if len(value) >= _SHORTEST_SECRET:
                 text = text.replace(value, "***")
         return text
@@ -196,19 +160,14 @@ class Storage:
 
     @contextlib.contextmanager
     def meaning(self) -> Iterator[None]:
-        """Around requests: errors of S3's clients become OSErrors, as those of a disk are."""
+        """Around requests: errors of a store's client become OSErrors, as those of a disk are."""
         try:
             yield
-        except OSError:
-            raise
         except Exception as error:
-            if type(error).__module__.partition(".")[0] not in ("botocore", "aiobotocore", "aiohttp"):
+            meant = None if self.store is None else self.store.meaning(error)
+            if meant is None:
                 raise
-            from twopc.stores.s3 import translate  # needs S3's client, which raised this
-
-            number = translate(error).errno
-            # An unknown error must not look like that of a disk, which may pass.
-            raise OSError(errno.EPROTO if number == errno.EIO else number, self.without_secrets(str(error))) from None
+            raise OSError(meant.errno, self.without_secrets(str(meant.strerror))) from None
 
     def create(self, path: str) -> IO[bytes]:
         """Open a new file below the folder for writing. It is durable when it is closed."""
@@ -289,7 +248,7 @@ class Storage:
             # A disk may take a millisecond for a file that was just synced, and removes others meanwhile.
             shares = [paths[start::_REMOVED_AT_ONCE] for start in range(_REMOVED_AT_ONCE)]
             call_at_once(self._remove_each, shares, _REMOVED_AT_ONCE)
-        elif _PATTERN & {*self.path}:
+        elif self.store is not None and (not self.store.removes_many or _PATTERN & {*self.path}):
             self.at_once(self.remove, paths)
         else:
             for start in range(0, len(paths), _KEYS_PER_DELETION):

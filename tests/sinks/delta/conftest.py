@@ -7,18 +7,22 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 import s3fs
 from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
+from tests.support.azurite_server import ACCOUNT, AzuriteServer
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Round
 from twopc_delta import DeltaSink
 from twopc_delta.options import DeltaOptions
 from twopc_delta.storage import Storage
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 VALUE = pa.schema({"value": pa.string()})
 
@@ -137,7 +141,9 @@ class Bucket(TablePlace):
 
     def create(self, schema: pa.Schema = VALUE, partition_by: Sequence[str] = ()) -> None:
         delta = self.reached.delta_options()
-        DeltaTable.create(self.url, Schema.from_arrow(schema), partition_by=list(partition_by), storage_options=delta)
+        DeltaTable.create(
+            self.reached.delta_url, Schema.from_arrow(schema), partition_by=list(partition_by), storage_options=delta
+        )
 
     @property
     def folder(self) -> str:
@@ -153,7 +159,7 @@ class Bucket(TablePlace):
         return {"path": self.url, "storage_options": self.storage}
 
     @property
-    def fs(self) -> s3fs.S3FileSystem:
+    def fs(self) -> Any:
         """As another program reaches the bucket."""
         return s3fs.S3FileSystem(**self.storage, use_listings_cache=False)
 
@@ -162,19 +168,80 @@ class Bucket(TablePlace):
         """As the sink reaches the table."""
         return DeltaOptions.parse(self.options).storage
 
+    def reached_by(self, **options: Any) -> Self:
+        """The same table, reached with other options."""
+        return replace(self, storage={**self.storage, **options})
+
     def through(self, proxy: Any) -> Bucket:
         """The same table, reached through a proxy."""
-        return replace(self, storage={**self.storage, "endpoint_url": proxy.url})
+        return self.reached_by(endpoint_url=proxy.url)
 
     def unbound(self, **options: Any) -> DeltaSink:
         return DeltaSink({**self.options, **options})
 
     def table(self) -> DeltaTable:
-        return DeltaTable(self.url, storage_options=self.reached.delta_options())
+        return DeltaTable(self.reached.delta_url, storage_options=self.reached.delta_options())
+
+    def append(self, *values: str) -> None:
+        """What a writer that is not ours adds."""
+        rows, delta = pa.table({"value": pa.array(values, pa.string())}), self.reached.delta_options()
+        write_deltalake(self.reached.delta_url, rows, mode="append", storage_options=delta)
 
     def objects(self) -> list[str]:
         """Every object of the table but its log."""
         return [path for path in self.fs.find(self.folder) if "_delta_log" not in path]
+
+
+@dataclass(frozen=True)
+class Container(Bucket):
+    """A table in a container of Azure."""
+
+    @classmethod
+    def on(cls, server: AzuriteServer, schema: pa.Schema = VALUE, below: str = "/orders") -> Container:
+        container = cls(server.make_container(), server.storage_options, below)
+        container.create(schema)
+        return container
+
+    @property
+    def url(self) -> str:
+        return f"abfss://{self.folder}"
+
+    @property
+    def fs(self) -> Any:
+        from adlfs import AzureBlobFileSystem  # type: ignore[import-untyped]  # other environments lack it
+
+        return AzureBlobFileSystem(**self.storage, use_listings_cache=False, skip_instance_cache=True)
+
+    def through(self, proxy: Any) -> Container:
+        [own] = [part for part in self.storage["connection_string"].split(";") if part.startswith("BlobEndpoint")]
+        other = f"BlobEndpoint={proxy.url}/{ACCOUNT}"
+        return self.reached_by(connection_string=self.storage["connection_string"].replace(own, other))
+
+
+@dataclass(frozen=True)
+class GcsBucket(Bucket):
+    """A table in a bucket of Google Cloud Storage."""
+
+    @classmethod
+    def on(cls, storage: Mapping[str, Any], schema: pa.Schema = VALUE, below: str = "/orders") -> GcsBucket:
+        bucket = cls(f"lake-{uuid.uuid4().hex[:8]}", storage, below)
+        bucket.fs.mkdir(bucket.name)
+        bucket.create(schema)
+        return bucket
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self.folder}"
+
+    @property
+    def fs(self) -> Any:
+        from twopc.stores.gcs import gcs_client  # needs gcsfs, which other environments lack
+
+        return gcs_client({**self.storage, "use_listings_cache": False})
+
+    def rows(self) -> list[dict[str, Any]]:
+        # QueryBuilder holds the interpreter while it reads, and the server's XML API is a thread of this process.
+        return list(self.table().to_pyarrow_table().to_pylist())
 
 
 @pytest.fixture

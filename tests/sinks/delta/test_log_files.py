@@ -50,8 +50,16 @@ class Store:
         bucket, _, key = path.partition("/")
         return bucket, key, None
 
-    def call_s3(self, method: str, *, Bucket: str, Prefix: str, StartAfter: str) -> dict[str, Any]:  # noqa: N803
-        assert (method, Bucket, Prefix) == ("list_objects_v2", "bucket", KEYS)
+    def call_s3(
+        self,
+        method: str,
+        *,
+        Bucket: str,  # noqa: N803
+        Prefix: str,  # noqa: N803
+        StartAfter: str,  # noqa: N803
+        MaxKeys: int,  # noqa: N803
+    ) -> dict[str, Any]:
+        assert (method, Bucket, Prefix, MaxKeys) == ("list_objects_v2", "bucket", KEYS, 1000)
         found = [{"Key": key} for key in self._keys if key > StartAfter]
         return {"IsTruncated": self._cut_off, **({"Contents": found} if found else {})}
 

@@ -15,6 +15,7 @@ from tests.sinks.delta.test_readers import by_duckdb
 from tests.support.sink_place import ROUND
 from twopc import Participant
 from twopc.errors import ConfigurationError, OperatorRequired, RecordRefused, RoundAborted, SchemaMismatch
+from twopc_delta import stores
 
 VALUE = {"name": "value", "type": "string", "nullable": True}
 
@@ -337,9 +338,18 @@ def test_a_place_without_a_table_is_refused_and_none_is_made(tmp_path: Any) -> N
     assert not nowhere.folder.exists()
 
 
-@pytest.mark.parametrize("url", ["gs://bucket/t", "abfss://c@a.dfs.core.windows.net/t", "hdfs://host/t", "memory://t"])
+@pytest.mark.parametrize("url", ["hdfs://host/t", "wasbs://c@a.blob.core.windows.net/t", "memory://t"])
 def test_a_store_in_which_two_commits_could_both_win_is_refused(url: str) -> None:
     with pytest.raises(ConfigurationError, match="both win"):
+        Place(url).unbound()
+
+
+@pytest.mark.parametrize(("url", "extra"), [("s3://b/t", "s3"), ("abfss://c/t", "azure"), ("gs://b/t", "gcs")])
+def test_a_store_whose_client_is_missing_is_refused_with_the_extra_that_has_it(
+    url: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=rf"pip install 'twopc-delta\[{extra}\]'"):
         Place(url).unbound()
 
 

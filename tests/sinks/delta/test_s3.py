@@ -113,7 +113,7 @@ def test_a_server_that_is_away_is_repeated_and_the_batch_is_there_once(bucket: B
 def test_a_store_that_does_not_list_names_in_order_is_refused(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     """Directory buckets of S3 heed no start of a listing. A batch was decided there, and never seen to be committed."""
     listed = LogFiles._listed_after
-    monkeypatch.setattr(LogFiles, "_listed_after", lambda log, _, **limits: listed(log, "", **limits))
+    monkeypatch.setattr(LogFiles, "_listed_after", lambda log, _, *limit: listed(log, "", *limit))
     with pytest.raises(ConfigurationError, match="does not list names in order"):
         bucket.sink()
     fs = bucket.fs

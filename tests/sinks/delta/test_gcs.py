@@ -1,0 +1,150 @@
+"""The Delta sink on Google Cloud Storage: fake-gcs-server, whose conditional upload decides between two commits."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sinks.delta.conftest import Bucket, GcsBucket
+from tests.sinks.delta.stores_contract import StoreContract, TableContract
+from tests.support.gcs_repeats import repeat_at_once
+from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
+from tests.support.gcs_server import gcs_server as new_server
+from tests.support.gcs_xml_api import GcsXmlApi
+from tests.support.http_proxy import HttpProxy, gcs_error
+from tests.support.killed_writer import BEFORE, killed_writer
+from tests.support.restarted_query import RestartedQuery
+from tests.support.s3_server import free_port
+from tests.support.struck_server import STRIKES, StruckServer, Way, strike_requests
+from tests.support.typed_records import typed
+from twopc.errors import ConfigurationError
+from twopc_delta.storage import Storage
+
+pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
+
+KEY = {"type": "service_account", "client_email": "a@b", "private_key": "a-secret-that-nobody-sees"}
+
+
+@pytest.fixture(scope="module")
+def api(gcs_server: GcsServer) -> Iterator[GcsXmlApi]:
+    with GcsXmlApi(gcs_server.endpoint_url) as api:
+        yield api
+
+
+@pytest.fixture
+def storage(gcs_server: GcsServer, api: GcsXmlApi) -> dict[str, Any]:
+    """The options to reach the server."""
+    return {**gcs_server.storage_options, "endpoint_url": api.url}
+
+
+@pytest.fixture
+def bucket(storage: dict[str, Any]) -> GcsBucket:
+    """A table of one column."""
+    return GcsBucket.on(storage)
+
+
+@pytest.fixture
+def proxy(api: GcsXmlApi) -> Iterator[HttpProxy]:
+    with HttpProxy(api.url) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def proxied(bucket: GcsBucket, proxy: HttpProxy, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """The table as it is reached through the proxy."""
+    repeat_at_once(monkeypatch)
+    return bucket.through(proxy)
+
+
+@pytest.fixture
+def absent(bucket: GcsBucket) -> Bucket:
+    return replace(bucket, name="nobody-made-it")
+
+
+@pytest.fixture
+def gone(bucket: GcsBucket, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    repeat_at_once(monkeypatch)
+    return bucket.reached_by(endpoint_url=f"http://127.0.0.1:{free_port()}")
+
+
+@pytest.fixture
+def secrets() -> list[str]:
+    return []
+
+
+class TestOnGcs(StoreContract):
+    creation = "POST"
+    entry = "ifGenerationMatch=0"
+    busy = gcs_error(503)
+    refused = gcs_error(403, "writer@project does not have storage.objects access")
+    strange = "requester_pays"
+
+
+@pytest.mark.long
+class TestContractOnGcs(TableContract):
+    @pytest.fixture
+    def typed_bucket(self, storage: dict[str, Any]) -> Bucket:
+        return GcsBucket.on(storage, typed().schema)
+
+
+@pytest.mark.crash
+@pytest.mark.long
+def test_what_a_killed_writer_left_undecided_is_found_and_removed(bucket: GcsBucket) -> None:
+    killed_writer("delta", bucket.options, BEFORE)
+    sink = bucket.sink()
+    [found] = sink.recover()
+    sink.abort(found)
+    assert list(sink.recover()) == []
+    assert bucket.values() == bucket.objects() == []
+
+
+@pytest.mark.crash
+@pytest.mark.long
+@pytest.mark.parametrize(("way", "lost"), STRIKES)
+def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_record(
+    way: Way, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repeat_at_once(monkeypatch)
+    with (
+        new_server(tmp_path / "gcs") as server,
+        StruckServer(server) as proxy,
+        GcsXmlApi(proxy.url) as api,
+    ):
+        bucket = GcsBucket.on({**server.storage_options, "endpoint_url": api.url})
+        query = RestartedQuery(bucket.unbound, tmp_path / "log")
+        written = strike_requests(proxy, query, way, lost)
+        assert bucket.values() == written
+        assert list(bucket.sink().recover()) == []
+
+
+def test_both_clients_take_the_same_credentials(tmp_path: Path) -> None:
+    file = tmp_path / "key.json"
+    file.write_text(json.dumps(KEY))
+    for token, reached in (
+        (KEY, {"google_service_account_key": json.dumps(KEY, separators=(",", ":"))}),
+        (str(file), {"google_application_credentials": str(file)}),
+        ("google_default", {}),
+    ):
+        storage = Storage.at("gcs://lake/t", {"token": token, "project": "p"})
+        assert storage.delta_options() == reached
+        assert (storage.url, storage.path, storage.delta_url) == ("gs://lake/t", "lake/t", "gs://lake/t")
+    assert KEY["private_key"] not in Storage.at("gs://lake/t", {"token": KEY}).without_secrets(KEY["private_key"])
+
+
+@pytest.mark.parametrize("token", ["cloud", "ya29.an-access-token"])
+def test_a_token_that_delta_rs_does_not_take_is_refused_and_not_repeated(token: str) -> None:
+    with pytest.raises(ConfigurationError, match="takes as 'token'") as raised:
+        Storage.at("gs://lake/t", {"token": token})
+    assert token not in str(raised.value)
+
+
+def test_an_emulator_in_the_environment_reaches_delta_rs_too(
+    bucket: GcsBucket, api: GcsXmlApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", api.url)
+    of_environment = replace(bucket, storage={"token": "anon", "project": "test"})
+    of_environment.sink().commit_batch(0, [of_environment.pre_commit(["a"])])
+    assert bucket.values() == ["a"]
