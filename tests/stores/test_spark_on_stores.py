@@ -84,6 +84,7 @@ def add_batches(folder: Path) -> list[str]:
 
 
 @pytest.mark.timeout(BUILD_AT_MOST_S)
+@pytest.mark.usefixtures("java_home")
 @pytest.mark.parametrize("way", ["foreach_batch", "format"])
 @pytest.mark.parametrize("name", ["azure", "gcs", "hdfs", "postgres"])
 def test_a_query_whose_driver_is_killed_amid_its_commits_loses_and_doubles_nothing(

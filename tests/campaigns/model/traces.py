@@ -116,6 +116,8 @@ UNNOTICED = {
     "a failure that comes again is tried for ever": "failures of rounds, and their number",
     "an outage is counted as a failure": "failures of rounds, and their number",
     "an opening forgets the failures before": "failures of rounds, and their number",
+    "a failure is forgotten when another one comes": "failures of rounds, and their number",
+    "an append in doubt is tried for ever": "failures of rounds, and their number",
 }
 """Mutants whose traces the specification accepts, with what it lacks. The ledger rejects them."""
 
