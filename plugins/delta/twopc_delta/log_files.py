@@ -135,7 +135,7 @@ class LogFiles:
         if self._storage.is_local:
             return [each for each in os.listdir(self._folder) if name < each < _NO_VERSION]  # noqa: PTH208
         names, is_truncated = self._listed_after(name)
-        if is_truncated and names[-1] < _NO_VERSION:
+        if is_truncated and (not names or names[-1] < _NO_VERSION):
             return None
         return [each for each in names if name < each < _NO_VERSION]
 

@@ -117,7 +117,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
             LogMismatch: the table lacks the last batch that the commit log records as committed to it.
             Retriable: the store does not answer.
         """
-        self._view = self._supported(self._log.opened(self.last_committed_batch_id))
+        with outcomes.looking(self._storage, f"a look at {self._name}", is_decided=False):
+            log = self._log  # which makes the store's client
+        self._view = self._supported(log.opened(self.last_committed_batch_id))
         self._require_put_if_absent()
         if self.key:
             with outcomes.looking(self._storage, f"a look at {self._name}", is_decided=False):

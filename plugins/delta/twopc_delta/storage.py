@@ -31,9 +31,9 @@ _BLOCK_BYTES = 8 * 1024 * 1024
 
 _SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
 
-_READ_AS_URL = {True: re.compile("%"), False: re.compile("[%#?]|//")}
-"""What delta-rs takes for parts of a URL in a path on a disk (True) and at a store: it would read another folder's log
-than the one to which entries go."""
+_READ_AS_URL = {True: re.compile("%"), False: re.compile(r"[%#?\x00-\x1f]|//|(?:^|/)\.\.?(?=/|$)")}
+"""What delta-rs takes for parts of a URL in a path on a disk (True) and at a store, or leaves out of one: it would read
+another folder's log than the one to which entries go."""
 
 _REQUESTS_AT_ONCE = 32
 _REMOVED_AT_ONCE = 8  # files of a disk

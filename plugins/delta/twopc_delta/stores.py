@@ -244,6 +244,8 @@ class _Azure(Store):
         given = str(options.get("connection_string") or os.environ.get(_CONNECTION_STRING) or "")
         parts = dict(each.split("=", 1) for each in given.split(";") if "=" in each)
         found |= {name: parts[part] for part, name in self._CONNECTION.items() if part in parts}
+        if own := re.match(r"https?://([^./:]+)\.blob\.", parts.get("BlobEndpoint", "")):
+            found.setdefault("azure_storage_account_name", own[1])
         if "BlobEndpoint" not in parts and {"AccountName", "EndpointSuffix"} <= {*parts}:
             protocol = parts.get("DefaultEndpointsProtocol", "https")
             host = f"{parts['AccountName']}.blob.{parts['EndpointSuffix']}"
@@ -274,8 +276,8 @@ class _Gcs(Store):
     beside_spark = "No test has shown what Spark's log store for Google Cloud Storage does beside this sink."
 
     def _complete(self, found: dict[str, str], rest: str, options: Mapping[str, Any]) -> None:  # noqa: ARG002
-        if emulator := os.environ.get(_EMULATOR_OF_GCS):
-            found.setdefault("google_base_url", emulator)
+        if (emulator := os.environ.get(_EMULATOR_OF_GCS, "")) not in ("", "default"):
+            found.setdefault("google_base_url", emulator if "://" in emulator else f"http://{emulator}")
         token = options.get("token")
         if isinstance(token, Mapping):
             found["google_service_account_key"] = orjson.dumps(token).decode()
@@ -293,16 +295,20 @@ class _Gcs(Store):
     def secrets_in(self, rest: str, options: Mapping[str, Any]) -> Iterator[str]:
         yield from super().secrets_in(rest, options)
         if isinstance(token := options.get("token"), Mapping):
-            yield str(token.get("private_key") or "")
+            for name in ("private_key", "refresh_token", "client_secret"):
+                yield " ".join(str(token.get(name) or "").split())  # as blanks are in a message
 
     def listed(self, client: Any, folder: str, after: str, limit: int) -> tuple[list[str], bool]:
         bucket, key, _ = client.split_path(folder)
         prefix = f"{key}/"
         page = {"prefix": prefix, "startOffset": prefix + after, "maxResults": limit + 1}  # from ``after`` on
-        found = client.call("GET", "b/{}/o", bucket, json_out=True, **page)
-        names = [each["name"].removeprefix(prefix) for each in found.get("items", ())]
+        names, next_page = list[str](), True
+        while next_page and len(names) <= limit:  # a page may be short, or empty
+            found = client.call("GET", "b/{}/o", bucket, json_out=True, **page)
+            names += [each["name"].removeprefix(prefix) for each in found.get("items", ())]
+            next_page = page["pageToken"] = found.get("nextPageToken")
         later = [name for name in names if name != after]
-        return later[:limit], len(names) > limit or "nextPageToken" in found
+        return later[:limit], len(names) > limit
 
 
 STORES: Mapping[str, Store] = {protocol: store for store in (_S3(), _Azure(), _Gcs()) for protocol in store.protocols}

@@ -156,6 +156,18 @@ def test_wrong_keys_are_refused(azurite: AzuriteServer, bucket: Container, tmp_p
                 "azure_storage_endpoint": "https://account.blob.core.windows.net",
             },
         ),
+        (
+            "az://lake/t",
+            {
+                "connection_string": "BlobEndpoint=https://account.blob.core.windows.net/;"
+                "SharedAccessSignature=sv=1&sig=s%3D"
+            },
+            {
+                "azure_storage_account_name": "account",
+                "azure_storage_sas_token": "sv=1&sig=s%3D",
+                "azure_storage_endpoint": "https://account.blob.core.windows.net/",
+            },
+        ),
     ],
 )
 def test_both_clients_reach_the_same_account(url: str, options: dict[str, object], reached: dict[str, str]) -> None:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -22,6 +22,7 @@ from tests.support.struck_server import STRIKES, StruckServer, Way, strike_reque
 from tests.support.typed_records import typed
 from twopc.errors import ConfigurationError
 from twopc_delta.storage import Storage
+from twopc_delta.stores import STORES
 
 pytestmark = pytest.mark.timeout(BUILD_AT_MOST_S)
 
@@ -148,3 +149,40 @@ def test_an_emulator_in_the_environment_reaches_delta_rs_too(
     of_environment = replace(bucket, storage={"token": "anon", "project": "test"})
     of_environment.sink().commit_batch(0, [of_environment.pre_commit(["a"])])
     assert bucket.values() == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reached"),
+    [
+        ("127.0.0.1:4443", "http://127.0.0.1:4443"),
+        ("https://127.0.0.1:4443", "https://127.0.0.1:4443"),
+        ("default", None),
+    ],
+)
+def test_an_emulator_may_be_named_without_a_scheme(
+    given: str, reached: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", given)
+    assert Storage.at("gs://lake/t", {}).delta_options().get("google_base_url") == reached
+
+
+@pytest.mark.parametrize("char", ["\t", "\x01"])
+def test_a_path_of_which_delta_rs_leaves_a_part_out_is_refused(char: str) -> None:
+    for path in (f"gs://lake/a{char}b", "gs://lake/a/../b", "gs://lake/."):
+        with pytest.raises(ConfigurationError, match="two different folders"):
+            Storage.at(path, {"token": "anon"})
+
+
+def test_a_listing_goes_on_after_a_page_that_has_nothing() -> None:
+    class Client:
+        pages: ClassVar = [{"nextPageToken": "1"}, {"items": [{"name": "t/1"}, {"name": "t/2"}]}]
+
+        def split_path(self, path: str) -> tuple[str, str]:
+            return "lake", path.removeprefix("lake/")
+
+        def call(self, *_: object, **page: object) -> dict[str, object]:
+            return self.pages["pageToken" in page]
+
+    store = STORES["gs"]
+    assert store.listed(Client(), "lake/t", "0", 10) == (["1", "2"], False)
+    assert store.listed(Client(), "lake/t", "0", 1) == (["1"], True)
