@@ -7,6 +7,7 @@ transaction's files when it is rolled back. A transaction whose note is gone is 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -105,7 +106,10 @@ class Notes:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._folder = storage.notes()
+
+    @functools.cached_property
+    def _folder(self) -> LocalFolder | ObjectFolder:
+        return self._storage.notes()  # made where its errors are awaited: a client may fetch credentials
 
     def place(self, transaction_id: str) -> str:
         """Return where the note of a transaction is."""

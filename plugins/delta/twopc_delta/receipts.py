@@ -6,10 +6,13 @@ entry over that of the batch. Its mark is then older again, and by the mark alon
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, astuple, dataclass
 
 import orjson
 
+from twopc.stores.disk import LocalFolder
+from twopc.stores.remote import ObjectFolder
 from twopc_delta.notes import replace_durably
 from twopc_delta.storage import NOTES, Storage
 
@@ -44,11 +47,14 @@ class Receipts:
 
     def __init__(self, storage: Storage, mark: str) -> None:
         self._storage = storage
-        self._folder = storage.notes()
         self._name = mark + RECEIPT
         self.place = f"{storage.url}/{NOTES}/{self._name}"
         self._newest: Receipt | None = None
         self._is_read = False
+
+    @functools.cached_property
+    def _folder(self) -> LocalFolder | ObjectFolder:
+        return self._storage.notes()  # made where its errors are awaited: a client may fetch credentials
 
     def newest(self) -> Receipt | None:
         """Return the receipt; None if no batch was committed, or an operator has removed it. Read once per process.

@@ -222,11 +222,12 @@ class _Azure(Store):
     beside_spark = "No test has shown what Spark's log store for Azure does beside this sink."
 
     _CONNECTION: ClassVar = {
-        "AccountName": "azure_storage_account_name",
-        "AccountKey": "azure_storage_account_key",
-        "SharedAccessSignature": "azure_storage_sas_token",
-        "BlobEndpoint": "azure_storage_endpoint",
+        "accountname": "azure_storage_account_name",
+        "accountkey": "azure_storage_account_key",
+        "sharedaccesssignature": "azure_storage_sas_token",
+        "blobendpoint": "azure_storage_endpoint",
     }
+    """Parts of a connection string, whose case Azure's client ignores."""
 
     def spelling(self, protocol: str) -> str:
         return protocol  # Spark and catalogs know the table by the user's
@@ -242,14 +243,22 @@ class _Azure(Store):
         if "azure_storage_endpoint" in found:
             found["azure_storage_endpoint"] = f"https://{found['azure_storage_endpoint']}"
         given = str(options.get("connection_string") or os.environ.get(_CONNECTION_STRING) or "")
-        parts = dict(each.split("=", 1) for each in given.split(";") if "=" in each)
+        parts = {name.lower(): value for name, _, value in (each.partition("=") for each in given.split(";"))}
         found |= {name: parts[part] for part, name in self._CONNECTION.items() if part in parts}
-        if own := re.match(r"https?://([^./:]+)\.blob\.", parts.get("BlobEndpoint", "")):
+        if own := re.match(r"https?://([^./:]+)\.blob\.", parts.get("blobendpoint", "")):
             found.setdefault("azure_storage_account_name", own[1])
-        if "BlobEndpoint" not in parts and {"AccountName", "EndpointSuffix"} <= {*parts}:
-            protocol = parts.get("DefaultEndpointsProtocol", "https")
-            host = f"{parts['AccountName']}.blob.{parts['EndpointSuffix']}"
-            found["azure_storage_endpoint"] = f"{protocol}://{host}"
+        if "blobendpoint" not in parts and {"accountname", "endpointsuffix"} <= {*parts}:
+            protocol = parts.get("defaultendpointsprotocol", "https")
+            blobs = f"{parts['accountname']}.blob.{parts['endpointsuffix']}"
+            found["azure_storage_endpoint"] = f"{protocol}://{blobs}"
+        if not {*self.secrets}.isdisjoint(found):
+            found.pop("azure_skip_signature", None)  # adlfs signs where it has a key
+        used = found.get("azure_storage_account_name")
+        if account and used != account[1]:
+            raise ConfigurationError(
+                f"the table's URL names the account {account[1]!r}, and 'storage_options' or the environment of the"
+                f" delta sink {used!r}: leave one of them out"
+            )
 
     def secrets_in(self, rest: str, options: Mapping[str, Any]) -> Iterator[str]:
         for value in super().secrets_in(rest, options):

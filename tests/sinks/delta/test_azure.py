@@ -184,3 +184,9 @@ def test_a_connection_string_in_the_environment_reaches_delta_rs_too(
     of_environment.sink().commit_batch(0, [of_environment.pre_commit(["a"])])
     assert bucket.values() == ["a"]
     assert of_environment.reached.delta_options()["azure_storage_account_name"] == ACCOUNT
+
+
+def test_a_table_of_another_account_than_its_url_names_is_refused() -> None:
+    for options in ({"account_name": "other"}, {"connection_string": "accountname=other;AccountKey=a=="}):
+        with pytest.raises(ConfigurationError, match="names the account 'account'"):
+            Storage.at("abfss://lake@account.dfs.core.windows.net/t", options)

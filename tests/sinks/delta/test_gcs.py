@@ -175,10 +175,13 @@ def test_a_path_of_which_delta_rs_leaves_a_part_out_is_refused(char: str) -> Non
 
 def test_a_listing_goes_on_after_a_page_that_has_nothing() -> None:
     class Client:
-        pages: ClassVar = [{"nextPageToken": "1"}, {"items": [{"name": "t/1"}, {"name": "t/2"}]}]
+        pages: ClassVar[list[dict[str, object]]] = [
+            {"nextPageToken": "1"},
+            {"items": [{"name": "t/1"}, {"name": "t/2"}]},
+        ]
 
-        def split_path(self, path: str) -> tuple[str, str]:
-            return "lake", path.removeprefix("lake/")
+        def split_path(self, path: str) -> tuple[str, str, None]:
+            return "lake", path.removeprefix("lake/"), None
 
         def call(self, *_: object, **page: object) -> dict[str, object]:
             return self.pages["pageToken" in page]
