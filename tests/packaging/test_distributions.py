@@ -138,7 +138,7 @@ for found in importlib.metadata.entry_points(group="twopc"):
 def environment(uv: str, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """All wheels and the guide's, without any extra."""
     environment = Environment(
-        tmp_path_factory.mktemp("clean"), uv, {}, ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+        tmp_path_factory.mktemp("clean"), uv, {}, ("duckdb", "hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
     )
     environment.make()
     return environment
