@@ -50,8 +50,8 @@ def of_the_run(config: pytest.Config) -> OfTheRun:
 def running() -> set[str]:
     """Return the threads of this project, the processes that this one has started, and its open files."""
     threads = {f"thread {each.name} {each.ident}" for each in threading.enumerate() if each.name.startswith(OURS)}
-    commands = {each.pid: _command(each) for each in psutil.Process().children()}
-    processes = {f"process {pid}: {command}" for pid, command in commands.items() if OF_THE_CONTRACT not in command}
+    commands = map(_command, psutil.Process().children())  # without their ids: a test may start a server again
+    processes = {f"process {command}" for command in commands if OF_THE_CONTRACT not in command}
     return threads | processes | {f"file {path}" for path in _open_files()}
 
 

@@ -226,8 +226,7 @@ def second_broker(broker_to_kill: SecondBroker, pytestconfig: pytest.Config) -> 
     """The broker that tests may kill, running: a failed test may have left it dead. A test may start it again."""
     broker_to_kill.broker.start()
     yield broker_to_kill
-    its_own = (f"process {broker_to_kill.broker.pid}:", "thread kafka-broker")
-    of_the_run(pytestconfig).started |= {each for each in running() if each.startswith(its_own)}
+    of_the_run(pytestconfig).started |= {each for each in running() if each.startswith("thread kafka-broker")}
 
 
 @pytest.fixture(scope="session")

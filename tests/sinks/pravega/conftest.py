@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.leftovers import of_the_run, running
 from tests.support.pravega_server import Admin, PravegaServer, why_not
 from tests.support.sink_place import ROUND, SinkPlace, Written, from_log
 from twopc import Committable, Round
@@ -71,11 +70,10 @@ def make_place(server: PravegaServer, segments: int = 2) -> Place:
 
 
 @pytest.fixture
-def place(pravega_server: PravegaServer, pytestconfig: pytest.Config) -> Iterator[Place]:
-    """A stream of two segments, on a cluster that runs. A test may kill the cluster and start it again."""
+def place(pravega_server: PravegaServer) -> Place:
+    """A stream of two segments, on a cluster that runs."""
     pravega_server.start()
-    yield make_place(pravega_server)
-    of_the_run(pytestconfig).started |= {each for each in running() if pravega_server.folder.name in each}
+    return make_place(pravega_server)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
