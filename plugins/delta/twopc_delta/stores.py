@@ -121,8 +121,8 @@ class Store(ABC):
 
     @abstractmethod
     def listed(self, client: Any, folder: str, after: str, limit: int) -> tuple[list[str], bool]:
-        """Return the names of a folder that come after ``after``, in order, as one request of the store lists them: up
-        to ``limit``; and whether there may be more."""
+        """Return the first ``limit`` names of a folder that come after ``after``, in the store's order, and whether
+        there may be more."""
 
     def secrets_in(self, rest: str, options: Mapping[str, Any]) -> Iterator[str]:
         """Yield the values of credentials, as options and as a server or a URL may repeat them."""

@@ -7,6 +7,7 @@ import json
 import logging
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,10 @@ import pytest
 
 from tests.sinks.delta.conftest import Bucket
 from tests.support.http_proxy import Answer, HttpProxy, Lost
+from tests.support.killed_writer import BEFORE, killed_writer
+from tests.support.restarted_query import RestartedQuery
 from tests.support.sink_place import from_log
+from tests.support.struck_server import StruckServer, Way, strike_requests
 from tests.support.typed_records import typed
 from twopc import Round
 from twopc.checks import CheckStatus
@@ -252,7 +256,7 @@ class StoreContract:
 
 
 class TableContract(SinkContract):
-    """The contract of every sink. A subclass has the fixture ``typed_bucket``, a table of ``typed``."""
+    """The contract of every sink. A subclass has the fixtures ``bucket`` and ``typed_bucket``, a table of ``typed``."""
 
     finds_lost_batches = True
     kills = 15
@@ -272,3 +276,21 @@ class TableContract(SinkContract):
 
     def visible_records(self) -> list[dict[str, Any]]:
         return self.bucket.rows()
+
+    @pytest.mark.crash
+    def test_what_a_killed_writer_left_undecided_is_found_and_removed(self, bucket: Bucket) -> None:
+        killed_writer("delta", bucket.options, BEFORE)
+        sink = bucket.sink()
+        [found] = sink.recover()
+        sink.abort(found)
+        assert list(sink.recover()) == []
+        assert bucket.values() == bucket.objects() == []
+
+
+def require_exact_through_kills(
+    proxy: StruckServer, bucket: Bucket, through: Bucket, log: Path, way: Way, lost: int
+) -> None:
+    """Kill the server of ``proxy`` at requests of a query. ``through`` is the table as the query reaches it."""
+    written = strike_requests(proxy, RestartedQuery(through.unbound, log), way, lost)
+    assert bucket.values() == written
+    assert list(bucket.sink().recover()) == []

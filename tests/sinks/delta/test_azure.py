@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.sinks.delta.conftest import Bucket, Container
-from tests.sinks.delta.stores_contract import StoreContract, TableContract
+from tests.sinks.delta.stores_contract import StoreContract, TableContract, require_exact_through_kills
 from tests.support.azurite_server import ACCOUNT, AzuriteServer, repeat
 from tests.support.http_proxy import HttpProxy, azure_error
-from tests.support.killed_writer import BEFORE, killed_writer
-from tests.support.restarted_query import RestartedQuery
-from tests.support.struck_server import STRIKES, StruckServer, Way, strike_requests
+from tests.support.struck_server import STRIKES, StruckServer, Way
 from tests.support.typed_records import typed
 from twopc.errors import ConfigurationError
 from twopc_delta.storage import Storage
@@ -69,17 +67,6 @@ class TestContractOnAzure(TableContract):
 
 @pytest.mark.crash
 @pytest.mark.long
-def test_what_a_killed_writer_left_undecided_is_found_and_removed(bucket: Container) -> None:
-    killed_writer("delta", bucket.options, BEFORE)
-    sink = bucket.sink()
-    [found] = sink.recover()
-    sink.abort(found)
-    assert list(sink.recover()) == []
-    assert bucket.values() == bucket.objects() == []
-
-
-@pytest.mark.crash
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("way", "lost"), STRIKES)
 def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_record(
@@ -92,10 +79,7 @@ def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_reco
     repeat(monkeypatch, is_repeated=True)
     with AzuriteServer(tmp_path / "azurite", is_durable=True) as server, StruckServer(server) as proxy:
         bucket = Container.on(server)
-        query = RestartedQuery(bucket.through(proxy).unbound, tmp_path / "log")
-        written = strike_requests(proxy, query, way, lost)
-        assert bucket.values() == written
-        assert list(bucket.sink().recover()) == []
+        require_exact_through_kills(proxy, bucket, bucket.through(proxy), tmp_path / "log", way, lost)
 
 
 def test_a_table_is_reached_with_a_signature_whose_value_no_message_has(

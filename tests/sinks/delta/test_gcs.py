@@ -9,16 +9,14 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.sinks.delta.conftest import Bucket, GcsBucket
-from tests.sinks.delta.stores_contract import StoreContract, TableContract
+from tests.sinks.delta.stores_contract import StoreContract, TableContract, require_exact_through_kills
 from tests.support.gcs_repeats import repeat_at_once
 from tests.support.gcs_server import BUILD_AT_MOST_S, GcsServer
 from tests.support.gcs_server import gcs_server as new_server
 from tests.support.gcs_xml_api import GcsXmlApi
 from tests.support.http_proxy import HttpProxy, gcs_error
-from tests.support.killed_writer import BEFORE, killed_writer
-from tests.support.restarted_query import RestartedQuery
 from tests.support.s3_server import free_port
-from tests.support.struck_server import STRIKES, StruckServer, Way, strike_requests
+from tests.support.struck_server import STRIKES, StruckServer, Way
 from tests.support.typed_records import typed
 from twopc.errors import ConfigurationError
 from twopc_delta.storage import Storage
@@ -93,17 +91,6 @@ class TestContractOnGcs(TableContract):
 
 @pytest.mark.crash
 @pytest.mark.long
-def test_what_a_killed_writer_left_undecided_is_found_and_removed(bucket: GcsBucket) -> None:
-    killed_writer("delta", bucket.options, BEFORE)
-    sink = bucket.sink()
-    [found] = sink.recover()
-    sink.abort(found)
-    assert list(sink.recover()) == []
-    assert bucket.values() == bucket.objects() == []
-
-
-@pytest.mark.crash
-@pytest.mark.long
 @pytest.mark.parametrize(("way", "lost"), STRIKES)
 def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_record(
     way: Way, lost: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,10 +102,7 @@ def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_reco
         GcsXmlApi(proxy.url) as api,
     ):
         bucket = GcsBucket.on({**server.storage_options, "endpoint_url": api.url})
-        query = RestartedQuery(bucket.unbound, tmp_path / "log")
-        written = strike_requests(proxy, query, way, lost)
-        assert bucket.values() == written
-        assert list(bucket.sink().recover()) == []
+        require_exact_through_kills(proxy, bucket, bucket, tmp_path / "log", way, lost)
 
 
 def test_both_clients_take_the_same_credentials(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from tests.sinks.delta.conftest import Bucket
-from tests.support.killed_writer import BEFORE, killed_writer
-from tests.support.restarted_query import RestartedQuery
+from tests.sinks.delta.stores_contract import TableContract, require_exact_through_kills
 from tests.support.struck_server import (
     KILLED,
     S3_SERVERS,
@@ -20,12 +18,9 @@ from tests.support.struck_server import (
     Way,
     go_server,
     s3_server,
-    strike_requests,
 )
 from tests.support.typed_records import typed
 from twopc.errors import ConfigurationError, OperatorRequired
-from twopc.testing import SinkContract
-from twopc_delta import DeltaSink
 
 
 @pytest.fixture(scope="module", params=S3_SERVERS)
@@ -41,25 +36,10 @@ def bucket(storage: dict[str, Any]) -> Bucket:
 
 
 @pytest.mark.long
-class TestOnS3(SinkContract):
-    finds_lost_batches = True
-    kills = 15
-
-    @pytest.fixture(autouse=True)
-    def _bucket(self, storage: dict[str, Any]) -> None:
-        self.bucket = Bucket.created(storage, typed().schema)
-
-    def make_sink(self) -> DeltaSink:
-        return self.bucket.unbound()
-
-    def visible(self) -> list[str]:
-        return self.bucket.values()
-
-    def sample(self) -> pa.RecordBatch:
-        return typed()
-
-    def visible_records(self) -> list[dict[str, Any]]:
-        return self.bucket.rows()
+class TestOnS3(TableContract):
+    @pytest.fixture
+    def typed_bucket(self, storage: dict[str, Any]) -> Bucket:
+        return Bucket.created(storage, typed().schema)
 
 
 @pytest.mark.long
@@ -84,17 +64,6 @@ def test_wrong_keys_call_an_operator_at_once_and_cost_no_batch(
 
 @pytest.mark.crash
 @pytest.mark.long
-def test_what_a_killed_writer_left_undecided_is_found_and_removed(bucket: Bucket) -> None:
-    killed_writer("delta", bucket.options, BEFORE)
-    sink = bucket.sink()
-    [found] = sink.recover()
-    sink.abort(found)
-    assert list(sink.recover()) == []
-    assert bucket.values() == bucket.objects() == []
-
-
-@pytest.mark.crash
-@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("way", "lost"), STRIKES)
 @pytest.mark.parametrize("name", KILLED)
@@ -103,7 +72,4 @@ def test_a_server_that_is_killed_at_any_request_neither_loses_nor_doubles_a_reco
 ) -> None:
     with go_server(name, tmp_path / "s3") as server, StruckServer(server) as proxy:
         bucket = Bucket.created(server.storage_options)
-        query = RestartedQuery(bucket.through(proxy).unbound, tmp_path / "log")
-        written = strike_requests(proxy, query, way, lost)
-        assert bucket.values() == written
-        assert list(bucket.sink().recover()) == []
+        require_exact_through_kills(proxy, bucket, bucket.through(proxy), tmp_path / "log", way, lost)
