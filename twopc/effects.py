@@ -124,6 +124,7 @@ Look: TypeAlias = "Callable[[], Steps[Any]]"
 # The log. Their errors are raised at once.
 Slots = NamedTuple("Slots", [])  # the numbers of the log's entries, ascending
 ReadSlot = NamedTuple("ReadSlot", [("slot", int)])  # an entry; None if it is not there
+ReadId = NamedTuple("ReadId", [("slot", int)])  # the id of an entry; None if it is not there
 Put = NamedTuple("Put", [("slot", int), ("entry", "Entry")])  # created, or FileExistsError is raised
 DeleteSlot = NamedTuple("DeleteSlot", [("slot", int)])
 RequireCurrent = NamedTuple("RequireCurrent", [])  # raises if another server has taken the log's place

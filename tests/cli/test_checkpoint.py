@@ -12,7 +12,8 @@ import pytest
 from tests.cli.conftest import Done
 from tests.unit.test_checkpoint_repair import Query
 from twopc.exit_codes import ExitCode
-from twopc.log.entries import Decision, closed, decided, serialise
+from twopc.log.entries import Decision, closed, decided
+from twopc.log.entry_json import serialise
 from twopc.log.store import open_store
 from twopc.transactional_ids import Round
 

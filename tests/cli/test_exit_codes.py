@@ -13,7 +13,8 @@ import pytest
 from twopc.cli.commands import COMMANDS, cli
 from twopc.errors import CorruptLog, Fenced
 from twopc.exit_codes import ExitCode, exit_code
-from twopc.log.entries import opened, serialise
+from twopc.log.entries import opened
+from twopc.log.entry_json import serialise
 from twopc.log.store import open_store
 
 

@@ -24,7 +24,8 @@ from twopc.cli.exporter import METRICS, ReadingsCollector
 from twopc.cli.readings import WatchedLog, WatchedSink, usual_in_doubt_s
 from twopc.errors import ConfigurationError
 from twopc.log import entries, history
-from twopc.log.entries import Decision, parse, serialise
+from twopc.log.entries import Decision
+from twopc.log.entry_json import parse, serialise
 from twopc.log.history import FollowedLog, NoLog
 from twopc.testing import MemorySink, MemoryTarget
 from twopc.transaction import Committable

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from tests.spark.conftest import Pipeline, Topic
 from tests.support.spark_session import write_all
 from twopc.errors import ConfigurationError
-from twopc.log.entries import LONGEST_DECISION, MOST_TRANSACTIONS
+from twopc.log.entry_json import LONGEST_DECISION, MOST_TRANSACTIONS
 from twopc.spark import Output, tuning
 from twopc.spark.engine import BatchInput
 from twopc.spark.tuning import LimitedByRows, Plan, Plans

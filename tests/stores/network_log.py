@@ -16,7 +16,8 @@ from tests.support.http_proxy import Answer, Disturbance, HttpProxy, Lost
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, OperatorRequired, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import Decision, entry_name
+from twopc.log.entries import Decision
+from twopc.log.entry_json import entry_name
 from twopc.log.store import LogStore
 from twopc.testing import LogStoreContract
 

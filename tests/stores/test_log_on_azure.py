@@ -22,7 +22,7 @@ from tests.support.http_proxy import Answer, Changed, azure_error
 from tests.support.racing_writers import race
 from twopc.errors import ConfigurationError, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import entry_name
+from twopc.log.entry_json import entry_name
 from twopc.log.store import LogStore
 from twopc.replay import ReplayCopies
 from twopc.stores.places import file_system

@@ -35,7 +35,7 @@ from tests.support.http_proxy import Answer, gcs_error
 from tests.support.racing_writers import race
 from tests.support.raising import raising
 from twopc.errors import ConfigurationError, Retriable, TwoPhaseCommitError
-from twopc.log.entries import entry_name
+from twopc.log.entry_json import entry_name
 from twopc.log.store import LogStore
 from twopc.stores.gcs import GcsClient
 from twopc.stores.places import file_system

@@ -21,7 +21,8 @@ from tests.support.waiting import until
 from twopc import Round
 from twopc.errors import ConfigurationError, Fenced, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import Decision, entry_name
+from twopc.log.entries import Decision
+from twopc.log.entry_json import entry_name
 from twopc.log.store import LogStore
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(TEST_AT_MOST_S)]  # a cluster takes seconds to start

@@ -19,7 +19,7 @@ from tests.support.s3_server import without_credentials
 from twopc import Participant
 from twopc.errors import ConfigurationError, InDoubt, Retriable, TwoPhaseCommitError
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import entry_name
+from twopc.log.entry_json import entry_name
 from twopc.log.store import LogStore, ObjectStore
 from twopc.transaction import Vote
 

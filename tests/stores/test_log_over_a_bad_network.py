@@ -19,7 +19,8 @@ from tests.support.hdfs_server import HOME, USER, HdfsServer
 from tests.support.postgres_server import PostgresServer
 from twopc import Committable, Round
 from twopc.errors import Fenced, InDoubt, Retriable
-from twopc.log.entries import Decision, parse
+from twopc.log.entries import Decision
+from twopc.log.entry_json import parse
 from twopc.log.store import LogStore
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(BUILD_AT_MOST_S)]

@@ -31,7 +31,7 @@ from twopc.errors import (
     RoundAborted,
     SchemaMismatch,
 )
-from twopc.log.entries import FORMAT
+from twopc.log.entry_json import FORMAT
 from twopc.testing import MemorySink
 from twopc_kafka import leases
 from twopc_kafka.leases import lease

@@ -14,7 +14,8 @@ from twopc.checkpoint.comparison import Comparison, compare
 from twopc.checkpoint.folder import CheckpointFolder
 from twopc.checkpoint.repair import Plan, mend, plan
 from twopc.errors import ConfigurationError, LogMismatch, Refused
-from twopc.log.entries import Decision, decided, opened, parse, serialise
+from twopc.log.entries import Decision, decided, opened
+from twopc.log.entry_json import parse, serialise
 from twopc.transaction import JsonValue
 from twopc.transactional_ids import Round
 

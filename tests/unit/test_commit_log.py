@@ -14,7 +14,8 @@ from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, LogMismatch, Retriable
 from twopc.log import commit_log, entries, steps
 from twopc.log.commit_log import on_store, read_tail
-from twopc.log.entries import Decision, opened, serialise
+from twopc.log.entries import Decision, opened
+from twopc.log.entry_json import serialise
 from twopc.log.steps import ENTRIES_KEPT, STARTS_KEPT
 from twopc.log.store import LogStore, open_store
 

@@ -52,7 +52,8 @@ from twopc.events import (
 )
 from twopc.log import notices, steps
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import Entry, serialise
+from twopc.log.entries import Entry
+from twopc.log.entry_json import serialise
 from twopc.log.notices import Notice
 from twopc.log.store import LogStore, open_store
 from twopc.phases import Phase
@@ -1128,7 +1129,7 @@ def test_a_decision_in_doubt_that_has_not_landed_is_aborted_and_replayed(world: 
 
 def test_a_decision_that_the_log_refuses_is_rolled_back_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     coordinator = world.ran(0)
-    monkeypatch.setattr("twopc.log.entries.LONGEST_DECISION", 100)
+    monkeypatch.setattr("twopc.log.entry_json.LONGEST_DECISION", 100)
     with pytest.raises(ConfigurationError, match="too many transactions or files"):
         run(coordinator, 1)
     assert world.open() == []

@@ -11,20 +11,8 @@ from hypothesis import strategies as st
 from twopc import Committable, Round
 from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
 from twopc.log import entries as entries_of_log
-from twopc.log.entries import (
-    Abandonment,
-    Decision,
-    Entry,
-    Kind,
-    abandoned,
-    amended,
-    closed,
-    completed,
-    decided,
-    opened,
-    parse,
-    serialise,
-)
+from twopc.log.entries import Abandonment, Decision, Entry, Kind, abandoned, amended, closed, completed, decided, opened
+from twopc.log.entry_json import parse, serialise
 
 A = Committable("t.log.a.1.0.0.0.0", {"epoch": 3, "topics": ["x", None]}, 5)
 B = Committable("t.log.b.1.0.0.0.0", {})

@@ -21,7 +21,8 @@ from twopc import Committable, Coordinator, Participant, Round
 from twopc.cli.verdicts import Verdict, judge
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import factored
-from twopc.log.entries import Decision, Entry, abandoned, amended, decided, opened, parse, serialise
+from twopc.log.entries import Decision, Entry, abandoned, amended, decided, opened
+from twopc.log.entry_json import parse, serialise
 from twopc.log.history import FollowedLog
 from twopc.log.store import open_store
 from twopc.loss import recognized_anywhere
@@ -297,7 +298,7 @@ def test_a_template_or_a_row_that_no_coordinator_writes_is_refused(wrong: object
 def test_a_decision_is_refused_by_what_it_takes_when_nothing_is_factored(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry that amends it, such as by one transaction with other partitions, may have to write it so."""
     entry = decided(opened(None, "query"), decision(MANY))
-    monkeypatch.setattr("twopc.log.entries.LONGEST_DECISION", 2 * len(serialise(entry)))
+    monkeypatch.setattr("twopc.log.entry_json.LONGEST_DECISION", 2 * len(serialise(entry)))
     with pytest.raises(ConfigurationError, match="too many transactions"):
         serialise(entry)
 
@@ -305,7 +306,7 @@ def test_a_decision_is_refused_by_what_it_takes_when_nothing_is_factored(monkeyp
 def test_a_wide_decision_that_is_not_factored_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(factored, "MOST_EXPANDED", 0)
     entry = decided(opened(None, "query"), decision(MANY))
-    monkeypatch.setattr("twopc.log.entries.LONGEST_DECISION", len(serialise(entry)))
+    monkeypatch.setattr("twopc.log.entry_json.LONGEST_DECISION", len(serialise(entry)))
     assert parse(serialise(entry), "here") == entry
 
 

@@ -17,7 +17,8 @@ from twopc.checkpoint.offsets import text_of
 from twopc.errors import CorruptLog
 from twopc.log import factored
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import FORMAT, Decision, Entry, Kind, parse, serialise
+from twopc.log.entries import Decision, Entry, Kind
+from twopc.log.entry_json import FORMAT, parse, serialise
 from twopc.log.store import open_store
 from twopc.testing.memory import MemorySink, MemoryTarget
 from twopc.transactional_ids import TransactionalIdPool

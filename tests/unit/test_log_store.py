@@ -22,7 +22,8 @@ from tests.support.observing import Killed
 from tests.support.raising import raising
 from twopc.errors import ConfigurationError, InDoubt
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import Decision, entry_name
+from twopc.log.entries import Decision
+from twopc.log.entry_json import entry_name
 from twopc.log.store import LocalStore, LogStore, open_store
 from twopc.stores.disk import make_folder
 from twopc.stores.errors import Unusable

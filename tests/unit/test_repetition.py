@@ -27,7 +27,8 @@ from twopc.errors import (
 from twopc.events import CallRetried
 from twopc.failures import identity
 from twopc.log.commit_log import read_tail
-from twopc.log.entries import Entry, parse, serialise
+from twopc.log.entries import Entry
+from twopc.log.entry_json import parse, serialise
 from twopc.repetition import FAILED_STARTS_AT_MOST, MINUTES_AT_MOST
 
 DEFECT = ValueError("row 7: no plan for 'x'")

@@ -11,7 +11,8 @@ from twopc import effects
 from twopc.effects import Effect, Steps, log_line, perform
 from twopc.errors import Retriable
 from twopc.log import notices, steps
-from twopc.log.entries import Entry, parse, serialise
+from twopc.log.entries import Entry
+from twopc.log.entry_json import parse, parse_id, serialise
 from twopc.log.steps import Changed, where
 from twopc.log.store import LogStore, ReplicatedLogStore
 
@@ -39,9 +40,10 @@ def perform_on(store: LogStore, effect: Effect) -> Any:  # noqa: PLR0911  # one 
     match effect:
         case effects.Slots():
             return store.slots()
-        case effects.ReadSlot(slot):
+        case effects.ReadSlot(slot) | effects.ReadId(slot):
+            read = parse if isinstance(effect, effects.ReadSlot) else parse_id
             with contextlib.suppress(FileNotFoundError):
-                return parse(store.read(slot), where(store.url, slot))
+                return read(store.read(slot), where(store.url, slot))
             return None
         case effects.Put(slot, entry):
             return store.put_if_absent(slot, serialise(entry))

@@ -1,4 +1,4 @@
-"""The entries of a commit log, as values: what the next entry is, and how entries are written as JSON. No I/O.
+"""The entries of a commit log, as values, and what the next entry is. No I/O. ``entry_json`` writes them as JSON.
 
 Each entry repeats the newest decided batch and the decisions not known to be committed, so recovery needs only the
 newest entry.
@@ -13,37 +13,16 @@ newest entry.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from itertools import chain
-from typing import Any, Literal, get_args
+from typing import Literal
 
-from twopc.errors import ConfigurationError, CorruptLog, LogMismatch
-from twopc.log import factored
+from twopc.errors import LogMismatch
 from twopc.transaction import Committable, JsonValue, by_name
 from twopc.transactional_ids import Round
-
-FORMAT = 2
-"""The newest format that this release reads. An entry has the oldest format that can hold it: 2 if the transactions of
-a sink are factored (``factored``), else 1."""
-
-ENTRY_SUFFIX = ".json"
-
-LONGEST_DECISION = 32 * 1024 * 1024
-"""In bytes, with each transaction by itself: the decision of 70 000 files of as many tasks, or of twice as many files
-of a few. A longer one is not written, although it may be shorter when it is factored: what amends it may not be."""
-
-MOST_TRANSACTIONS = 100_000
-"""In one decision, which then has about 300 bytes for each. A batch that is certain to have more is refused before its
-tasks begin, rather than after every time that they have written it."""
-
-LONGEST_ENTRY = 2 * LONGEST_DECISION
-"""In bytes. No coordinator writes a longer entry, so it is not parsed: that would take many times its length in memory.
-Entries that carry a decision forward are little longer than it."""
 
 A_START_S = 60
 """A start may call the coordinator many times in a second: the same failure counts again after so many."""
@@ -51,12 +30,6 @@ A_START_S = 60
 WAYS_KEPT = 8
 """How many failures that alternate are told apart."""
 
-_LEVELS_OF_LINES = 5  # entry, decisions, decision, sinks, committables
-_SHORT = 120  # characters of what stands on one line
-
-_SHOWN = 500  # characters of what is wrong with an entry, which may quote it
-
-_LARGEST_COUNT = 2**63 - 1  # Spark counts its batches so
 Kind = Literal["open", "decide", "amend", "abandon", "complete", "close"]
 
 
@@ -97,21 +70,6 @@ class Repetition:
     starts: int = 0  # how often any failure that is not known to pass counts, once per start or ``A_START_S``
     # The other failures that no decision has followed, the newest first. They may alternate.
     others: tuple[Repetition, ...] = ()
-
-    @classmethod
-    def of(cls, value: Mapping[str, Any]) -> Repetition:
-        """Return what ``asdict`` has made a dictionary of. Raises KeyError, TypeError or AttributeError."""
-        batch_id = value["batch_id"]
-        return cls(
-            _count(value["count"]),
-            _text(value["since"]),
-            None if batch_id is None else _count(batch_id),
-            _text(value["failure"]),
-            _text(value.get("start", "")),
-            _count(value.get("at_s", 0)),
-            _count(value.get("starts", value["count"])),
-            tuple(cls.of(other) for other in _list(value.get("others", []))),
-        )
 
 
 def repeated(
@@ -178,9 +136,6 @@ class Entry:
     def committed_through(self) -> int | None:
         """The newest batch known to be committed with all batches before it, or None if there is none."""
         return self.unresolved[0].batch_id - 1 if self.unresolved else self.decided
-
-
-# Pure: what the next entry is. -----------------------------------------------------------------------------------
 
 
 def opened(
@@ -307,159 +262,3 @@ def _new_id() -> str:
 
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-# Pure: entries as JSON. -------------------------------------------------------------------------------------------
-
-
-def serialise(entry: Entry) -> bytes:
-    """Write an entry as JSON, with one line per transaction: readable in any pager, and still small. Raises
-    ConfigurationError: a decision is too long. Earlier decisions are always carried forward."""
-    unresolved: list[Any] = [_decision_to_json(decision) for decision in entry.unresolved]
-    given_up: list[Any] = [{**_decision_to_json(a.given_up), "by": a.by, "at": a.at} for a in entry.abandoned]
-    parts = chain.from_iterable(decision["sinks"].values() for decision in (*unresolved, *given_up))
-    value: dict[str, JsonValue] = {
-        "format": 2 if any(map(factored.is_factored, parts)) else 1,
-        "kind": entry.kind,
-        "entry_id": entry.entry_id,
-        "log_id": entry.log_id,
-        "owner": entry.owner,
-        "incarnation": entry.incarnation,
-        "decided": entry.decided,
-        "committed_through": entry.committed_through,
-        "unresolved": unresolved,
-        "written_at": entry.written_at,
-    }
-    added: dict[str, JsonValue] = {  # to the fields of the first logs
-        "abandoned": given_up or None,
-        "prefixes": dict(entry.prefixes) or None,
-        "reads": entry.reads,
-        "newest": dict(entry.newest) or None,
-        "repetition": None if entry.repetition is None else asdict(entry.repetition),
-    }
-    value |= {name: each for name, each in added.items() if each is not None}
-    data = _laid_out(value).encode()
-    length = len(data) + sum(map(_saved, entry.unresolved, unresolved)) if entry.kind == "decide" else 0
-    if length > LONGEST_DECISION:
-        raise ConfigurationError(
-            f"the decision of batch {entry.decided} would have {length} bytes, and the commit log takes"
-            f" {LONGEST_DECISION}: the batch has too many transactions or files. Nothing of it is visible. Have fewer"
-            " tasks, fewer partition folders or smaller batches, and start again."
-        )
-    return data
-
-
-def _saved(decision: Decision, as_json: Mapping[str, Any]) -> int:
-    """Return how many bytes more a decision may take when nothing of it is factored."""
-    parts = (part for sink, part in decision.committables.items() if factored.is_factored(as_json["sinks"][sink]))
-    return sum(len(json.dumps(each.to_json())) for each in chain.from_iterable(parts))
-
-
-def _laid_out(value: JsonValue, depth: int = 0) -> str:
-    """Lay JSON out in lines. A short value takes one line, and so does a transaction of any length: otherwise each
-    number in its list of partitions would have a line and an indentation."""
-    if depth == _LEVELS_OF_LINES or not isinstance(value, dict | list):
-        return json.dumps(value)
-    if isinstance(value, dict):
-        members = [f"{json.dumps(key)}: {_laid_out(member, depth + 1)}" for key, member in value.items()]
-    else:
-        members = [_laid_out(member, depth + 1) for member in value]
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    if depth and sum(map(len, members)) + 2 * len(members) <= _SHORT:
-        return f"{first}{', '.join(members)}{last}"
-    line = "\n" + " " * depth
-    return f"{first}{line} " + f",{line} ".join(members) + f"{line}{last}"
-
-
-def _decision_to_json(decision: Decision) -> dict[str, Any]:
-    return {
-        "batch_id": decision.batch_id,
-        "incarnation": decision.round.incarnation,
-        "sinks": {sink: factored.to_json(committables) for sink, committables in decision.committables.items()},
-    }
-
-
-def entry_name(slot: int) -> str:
-    """``00000000000000000042.json``: twenty digits, so that names sort as numbers do."""
-    return f"{slot:020d}{ENTRY_SUFFIX}"
-
-
-def parse(data: bytes, where: str) -> Entry:
-    """Return the entry in ``data``. ``where`` names it in errors.
-
-    Raises:
-        CorruptLog: ``data`` is not what ``serialise`` writes, or a later release wrote it.
-    """
-    try:
-        if len(data) > LONGEST_ENTRY:
-            raise ValueError(f"no entry has more than {LONGEST_ENTRY} bytes")
-        value = json.loads(data)
-        if (found := _count(value["format"])) > FORMAT:
-            raise CorruptLog(
-                f"{where} has format {found}, and this release of twopc reads format {FORMAT}: a later release wrote"
-                " it. Nothing was changed. Start that release again."
-            )
-        if found == 0:
-            raise ValueError("formats count from 1")
-        entry = Entry(
-            kind=_one_of(value["kind"]),
-            entry_id=_text(value["entry_id"]),
-            log_id=_text(value["log_id"]),
-            owner=_text(value["owner"]),
-            incarnation=_count(value["incarnation"]),
-            decided=None if value["decided"] is None else _count(value["decided"]),
-            unresolved=tuple(_decision(decision) for decision in _list(value["unresolved"])),
-            written_at=_text(value["written_at"]),
-            abandoned=tuple(
-                Abandonment(_decision(lost), _text(lost["by"]), _text(lost["at"]))
-                for lost in _list(value.get("abandoned", []))
-            ),
-            prefixes={name: _text(prefix) for name, prefix in value.get("prefixes", {}).items()},
-            reads=value.get("reads"),
-            newest={name: _count(batch_id) for name, batch_id in value.get("newest", {}).items()},
-            repetition=Repetition.of(value["repetition"]) if "repetition" in value else None,
-        )
-        batches = [decision.batch_id for decision in entry.unresolved]
-        if batches and (batches != sorted(set(batches)) or batches[-1] != entry.decided):
-            raise ValueError(f"unresolved batches {batches} do not lead up to the decided {entry.decided}")
-        return entry
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptLog(
-            f"{where} is not an entry of a commit log: {type(error).__name__}: {str(error)[:_SHOWN]}. Nothing was"
-            " changed. Restore the entry from a backup; don't delete it: it says which transactions are decided."
-        ) from error
-
-
-def _decision(value: Mapping[str, JsonValue]) -> Decision:
-    sinks = value["sinks"]
-    if not isinstance(sinks, dict):
-        raise TypeError("'sinks' must be an object")
-    return Decision(
-        Round(_count(value["incarnation"]), _count(value["batch_id"])),
-        {sink: tuple(factored.from_json(_list(committables))) for sink, committables in sinks.items()},
-    )
-
-
-def _one_of(value: object) -> Kind:
-    for kind in get_args(Kind):
-        if kind == value:
-            return kind  # type: ignore[no-any-return]
-    raise ValueError(f"unknown kind {value!r}")
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} is not text")
-    return value
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise TypeError(f"{value!r} is not a list")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST_COUNT:
-        raise TypeError(f"{value!r} is not a count")
-    return value

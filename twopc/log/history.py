@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 
 from twopc.errors import ConfigurationError, CorruptLog
 from twopc.log import notices
-from twopc.log.entries import Decision, Entry, Repetition, parse
+from twopc.log.entries import Decision, Entry, Repetition
+from twopc.log.entry_json import parse
 from twopc.log.notices import Notice
 from twopc.log.steps import where
 from twopc.log.store import LogStore, store_of

@@ -16,7 +16,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from twopc.events import CallRetried
-from twopc.log.entries import Entry, Repetition, parse
+from twopc.log.entries import Entry, Repetition
+from twopc.log.entry_json import parse, repetition
 from twopc.log.store import LogStore
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,7 @@ def _found(store: LogStore) -> dict[str, Any]:
 
 def _repetition(found: dict[str, Any], tail: Entry) -> Repetition | None:
     try:
-        return Repetition.of(found["repetition"]) if found["entry_id"] == tail.entry_id else None
+        return repetition(found["repetition"]) if found["entry_id"] == tail.entry_id else None
     except (KeyError, TypeError, AttributeError):  # there is none, or it is damaged
         return None
 

@@ -10,9 +10,23 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from twopc.effects import DeleteSlot, Log, LogView, Noted, Put, ReadSlot, Repeat, RequireCurrent, Settle, Slots, Steps
+from twopc.effects import (
+    DeleteSlot,
+    Log,
+    LogView,
+    Noted,
+    Put,
+    ReadId,
+    ReadSlot,
+    Repeat,
+    RequireCurrent,
+    Settle,
+    Slots,
+    Steps,
+)
 from twopc.errors import ConfigurationError, CorruptLog, Fenced, InDoubt, Retriable, TwoPhaseCommitError
-from twopc.log.entries import Entry, entry_name, opened, renamed
+from twopc.log.entries import Entry, opened, renamed
+from twopc.log.entry_json import entry_name
 
 ENTRIES_KEPT = 32
 """How many entries stay behind the tail, for operators and to repair a checkpoint. Recovery needs only the tail."""
@@ -210,7 +224,7 @@ def _require_taken(url: str, slot: int) -> Steps[None]:
     """Make sure that an entry that is not this process's own is, or was, in a slot which the store calls taken. Raises
     InDoubt: the store shows none."""
     try:
-        is_taken = (yield Slots())[-1:] >= [slot] or (yield ReadSlot(slot)) is not None
+        is_taken = (yield Slots())[-1:] >= [slot] or (yield ReadId(slot)) is not None
     except Exception as error:
         raise _in_doubt(url, slot, error) from error
     if not is_taken:
@@ -220,12 +234,12 @@ def _require_taken(url: str, slot: int) -> Steps[None]:
 def _at(url: str, slot: int, *entries: Entry) -> Steps[Entry | None]:
     """Return the one of ``entries`` that the slot has, if any."""
     try:
-        found = yield ReadSlot(slot)
+        found = yield ReadId(slot)
     except CorruptLog:
         raise
     except Exception as error:
         raise _in_doubt(url, slot, error) from error
-    return next((entry for entry in entries if found is not None and entry.entry_id == found.entry_id), None)
+    return next((entry for entry in entries if entry.entry_id == found), None)
 
 
 def _is_alone(url: str, slot: int) -> Steps[bool]:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from twopc import registry
 from twopc.checks import CheckResult
 from twopc.errors import DESCRIBED_BY, ConfigurationError, OperatorRequired, Retriable
-from twopc.log.entries import ENTRY_SUFFIX, LONGEST_ENTRY, entry_name
+from twopc.log.entry_json import ENTRY_SUFFIX, LONGEST_ENTRY, entry_name
 from twopc.options import did_you_mean
 from twopc.stores.disk import LocalFolder
 from twopc.stores.errors import REFUSING, TEMPORARY, Unusable

@@ -23,7 +23,7 @@ from pyspark.sql.functions import expr
 from pyspark.sql.types import StructField, StructType, TimestampType
 
 from twopc.errors import ConfigurationError
-from twopc.log.entries import MOST_TRANSACTIONS
+from twopc.log.entry_json import MOST_TRANSACTIONS
 from twopc.spark import java
 from twopc.spark.engine import each, set_property
 from twopc.spark.records import FIXED, is_larger, quoted

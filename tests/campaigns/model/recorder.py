@@ -21,7 +21,7 @@ from tests.campaigns.simulation.world import Actor, Fault, World
 from twopc.coordinator import Coordinator
 from twopc.effects import LogView, Steps
 from twopc.errors import Fenced, LogMismatch, OutcomeUnknown, TransactionLost
-from twopc.log import entries
+from twopc.log.entry_json import parse
 from twopc.performer import Performer
 from twopc.transaction import Committable
 from twopc_files.file_names import DECIDABLE, OPEN, open_files
@@ -196,7 +196,7 @@ class Recorder:
 
     def _entry(self, real: Any, ledger: Ledger, slot: int, data: bytes) -> None:
         if slot > ledger._top:  # else a zombie fills a pruned slot
-            entry = entries.parse(data, "")
+            entry = parse(data, "")
             life = entry.incarnation
             match entry.kind:
                 case "open":

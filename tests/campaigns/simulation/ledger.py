@@ -15,7 +15,7 @@ from tests.campaigns.simulation.table_model import Table
 from tests.campaigns.simulation.world import Actor
 from twopc.errors import OperatorRequired, OutcomeUnknown, TransactionLost
 from twopc.log import entries
-from twopc.log.entries import entry_name
+from twopc.log.entry_json import entry_name, parse
 from twopc.transaction import Committable
 from twopc_files.file_names import decidable_files
 
@@ -55,7 +55,7 @@ class Ledger:
         """Invariant 3: at most one decision per batch and per slot, and none by a fenced coordinator."""
         if slot <= self._top:
             return  # a zombie that was asleep fills a pruned slot: it must have no consequence
-        entry = entries.parse(data, "the simulated log")
+        entry = parse(data, "the simulated log")
         if slot != self._top + 1:
             raise Violation(Promise.LOG_IN_ORDER, f"slot {slot} is filled after slot {self._top}")
         self._top = slot
@@ -436,7 +436,7 @@ class FolderAsLog:
         name = max(filter(_is_entry, self._folder.entries))
         entry = self._folder.entries[name]
         assert isinstance(entry, Inode)
-        return entries.parse(entry.content, name).incarnation
+        return parse(entry.content, name).incarnation
 
     def synced(self, folder: Folder) -> None:
         if folder is not self._folder:

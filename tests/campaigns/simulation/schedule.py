@@ -31,7 +31,7 @@ from tests.campaigns.simulation.table_model import SimulatedTableSink, Table, ta
 from tests.campaigns.simulation.world import STEPS_AT_MOST, Drawn, Fault, Faults, Op, Planned, Step, World
 from twopc import commits, failures, participant, performer, repetition
 from twopc.errors import RepeatedFailure, Retriable
-from twopc.log import commit_log, entries, steps
+from twopc.log import commit_log, entries, entry_json, steps
 from twopc.log import store as log_store
 from twopc.log.store import LocalStore, LogStore
 from twopc.participant import Participant
@@ -157,7 +157,7 @@ _IDS = _Ids()
 @contextlib.contextmanager
 def simulated() -> Iterator[None]:
     """Replace clock, disk and randomness by the world's, in the code under test only."""
-    parse_once = functools.lru_cache(maxsize=20_000)(functools.partial(entries.parse, where="the simulated log"))
+    parse_once = functools.lru_cache(maxsize=20_000)(functools.partial(entry_json.parse, where="the simulated log"))
     minutes = SimpleNamespace(time=functools.partial(next, itertools.count(0, entries.A_START_S)))  # all failures count
     uuids = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=_IDS.new()))
     replaced: tuple[tuple[ModuleType, str, object], ...] = (
@@ -171,14 +171,15 @@ def simulated() -> Iterator[None]:
         (performer, "until_answered", _until_answered),
         (participant, "until_answered", _until_answered),
         (participant, "sum_of_hashes", sum_of_hashes),
-        (entries, "_laid_out", lambda value: orjson.dumps(value).decode()),  # the line layout can't be produced in C
-        (entries, "json", _JSON),
-        (entries, "parse", lambda data, _where: parse_once(data)),
+        (entry_json, "_laid_out", lambda value: orjson.dumps(value).decode()),  # the line layout can't be produced in C
+        (entry_json, "json", _JSON),
+        (entry_json, "parse", lambda data, _where: parse_once(data)),
         (entries, "_new_id", _IDS.new),
         (entries, "time", minutes),
         (repetition, "MINUTES_AT_MOST", MINUTES_AT_MOST),
         (entries, "_now", lambda: "2026-01-01T00:00:00.000+00:00"),
         (commit_log, "parse", lambda data, _where: parse_once(data)),
+        (commit_log, "parse_id", lambda data, _where: parse_once(data).entry_id),
         (commit_log, "_settled", _settled),
         (steps, "ENTRIES_KEPT", steps.ENTRIES_KEPT),
         (leases, "json", _JSON),
@@ -403,7 +404,7 @@ def _put_back(spark: Spark, ledger: Ledger) -> None:
     ):
         return
     newest, on_put = store.entries, store.on_put
-    first = min(slot for slot, data in newest.items() if entries.parse(data, "").decided == ledger.decided_batch)
+    first = min(slot for slot, data in newest.items() if entry_json.parse(data, "").decided == ledger.decided_batch)
     store.entries = {slot: data for slot, data in newest.items() if slot < first}
     store.on_put = lambda _slot, _data: None
     spark.log_is_backup = True
@@ -442,7 +443,7 @@ def _leave_something_behind(scenario: Scenario, spark: Spark) -> None:
         tail = replace(entry, unresolved=(*tail.unresolved, *entry.unresolved))
         written.append(tail)
     for slot, entry in enumerate(written):
-        spark.log().put_if_absent(slot, entries.serialise(entry))
+        spark.log().put_if_absent(slot, entry_json.serialise(entry))
     if scenario.backlog:
         spark.checkpoint.note(0)
         spark.batches = max(2, scenario.batches)
@@ -452,7 +453,7 @@ def _leave_begins_under_way(scenario: Scenario, spark: Spark, broker: Broker) ->
     """Start with requests in flight from a task that is dead, as is its coordinator."""
     coordinator, sinks = spark.coordinator()
     tail = entries.opened(None, "query")
-    coordinator._store.put_if_absent(0, entries.serialise(tail))
+    coordinator._store.put_if_absent(0, entry_json.serialise(tail))
     for name, sink in sinks.items():
         if name[-1] in "kp":
             sink.bind(name, tail.log_id)

@@ -32,8 +32,8 @@ from twopc.errors import (
     RoundAborted,
     TwoPhaseCommitError,
 )
-from twopc.log import entries
 from twopc.log.commit_log import read_tail
+from twopc.log.entry_json import parse
 from twopc.log.store import LogStore
 from twopc.participant import Participant, Vote
 from twopc.phases import Phase
@@ -259,7 +259,7 @@ class Spark:
             self.restore_log()
             self.log_is_backup = False
         elif newest := read_tail(store := self.log()):
-            kept = [entries.parse(store.read(slot), "the simulated log") for slot in store.slots()]
+            kept = [parse(store.read(slot), "the simulated log") for slot in store.slots()]
             self.checkpoint.repair([*kept, newest[1]])
 
     def forget_stop(self) -> OperatorRequired | None:

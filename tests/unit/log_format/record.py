@@ -33,7 +33,8 @@ from tests.support.sql_databases import Databases
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink
 from twopc.checkpoint.offsets import Reads, parse
 from twopc.log import factored
-from twopc.log.entries import FORMAT, Decision
+from twopc.log.entries import Decision
+from twopc.log.entry_json import FORMAT
 from twopc.log.store import open_store
 from twopc.participant import Vote
 from twopc.replay import ReplayCopies
