@@ -8,6 +8,7 @@ import pytest
 
 from tests.sinks.iceberg.conftest import Place, few, place_on_s3
 from tests.sinks.iceberg.test_contract import SCHEMA, SPEC
+from tests.sinks.iceberg.test_contract import PyIcebergAlone
 from tests.sinks.iceberg.test_contract import TestAppend as Append
 from tests.support.between import Between, once
 from tests.support.http_proxy import HttpProxy, s3_error
@@ -60,7 +61,7 @@ class TestOnPostgres(Append):
 
 
 @pytest.mark.long
-class TestOnS3(Append):
+class TestOnS3(PyIcebergAlone):
     kills = 15
 
     @pytest.fixture(autouse=True)
