@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.sinks.iceberg.conftest import Place, few, place_on_s3
-from tests.sinks.iceberg.test_contract import SCHEMA, SPEC
-from tests.sinks.iceberg.test_contract import PyIcebergAlone
+from tests.sinks.iceberg.test_contract import SCHEMA, SPEC, PyIcebergAlone
 from tests.sinks.iceberg.test_contract import TestAppend as Append
 from tests.support.between import Between, once
 from tests.support.http_proxy import HttpProxy, s3_error
