@@ -33,7 +33,7 @@ def on_requests(steps: Steps) -> None:
 
 def on_files(steps: Steps, is_on_disk: bool) -> None:
     """Turn what happens to the files of an Iceberg table into steps."""
-    steps.patch(DurableFileIO, reads=("names_in", "read", "lengths"), changes=("delete",))
+    steps.patch(DurableFileIO, reads=("names_in", "read", "first_changed"), changes=("delete",))
     if not is_on_disk:  # where the calls of the operating system are steps
         steps.patch(DurableFileIO, changes=("write",))
         steps.patch(DurableFile, changes=("create",))
