@@ -28,6 +28,7 @@ from tests.sinks.postgres.conftest import Place as PostgresPlace
 from tests.support.forgetful_sink import ForgetfulSink
 from tests.support.postgres_server import PostgresServer
 from twopc import Coordinator, Participant, Round, TwoPhaseCommitSink, Vote
+from twopc.log.steps import ENTRIES_KEPT
 from twopc.testing import MemoryTarget
 from twopc_kafka_broker import KafkaBroker
 
@@ -40,14 +41,18 @@ ENOUGH = 5_000
 FLAT = 0.01
 """How much a quantity may grow per ``PER`` batches, as a part of itself."""
 
+MOST_ENTRIES = 2 * ENTRIES_KEPT
+"""Of a log: as many as are kept, and as many until they are pruned again."""
+
 Made = tuple[TwoPhaseCommitSink[Any], Callable[[], int]]
 """A sink, and what counts the records that readers see; -1 if only its server knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a driver holds after so many batches. ``batch_ms`` is the median of the batches since the last sample, and
-    ``names`` are the files by which Kafka's sink leases its transactional ids."""
+    """What a driver holds after so many batches. ``batch_ms`` is the median of the batches since the last sample,
+    ``entry_bytes`` is the mean of the log's entries, and ``names`` are the files by which Kafka's sink leases its
+    transactional ids."""
 
     batches: int
     threads: int
@@ -55,7 +60,7 @@ class Sample:
     sockets: int
     memory_mib: float
     log_entries: int
-    log_bytes: int
+    entry_bytes: float
     names: int
     batch_ms: float
 
@@ -110,6 +115,8 @@ def _life(name: str, seconds: float, batches: int, restart_each: int, folder: st
     batches_at = [each.batches for each in samples]
     slopes = {key: slope(batches_at, of_key) for key, of_key in values.items() if key != "batches" and done > ENOUGH}
     wrong = [f"{key} grows by {each:.1%} per {PER} batches" for key, each in slopes.items() if each > allowed(key)]
+    if (most := max(each.log_entries for each in samples)) > MOST_ENTRIES:
+        wrong.append(f"the log has {most} entries, and at most {MOST_ENTRIES} are kept")
     if seen not in (-1, done * PARTITIONS):
         wrong.append(f"{done * PARTITIONS} records were written, and readers see {seen}")
     return {"batches": done, "wrong": wrong, "slopes": slopes, "samples": [asdict(each) for each in samples]}
@@ -117,8 +124,9 @@ def _life(name: str, seconds: float, batches: int, restart_each: int, folder: st
 
 def allowed(quantity: str) -> float:
     """Return how much a quantity may grow. The time of a batch is reported alone: other work of the machine is in it,
-    and a table's metadata grows until its snapshots are expired."""
-    return float("inf") if quantity == "batch_ms" else FLAT
+    and a table's metadata grows until its snapshots are expired. The log's entries have a bound: they come and go by
+    ``ENTRIES_KEPT``, and samples at regular distances would show a slope."""
+    return float("inf") if quantity in ("batch_ms", "log_entries") else FLAT
 
 
 def _votes(sink: TwoPhaseCommitSink[Any], round: Round) -> Iterator[Vote]:
@@ -138,7 +146,7 @@ def _sample(batches: int, log: Path, folder: Path, batch_ms: float) -> Sample:
         **holds,
         memory_mib=memory_mib,
         log_entries=len(entries),
-        log_bytes=sum(entries),
+        entry_bytes=sum(entries) / len(entries),
         names=names,
         batch_ms=batch_ms,
     )
