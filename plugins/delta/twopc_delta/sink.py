@@ -114,7 +114,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
 
         Raises:
             ConfigurationError: there is no table; it has a table feature that the sink does not support; or its store
-                can replace an existing file where put-if-absent is required.
+                lacks put-if-absent.
             LogMismatch: the table lacks the last batch that the commit log records as committed to it.
             Retriable: the store does not respond.
         """
