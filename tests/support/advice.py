@@ -1,4 +1,5 @@
-"""What an error advises, taken from its own message and done: a test fails where the message advises something else."""
+"""Follows the advice in error messages: takes it from the message itself, so that a test fails if the advice
+changes."""
 
 import contextlib
 import json
@@ -20,7 +21,7 @@ from twopc.log.history import read_history
 
 
 def told(error: BaseException, advice: str) -> re.Match[str]:
-    """Return where a message has ``advice``, a regular expression."""
+    """Return the match of ``advice``, a regular expression, in an error's message."""
     found = re.search(advice, error.message if isinstance(error, TwoPhaseCommitError) else str(error))
     assert found, f"{advice!r} is not advised: {error}"
     return found
@@ -28,7 +29,7 @@ def told(error: BaseException, advice: str) -> re.Match[str]:
 
 @contextlib.contextmanager
 def raises(words: str) -> Iterator[pytest.ExceptionInfo[TwoPhaseCommitError]]:
-    """Expect an error with the words of a row of the catalog."""
+    """Expect an error with the words of a row of the error catalog; ``…`` skips text."""
     with pytest.raises(TwoPhaseCommitError, match=".*".join(map(re.escape, words.split("…")))) as raised:
         yield raised
 
@@ -38,12 +39,12 @@ def killed(*_: object) -> None:
 
 
 class Query:
-    """A query into one sink, ``orders``, and its operator. Each call is a process of its own, as far as it knows.
+    """A query with one sink, ``orders``, and its operator. Each call stands for a new process.
 
     Attributes:
-        options: the sink's, None for one that is left out. An operator may change them.
-        columns: the columns of its records besides ``value``, one value each.
-        start_timeout_s: how long a start waits for an answer, before the log's first decision.
+        options: the sink's options, with None for omitted ones. An operator may change them.
+        columns: the columns of its records besides ``value``, each with its only value.
+        start_timeout_s: how long a start waits for a response before the log's first decision.
     """
 
     def __init__(self, folder: Path, backend: str, options: Mapping[str, Any], start_timeout_s: float = 0) -> None:
@@ -59,7 +60,8 @@ class Query:
         before_commit: Callable[[], object] = nothing,
         after_commit: Callable[[], object] = nothing,
     ) -> None:
-        """Write records as a batch, if it is not decided, and commit it. ``meanwhile`` comes before the decision."""
+        """Write records as a batch, unless it is decided, and commit it. ``meanwhile`` is called before the
+        decision."""
         given = {name: value for name, value in self.options.items() if value is not None}
         sinks = {"orders": create_sink(self._backend, given)}
         columns = {name: pa.concat_arrays([pa.array(value)] * len(values)) for name, value in self.columns.items()}
@@ -85,17 +87,17 @@ class Query:
             coordinator.run(batch_id, phase_one)
 
     def decide(self, batch_id: int, *values: str) -> None:
-        """The same, by a driver that dies before the commit."""
+        """Run a batch with a driver that dies before the commit."""
         with pytest.raises(OSError, match="killed"):
             self.run(batch_id, *values, before_commit=killed)
 
     def commit(self, batch_id: int, *values: str) -> None:
-        """The same, by a driver that dies after the commit."""
+        """Run a batch with a driver that dies after the commit."""
         with pytest.raises(OSError, match="killed"):
             self.run(batch_id, *values, after_commit=killed)
 
     def stops(self, batch_id: int, words: str, before_commit: Callable[[], object] = nothing) -> TwoPhaseCommitError:
-        """Start the query, and return the error of the catalog that it ends with."""
+        """Start the query, and return the error with ``words`` that stops it."""
         with raises(words) as raised:
             self.run(batch_id, "never", before_commit=before_commit)
         return raised.value
@@ -105,7 +107,7 @@ class Query:
         return read_history(str(self.log)).tail.unresolved[-1].committables["orders"]
 
     def abandon(self, error: TwoPhaseCommitError) -> None:
-        """Give up what an error names, by the command in its message."""
+        """Give up the batch that an error names, with the command in its message."""
         sinks = self.log.with_name("sinks.toml")
         options = (f"{json.dumps(name)} = {json.dumps(str(value))}\n" for name, value in self.options.items())
         sinks.write_text(f"[orders]\nbackend = '{self._backend}'\n{''.join(options)}")

@@ -1,4 +1,4 @@
-"""Apicurio, a schema registry that speaks Confluent's interface, with schemas in its memory."""
+"""Apicurio, a schema registry with Confluent's API, which keeps schemas in memory."""
 
 from pathlib import Path
 
@@ -7,13 +7,13 @@ from tests.support.s3_server import free_port
 from tests.support.server_process import ServerProcess
 
 VERSION = "3.0.9"
-"""The last that runs on Java 17."""
+"""The last version that runs on Java 17."""
 
 START_TIMEOUT_S = 120.0
 
 
 class ApicurioServer(ServerProcess):
-    """A registry, which starts empty."""
+    """A registry that starts empty."""
 
     _asked = "/apis/ccompat/v7/subjects"
 

@@ -1,16 +1,16 @@
-"""The models that AWS's client has of services: each is read once per process.
+"""Caches the service models of AWS's client, so that each is read once per process.
 
-Each client that a test makes has a session of its own, which would read and parse megabytes of JSON anew.
+Each client that a test creates has its own session, which would otherwise parse megabytes of JSON again.
 """
 
 import functools
 
 
 def keep_models() -> None:
-    """Have every session of this process share what was read, as the clients of one session do."""
+    """Share the models among all sessions of this process."""
     try:
         from botocore.loaders import JSONFileLoader
-    except ImportError:  # an environment for a plugin without S3
+    except ImportError:  # an environment of a plugin without S3
         return
     load = functools.cache(functools.partial(JSONFileLoader.load_file, JSONFileLoader()))
     JSONFileLoader.load_file = lambda _, path: load(path)

@@ -1,6 +1,6 @@
-"""Azurite, Microsoft's emulator of Azure Storage: its blob service, as a process of its own on a free port.
+"""The blob service of Azurite, Microsoft's emulator of Azure Storage, as a separate process on a free port.
 
-Azure's client is imported where it is used, as the contract of the file sink also runs in environments without it.
+Azure's client is imported lazily, since the contract of the file sink also runs in environments without it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ START_TIMEOUT_S = 120.0
 KEEPS_EXTENTS = """
 require(process.env.AZURITE_MODULES + "/azurite/dist/src/blob/utils/constants").DEFAULT_GC_INTERVAL_MS = 2 ** 31 - 1;
 """
-"""Loaded by Node before Azurite. Every ten minutes, Azurite removes the data that no blob has. In a long campaign, this
-took 45 seconds, and then each read of a blob that had just been put failed with status 500. So it removes none here."""
+"""Loaded by Node before Azurite, to disable its garbage collection. Every ten minutes, Azurite removes data without a
+blob. In a long campaign, this took 45 seconds, and afterwards each read of a new blob failed with status 500."""
 
 SAVES_FIRST = """
 const http = require("http"), Loki = require(process.env.AZURITE_MODULES + "/lokijs");
@@ -52,8 +52,8 @@ http.ServerResponse.prototype.end = function (...given) {
   return this;
 };
 """
-"""Loaded too if the server is durable. Azurite saves its metadata every five seconds, so a kill would lose what it has
-acknowledged, as Azure never does. With this, no reply leaves before the metadata that it is about is in a file."""
+"""Also loaded if the server is durable. Azurite saves its metadata every five seconds, so a kill would lose
+acknowledged writes, which never happens in Azure. With this, each reply is sent only after the metadata is saved."""
 
 
 def install() -> str | None:
@@ -75,8 +75,8 @@ class AzuriteServer(ServerProcess):
     """A server with one account.
 
     Args:
-        folder: of its log, and of its data if it is durable.
-        is_durable: whether a kill and a start leave the data as it was; otherwise it is in memory.
+        folder: for its log, and its data if it is durable.
+        is_durable: whether the data survives a kill and a restart; otherwise it is in memory.
 
     Attributes:
         key: the key of the account.
@@ -91,17 +91,17 @@ class AzuriteServer(ServerProcess):
         self.key = base64.b64encode(uuid.uuid4().bytes * 4).decode()
 
     def connection_string(self, endpoint_url: str | None = None, credentials: str | None = None) -> str:
-        """Return a connection string, which reaches the server by another URL, or with something else than its key."""
+        """Return a connection string, optionally with another URL, or with other credentials than the account's key."""
         endpoint = f"BlobEndpoint={endpoint_url or self.endpoint_url}/{ACCOUNT}"
         return f"AccountName={ACCOUNT};{credentials or f'AccountKey={self.key}'};{endpoint}"
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """The options with which fsspec's ``abfs`` reaches the server."""
+        """The options with which fsspec's ``abfs`` accesses the server."""
         return {"connection_string": self.connection_string()}
 
     def signature(self, permission: str, expires_in_s: float = 3600) -> str:
-        """Return a shared access signature for all containers and blobs, with rights such as ``rwdlc``."""
+        """Return a shared access signature for all containers and blobs, with permissions such as ``rwdlc``."""
         from azure.storage.blob import ResourceTypes, generate_account_sas
 
         expires = datetime.now(timezone.utc) + timedelta(seconds=expires_in_s)
@@ -109,14 +109,14 @@ class AzuriteServer(ServerProcess):
         return generate_account_sas(ACCOUNT, self.key, types, permission, expires)
 
     def make_container(self) -> str:
-        """Return the name of a new container."""
+        """Create a container, and return its name."""
         name = f"c-{uuid.uuid4().hex}"
         with self._client() as client:
             client.create_container(name)
         return name
 
     def blobs(self, container: str, *, uncommitted: bool = False) -> list[str]:
-        """Return the names of all blobs of a container, by a client that shares nothing with the one under test."""
+        """Return the names of all blobs in a container, using a client that shares nothing with the one under test."""
         include = ["uncommittedblobs"] if uncommitted else None
         with self._client() as client:
             return [blob.name for blob in client.get_container_client(container).list_blobs(include=include)]
@@ -147,7 +147,7 @@ class AzuriteServer(ServerProcess):
 
 
 def repeat(monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool) -> None:
-    """Have Azure's client repeat requests at once, or never. By itself, it waits for 15 seconds before each repeat."""
+    """Have Azure's client retry requests at once, or never. By default, it waits for 15 seconds before each retry."""
     retry, increment = _retry()
     monkeypatch.setattr(retry, "get_backoff_time", lambda *_: 0)
     monkeypatch.setattr(retry, "increment", increment if is_repeated else lambda *_, **__: False)
@@ -155,7 +155,7 @@ def repeat(monkeypatch: pytest.MonkeyPatch, *, is_repeated: bool) -> None:
 
 @functools.cache
 def _retry() -> tuple[Any, Any]:
-    """Return the class that repeats requests, and its own way to decide whether to repeat one."""
+    """Return the client's retry policy, and its original method that decides on a retry."""
     from azure.storage.blob._shared.policies_async import ExponentialRetry
 
     return ExponentialRetry, ExponentialRetry.increment

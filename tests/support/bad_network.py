@@ -1,4 +1,4 @@
-"""A network that delays requests and answers, and loses or cuts them: a relay of TCP connections to one server."""
+"""A TCP relay to one server that delays, loses and truncates requests and responses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
 
 LONGEST_DELAY_S = 0.3
 _RESETS = struct.pack("ii", 1, 0)
-"""SO_LINGER: the connection ends by a reset."""
+"""A value of SO_LINGER with which close sends a reset."""
 
 
 class BadNetwork:
     """A relay on a free port.
 
     Args:
-        server: the address of the server; a path for a socket of this machine.
-        seed: of what happens.
-        share: of the pieces of data to which something happens.
+        server: the address of the server; a path for a Unix socket.
+        seed: the seed of the random faults.
+        share: the share of received chunks that suffer a fault.
 
     Attributes:
-        happened: how often each fault has happened.
+        happened: fault → how often it has happened.
     """
 
     def __init__(self, server: tuple[str, int] | str, seed: int, share: float = 0.15) -> None:
@@ -47,7 +47,7 @@ class BadNetwork:
         return f"http://127.0.0.1:{self.port}"
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):  # it was closed
+        with contextlib.suppress(OSError):  # the listener was closed
             while True:
                 client, _ = self._listener.accept()
                 server = socket.socket(socket.AF_UNIX if isinstance(self._server, str) else socket.AF_INET)

@@ -1,4 +1,4 @@
-"""What happens to requests of a sink on their way to an Iceberg catalog, and to the answers on their way back."""
+"""Intercepts a sink's requests to an Iceberg catalog, and their responses."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def nothing() -> None:
 
 @dataclass
 class Between:
-    """Stands between one sink and its catalog, and sees each ``commit_table``.
+    """Intercepts each ``commit_table`` between one sink and its catalog.
 
     Attributes:
-        before: called before each request passes.
-        after: called before each answer passes.
-        passes: how many more requests reach the catalog.
-        requests: those that were seen, to be sent again or late.
-        requirements: what each of them required.
+        before: called before each request is passed on.
+        after: called before each response is returned.
+        passes: how many more requests are passed on.
+        requests: functions that send the intercepted requests again.
+        requirements: the requirements of each intercepted request.
     """
 
     before: Callable[[], object] = nothing
@@ -54,12 +54,12 @@ class Between:
 
 
 def once(call: Callable[[], object]) -> Callable[[], object]:
-    """Return what calls ``call`` the first time, and does nothing later."""
+    """Return a function that calls ``call`` the first time, and does nothing afterwards."""
     return times(1, call)
 
 
 def times(count: int, call: Callable[[], object]) -> Callable[[], object]:
-    """Return what calls ``call`` the first ``count`` times, and does nothing later."""
+    """Return a function that calls ``call`` the first ``count`` times, and does nothing afterwards."""
     calls: Iterator[Callable[[], object]] = iter([call] * count)
 
     def call_next() -> None:
@@ -69,5 +69,5 @@ def times(count: int, call: Callable[[], object]) -> Callable[[], object]:
 
 
 def lost() -> None:
-    """Lose an answer."""
+    """Lose a response."""
     raise requests.ReadTimeout("the answer was lost")

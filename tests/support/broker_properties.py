@@ -1,4 +1,4 @@
-"""Properties of brokers that several places start, and the version that a test needs."""
+"""Broker properties that several tests use, and version requirements of tests."""
 
 import pytest
 
@@ -9,10 +9,10 @@ WITHOUT_TIMEOUT = {"transaction.two.phase.commit.enable": True, "unstable.api.ve
 
 
 def is_older(*than: int) -> bool:
-    """Whether the development broker is older than this version of Kafka."""
+    """Return whether the development broker is older than this version of Kafka."""
     return tuple(map(int, KAFKA_VERSION.split("."))) < than
 
 
 def needs_kafka(*least: int) -> pytest.MarkDecorator:
-    """Skip a test of what came with this version of Kafka where the broker is older."""
+    """Skip a test of a feature of this version of Kafka if the broker is older."""
     return pytest.mark.skipif(is_older(*least), reason=f"needs Kafka {'.'.join(map(str, least))}")

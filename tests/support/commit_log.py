@@ -1,4 +1,4 @@
-"""The steps of a commit log on a store, one after the other, as a coordinator has them taken."""
+"""A commit log on a store, without a coordinator around it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twopc.transaction import Committable, JsonValue
 
 
 class CommitLog:
-    """An open commit log: one incarnation, without a coordinator."""
+    """An open commit log: one incarnation, whose steps tests take themselves."""
 
     def __init__(self, store: LogStore, view: LogView) -> None:
         self._store, self.view = store, view

@@ -1,4 +1,4 @@
-"""The contents of targets, read by clients that did not write them, compared with what should be there."""
+"""Reads the contents of target systems with independent clients, and compares them with the expected records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Difference:
-    """How many records are missing, and how many are there too often or should not be there."""
+    """The number of missing records, and of duplicate or unexpected ones."""
 
     lost: int = 0
     duplicates: int = 0
@@ -30,14 +30,14 @@ def difference(expected: Iterable[Hashable], found: Iterable[Hashable]) -> Diffe
 
 
 def in_topic(servers: str, topic: str) -> list[str]:
-    """Return the values of a topic that a committed reader sees."""
+    """Return the values in a topic that are visible to a committed reader."""
     from tests.support.topic_reader import records_of
 
     return [record.value.decode() for record in records_of(servers, topic)]
 
 
 def in_files(folder: Path) -> list[dict[str, Any]]:
-    """Return the rows of all committed Parquet files of a folder."""
+    """Return the rows of all committed Parquet files in a folder."""
     import pyarrow.parquet as pq
 
     return [row for file in folder.glob("*.parquet") for row in pq.read_table(file).to_pylist()]
@@ -52,5 +52,5 @@ def in_table(conninfo: str, query: LiteralString) -> list[tuple[Any, ...]]:
 
 
 def left_in_files(folder: Path) -> list[Path]:
-    """Return the pending files of a folder."""
+    """Return the pending files in a folder."""
     return [*(folder / "_twopc").glob("*")]

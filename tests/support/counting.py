@@ -1,4 +1,4 @@
-"""Counts the calls of a function, which still does what it does."""
+"""Counts calls of a function without changing what it does."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[tuple[Any, ...]]:
-    """Return the arguments of each call from now on."""
+    """Return a list that collects the arguments of each call from now on."""
     calls: list[tuple[Any, ...]] = []
     call: Callable[..., Any] = getattr(owner, name)
 

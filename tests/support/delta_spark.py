@@ -1,4 +1,4 @@
-"""Spark with Delta's own runtime, which writes tables for tests and reads those that the sink has written."""
+"""Spark with Delta's own runtime, to write tables for tests and to read the sink's tables."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
 
 def delta_jars() -> list[Path]:
-    """Return the jars of Delta's runtime. Of the others Spark has its own, and would stumble over a second version."""
+    """Return the jars of Delta's runtime, without those of which Spark has its own version."""
     return [jar for jar in maven_jars("delta-spark-4.2-4.4.0", _RUNTIME) if jar.name.startswith("delta-")]
 
 

@@ -1,4 +1,4 @@
-"""The distributions of this project: their sources, and what uv builds of them."""
+"""The distributions of this project: their sources, and their builds by uv."""
 
 import os
 import subprocess
@@ -13,23 +13,23 @@ from tests.support.pages import ROOT
 PLUGINS = {f"twopc_{plugin.name.replace('-', '_')}": plugin for plugin in sorted((ROOT / "plugins").iterdir())}
 
 SOURCES = {"twopc_core": ROOT, **PLUGINS}
-"""Distribution, as its files are named → the folder that it is built from."""
+"""Distribution, in the spelling of its file names → its source folder."""
 
 PACKAGES = {"twopc_core": "twopc", **{name: name for name in PLUGINS}}
-"""Distribution → the package that it brings."""
+"""Distribution → its import package."""
 
-_SHOWN = 2000  # characters of what a failed command has written
+_SHOWN = 2000  # characters of a failed command's output
 
 
 class CommandFailed(SystemExit):
-    """A command failed. If nobody catches it, it ends the process with a sentence and exit code 1."""
+    """A command failed. If uncaught, it ends the process with a message and exit code 1."""
 
 
 def call(*command: object, folder: Path = ROOT) -> str:
-    """Return the output of a command that sees nothing of this process's environment of Python.
+    """Return the output of a command, run without this process's Python environment.
 
     Raises:
-        CommandFailed: it has another exit code than 0.
+        CommandFailed: its exit code is not 0.
     """
     words = [str(part) for part in command]
     called = subprocess.run(words, cwd=folder, env=without_python(), capture_output=True, text=True, check=False)
@@ -40,7 +40,7 @@ def call(*command: object, folder: Path = ROOT) -> str:
 
 
 def without_python() -> dict[str, str]:
-    """Return the variables of this process's environment without those that lead to its packages."""
+    """Return this process's environment variables, without those that lead to its packages."""
     return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
@@ -51,7 +51,7 @@ def build(uv: str, folder: Path, *options: str, source: Path = ROOT) -> None:
 
 
 def locked(uv: str, *options: str) -> str:
-    """Return the locked requirements of third parties, one per line, with their markers. Raises CommandFailed."""
+    """Return the locked third-party requirements, one per line, with their markers. Raises CommandFailed."""
     export: Sequence[str] = ("export", "--quiet", "--locked", "--all-packages", "--all-extras", "--no-emit-workspace")
     return call(uv, *export, "--no-hashes", "--no-annotate", "--no-header", *options)
 

@@ -1,6 +1,6 @@
-"""The table in ``docs/internals/support-matrix.md`` of the values that the contract writes.
+"""Generates the table of values that the contract writes, in ``docs/internals/support-matrix.md``.
 
-``python -m tests.support.drawn_values`` writes it anew.
+Run ``python -m tests.support.drawn_values`` to update it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PAGE = ROOT / "docs" / "internals" / "support-matrix.md"
 
 
 def drawn() -> Iterator[tuple[str, pa.Schema, str]]:
-    """Yield each backend, the columns of which values are drawn, and the readers."""
+    """Yield each backend with the columns for which values are drawn, and its readers."""
     yield "PostgreSQL", schema_of(postgres.KEPT), postgres.TestAppend.client
     yield "MariaDB", schema_of(mysql.KEPT), mysql.TestAppend.client
     yield "SQL, on SQLite", schema_of(sql.KEPT["sqlite"]), ", ".join(sql.TestAppend().readers())
@@ -36,10 +36,10 @@ def drawn() -> Iterator[tuple[str, pa.Schema, str]]:
 
 
 def table() -> str:
-    """Return the table in Markdown."""
+    """Return the table as Markdown."""
     lines = ["| backend | columns | edges | read by |", "| --- | --- | --- | --- |"]
     for backend, schema, readers in drawn():
-        columns = schema.types[1:]  # without ``value``
+        columns = schema.types[1:]  # all but ``value``
         count = sum(len(edges(type_)) for type_ in columns)
         lines.append(f"| {backend} | {len(columns)} | {count:,} | {readers} |")
     return "\n".join(lines)

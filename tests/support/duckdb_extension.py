@@ -1,4 +1,4 @@
-"""DuckDB's extensions, from wheels that the development environment has: nothing downloads one."""
+"""DuckDB's extensions, loaded from wheels in the development environment rather than downloaded."""
 
 import importlib.util
 from pathlib import Path
@@ -9,10 +9,10 @@ from twopc_kafka_broker import DevelopmentError
 
 
 def lake_reader() -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB that reads Iceberg and Delta.
+    """Return a connection to a DuckDB that can read Iceberg and Delta.
 
     Raises:
-        DevelopmentError: the index has no such extension for this platform.
+        DevelopmentError: an extension is not available for this platform.
     """
     connection = duckdb.connect()
     _load(connection, "avro", "iceberg", "delta")
@@ -20,7 +20,7 @@ def lake_reader() -> duckdb.DuckDBPyConnection:
 
 
 def load(connection: duckdb.DuckDBPyConnection, *names: str) -> None:
-    """Load extensions. Skip the test where the index has none for this platform."""
+    """Load extensions. Skip the test if one is not available for this platform."""
     import pytest
 
     try:
@@ -38,7 +38,7 @@ def _load(connection: duckdb.DuckDBPyConnection, *names: str) -> None:
 
 
 def _extension_file(name: str) -> Path | None:
-    """Return the file of an extension, or None where the index has none for this platform."""
+    """Return the file of an extension; None if it is not available for this platform."""
     found = importlib.util.find_spec(f"duckdb_extension_{name}")
     if found is None or found.origin is None:
         return None

@@ -35,7 +35,7 @@ class NotHere(Exception):
 
 
 def uv() -> str:
-    """Return the command of the uv that set this project up, or of another one."""
+    """Return the command of the uv that set up this project, or else any uv."""
     of_setup = sorted(str(path) for path in ROOT.glob("build/uv-*/bin/uv"))
     return os.environ.get("UV") or next(iter(of_setup), "uv")
 
@@ -45,8 +45,8 @@ def own() -> Environment:
 
 
 def made(folder: Path, uv: str, spark: str, python: str, *plugins: str) -> Environment:
-    """Return an environment with a version of Spark, an installed interpreter, and ``plugins`` in addition. If this
-    process's own environment has the first two, return that.
+    """Return an environment with the given Spark, an installed interpreter, and ``plugins``. If this process's own
+    environment has that Spark and Python, return it instead.
 
     Raises:
         NotHere: the interpreter is not installed, or a distribution is not available.
@@ -65,13 +65,14 @@ def made(folder: Path, uv: str, spark: str, python: str, *plugins: str) -> Envir
 
 
 def packed(folder: Path, uv: str, *modules: Path) -> Path:
-    """Return an archive of an environment with this project's wheels and ``modules``. Spark has its own PySpark.
+    """Return an archive of an environment with this project's wheels and ``modules``, without PySpark, which Spark
+    provides.
 
     Raises:
         NotHere: a distribution is not available.
     """
     environment, archive = folder / "packed", folder / "packed.tar.gz"
-    shutil.rmtree(environment, ignore_errors=True)  # the wheels are of another state of the project
+    shutil.rmtree(environment, ignore_errors=True)  # its wheels may be outdated
     _call(sys.executable, "-m", "venv", "--without-pip", str(environment))
     for project in (".", "plugins/kafka", "plugins/files"):
         _call(uv, "build", "--quiet", "--wheel", "--out-dir", str(environment / "wheels"), project)

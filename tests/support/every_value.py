@@ -1,4 +1,4 @@
-"""What the tests of databases share in which every value comes back as it was given, or is refused (invariant 13)."""
+"""Shared by the tests of databases that every value is either kept exactly or refused (invariant 13)."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ VALUES = [
     pa.array([[1, None]], pa.list_(pa.int32())),
     pa.array([["a", None, "abc   "]], pa.list_(pa.string())),
 ]
-"""What is tried on a column of every type."""
+"""The values tried on a column of every type."""
 
 _rounds = itertools.count()
 
 
 def write_good(place: Any, values: pa.Array) -> list[Any] | None:
-    """Empty the table, write the values that its column ``value`` takes, and return them; None if it does not take
-    the type."""
+    """Empty the table, write the values that its column ``value`` accepts, and return them; None if it refuses the
+    type."""
     sink = place.sink()
     try:
         sink.validate(pa.schema([("value", values.type)]))
@@ -49,6 +49,6 @@ def write_good(place: Any, values: pa.Array) -> list[Any] | None:
     place.ask("DELETE FROM {}")
     with Participant({"orders": sink}, Round(1, next(_rounds)), partition=0, max_bad_records=99) as task:
         refused = {error.record for error in task.write("orders", pa.record_batch({"value": values}))}
-        for vote in task.pre_commit().values():  # none if all are refused
+        for vote in task.pre_commit().values():  # no vote if all are refused
             place.commit(vote, sink)
     return [value for record, value in enumerate(values.to_pylist()) if record not in refused]

@@ -1,4 +1,4 @@
-"""``twopc serve-metrics`` as a process of its own on a free port, and the metrics that it serves."""
+"""``twopc serve-metrics`` as a separate process on a free port, and the metrics that it serves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
-# A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start.
+# A shell makes background processes and their children ignore Ctrl-C.
 COMMAND = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); import twopc.cli; twopc.cli.main()"
 
 INTERVAL_S = 0.05
@@ -29,7 +29,7 @@ ENDS_WITHIN_S = 30
 
 @dataclass(frozen=True)
 class Sample:
-    """One value of one series."""
+    """A value of a time series."""
 
     name: str
     labels: dict[str, str]
@@ -41,13 +41,13 @@ class Sample:
 
 
 def samples(text: str) -> list[Sample]:
-    """Parse what an exporter serves."""
+    """Parse an exporter's response."""
     families = text_string_to_metric_families(text)
     return [Sample(each.name, dict(each.labels), each.value) for family in families for each in family.samples]
 
 
 class Exporter:
-    """The command, from ``with`` on. It is ended by its own process id."""
+    """The running command, as a context manager. Ended by its process id."""
 
     def __init__(self, *arguments: object, interval_s: float = INTERVAL_S) -> None:
         given = ("serve-metrics", *arguments, "--port", 0, "--interval-s", interval_s)
@@ -68,7 +68,7 @@ class Exporter:
             return samples(answer.read().decode())
 
     def value(self, name: str, **labels: str) -> float | None:
-        """Return the value of the series with at least these labels, or None if there is none."""
+        """Return the value of the series with at least these labels; None if there is none."""
         found = [each.value for each in self.scrape() if each.name == name and labels.items() <= each.labels.items()]
         assert len(found) < 2, f"{name}{labels}: {len(found)} series"
         return found[0] if found else None
@@ -80,7 +80,7 @@ class Exporter:
             time.sleep(0.02)
 
     def hear(self, text: str) -> str:
-        """Return what the command says, from now to a line that has ``text``."""
+        """Return the command's messages up to a line that contains ``text``."""
         assert self.process.stderr is not None
         said = ""
         while text not in said:
@@ -90,7 +90,7 @@ class Exporter:
         return said
 
     def interrupt(self) -> tuple[int, str]:
-        """Send Ctrl-C. Return the exit code, and what the command has said since the last line that was heard."""
+        """Send Ctrl-C. Return the exit code and the command's messages that were not read before."""
         self.process.send_signal(signal.SIGINT)
         _, said = self.process.communicate(timeout=ENDS_WITHIN_S)
         return self.process.returncode, said
@@ -104,7 +104,7 @@ class Exporter:
 
 
 def age(log: Path, by_s: float) -> None:
-    """Have every entry of a log on a disk, and so its decisions, be older than it is."""
+    """Backdate every entry of a log on a disk, and so its decisions."""
     for path in log.glob("0*.json"):
         text = path.read_text(encoding="utf-8")
         found = re.search(r'"written_at": "([^"]+)"', text)

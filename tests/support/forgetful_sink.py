@@ -1,11 +1,11 @@
-"""A sink whose target system keeps nothing, so that all memory of a process is the driver's."""
+"""A sink whose target system keeps nothing, so that a process's memory use is the driver's alone."""
 
 from twopc import Committable
 from twopc.testing import MemorySink
 
 
 class ForgetfulSink(MemorySink):
-    """Counts the records that it commits, in all its instances.
+    """Counts the records that all of its instances commit.
 
     Attributes:
         committed: the number of records.

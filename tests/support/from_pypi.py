@@ -9,7 +9,7 @@ INSTALL_AT_MOST_S = 300
 
 
 def from_pypi(requirement: str) -> Path:
-    """Return the folder of a requirement such as ``name==1.0``, which is installed the first time.
+    """Return the folder of a requirement such as ``name==1.0``, installed on first use.
 
     Raises:
         OSError: there is no uv.

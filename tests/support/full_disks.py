@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Literal
 
 SIZE = "size=50%,nr_inodes=1000000"
-"""The most that a disk takes of the machine's memory, and how many names it has. It takes no more than is written."""
+"""The limits of a disk: its share of the machine's memory, and its number of names. It only uses memory for written
+data."""
 
 _INSIDE = "TWOPC_DISKS_NAMESPACE"
 _NAMESPACES = (["--mount"], ["--mount", "--map-root-user"])
@@ -26,7 +27,7 @@ LACKS: tuple[Lack, ...] = ("bytes", "names")
 
 
 def enter_namespace(campaign: str, arguments: Sequence[str]) -> str | None:
-    """Replace this process by the same campaign in a namespace where it may mount.
+    """Replace this process with the same campaign in a namespace where it may mount.
 
     Returns:
         None within the namespace; otherwise the reason why none can be created.
@@ -59,7 +60,7 @@ def _mount(folder: Path, options: str) -> list[str]:
 
 
 class Disk:
-    """A disk at ``folder``. It is filled by a lower limit, not by data, so that a large one takes no memory."""
+    """A disk at ``folder``. It is filled by lowering its limit rather than by writing data, which would take memory."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -68,10 +69,10 @@ class Disk:
         subprocess.run(_mount(folder, SIZE), check=True)
 
     def fill(self, lack: Lack, names_left: int = 0) -> None:
-        """Leave no room for data, or for more than ``names_left`` names. With one, an entry is written aside but not
-        linked."""
+        """Leave no room for data, or for more than ``names_left`` names. With one name left, an entry's temporary file
+        can be written but not linked."""
         failure = ""
-        for _ in range(_ATTEMPTS):  # processes that write may have taken more since
+        for _ in range(_ATTEMPTS):  # writing processes may have taken more since
             used = os.statvfs(self.folder)
             size = max(used.f_blocks - used.f_bfree, 1) * used.f_frsize
             names = used.f_files - used.f_ffree + names_left
@@ -88,7 +89,7 @@ class Disk:
         self.is_full = False
 
     def _remount(self, options: str) -> str:
-        """Return the error, if there is one."""
+        """Return the error; empty if there is none."""
         done = subprocess.run(_mount(self.folder, f"remount,{options}"), capture_output=True, text=True, check=False)
         return done.stderr.strip() if done.returncode else ""
 

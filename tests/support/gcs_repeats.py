@@ -1,4 +1,4 @@
-"""gcsfs's waits before it repeats a request, shortened: by default, they take half a minute in all."""
+"""Shortens gcsfs's waits before retries, which take half a minute in total by default."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The part of Google's XML API that delta-rs uses, in front of fake-gcs-server, which has uploads by its JSON API alone
-and lists from the beginning.
+"""The part of Google's XML API that delta-rs uses, as a proxy in front of fake-gcs-server, whose XML API has no uploads
+and always lists from the start.
 
-Each request becomes one of the JSON API, so the emulator itself decides the condition of an upload.
+Each request is translated to the JSON API, so the emulator itself checks the condition of an upload.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from tests.support.http_proxy import PER_HOP, Answer, HttpProxy, Request
 
 _JSON_API = ("/storage/", "/upload/", "/download/", "/batch/", "/_internal/")
 _HOST = "storage.googleapis.com"
-"""The name by which the emulator knows a request for an object."""
+"""The host name by which the emulator recognizes a request for an object."""
 
 
 class GcsXmlApi(HttpProxy):
-    """Takes requests of both APIs, several at a time."""
+    """Accepts requests of both APIs, concurrently."""
 
     def _pass_on(self, request: Request) -> Answer | None:
         try:
             return self._answer(request)
-        except (OSError, http.client.HTTPException):  # the server is down, or was killed amid its reply
+        except (OSError, http.client.HTTPException):  # the server is down, or was killed during its reply
             return None
 
     def _answer(self, request: Request) -> Answer:

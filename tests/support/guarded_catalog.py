@@ -1,4 +1,4 @@
-"""A REST catalog that wants a login by OAuth 2, a warehouse, and a prefix in each path, as Polaris and Unity do."""
+"""A REST catalog that requires an OAuth 2 login, a warehouse, and a prefix in each path, like Polaris and Unity."""
 
 import json
 import uuid
@@ -11,18 +11,18 @@ from tests.support.vended_credentials import VendingCatalog
 
 CLIENT, SECRET, SCOPE, WAREHOUSE = "etl", "hunter2-is-the-secret", "PRINCIPAL_ROLE:ALL", "sales"
 LOGIN = {"credential": f"{CLIENT}:{SECRET}", "scope": SCOPE, "warehouse": WAREHOUSE}
-"""A client's properties, beside the URI."""
+"""A client's properties in addition to the URI."""
 
 DELEGATION = "vended-credentials"
 
 
 class GuardedCatalog(VendingCatalog):
-    """Gives out tokens for the client's secret, and refuses any other request without a token that is valid. It shows
-    credentials of S3 only to clients that ask for them.
+    """Issues tokens for the client's secret, and refuses other requests without a valid token. Vends credentials for S3
+    only to clients that ask for them.
 
     Attributes:
-        tokens: all that were given out.
-        refused: how many requests had none that is valid.
+        tokens: all issued tokens.
+        refused: the number of requests without a valid token.
     """
 
     def __init__(self, *arguments: Any) -> None:
@@ -33,7 +33,7 @@ class GuardedCatalog(VendingCatalog):
         self._ends_at: int | None = None
 
     def end_tokens_at(self, number: int) -> None:
-        """End all tokens when ``number`` further requests have passed."""
+        """Expire all tokens after ``number`` further requests."""
         self._ends_at = len(self.requests) + number
 
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:

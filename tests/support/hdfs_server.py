@@ -1,4 +1,4 @@
-"""A real HDFS from its Maven artifacts: a NameNode and a DataNode, each a process of its own that survives a kill."""
+"""A real HDFS from its Maven artifacts: a NameNode and a DataNode, as separate processes whose data survives a kill."""
 
 import functools
 import getpass
@@ -23,23 +23,23 @@ from twopc_kafka_broker.java import find_java
 VERSION = "3.5.0"
 START_TIMEOUT_S = 120.0
 TEST_AT_MOST_S = 600
-"""The limit of a test that may start both processes, on a machine with much other work: each may take a while, and each
-request of a client may wait for a minute."""
+"""The timeout of a test that may start both processes on a busy machine: each may take a while, and each request of a
+client may wait for a minute."""
 
 USER = "orders"
-"""A user without special rights, who has a home folder."""
+"""A user with a home folder but without special permissions."""
 
 HOME = f"/user/{USER}"
 
 SUPERUSER = getpass.getuser()
-"""Who starts the NameNode may do anything."""
+"""The user that starts the NameNode, who may do anything."""
 
 _OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.lang=ALL-UNNAMED")
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why HDFS can't run here and what is missing, or None if it can."""
+    """Return why HDFS can't run here and what is missing; None if it can."""
     try:
         _java()
         jars()
@@ -49,12 +49,12 @@ def why_not() -> str | None:
 
 
 def jars() -> tuple[Path, ...]:
-    """Return the jars of the servers, downloaded the first time (110 MB)."""
+    """Return the jars of the servers, downloaded on first use (110 MB)."""
     return maven_jars(f"hadoop-minicluster-{VERSION}", f"org.apache.hadoop:hadoop-client-minicluster:{VERSION}")
 
 
 class _Daemon(ServerProcess):
-    """One of the two processes."""
+    """The NameNode or the DataNode."""
 
     _asked = "/jmx?qry=none"
 
@@ -83,7 +83,7 @@ class HdfsServer(Startable):
 
     Args:
         folder: for data, settings and logs.
-        settings: properties in addition to those of every test.
+        settings: properties in addition to the defaults below.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, str] | None = None) -> None:
@@ -122,14 +122,14 @@ class HdfsServer(Startable):
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """The options with which fsspec's ``webhdfs`` reaches it, also by a URL without a host."""
+        """The options with which fsspec's ``webhdfs`` accesses it, even by a URL without a host."""
         return {"host": "127.0.0.1", "port": self.port, "user": USER}
 
     def url(self, path: str) -> str:
         return f"webhdfs://127.0.0.1:{self.port}{path}"
 
     def start(self) -> None:
-        """Start what does not run, and return when files can be written."""
+        """Start missing processes, and return when files can be written."""
         if not (self._folder / "name").is_dir():
             self._format()
         for daemon in (self.name_node, self.data_node):
@@ -154,12 +154,12 @@ class HdfsServer(Startable):
         try:
             self.ask("PUT", HOME, "MKDIRS")
             self.ask("PUT", HOME, "SETOWNER", owner=USER)
-            # The NameNode still names a DataNode that was killed, and one that starts may keep a request waiting. As
-            # the user of the tests: a DataNode has a connection to the NameNode for each user, and one that is dead
-            # since the NameNode was killed fails the first request on it.
+            # The NameNode still names a killed DataNode, and a starting one may delay a request. This uses the tests'
+            # user: a DataNode has one connection to the NameNode per user, and if the NameNode was killed, the first
+            # request on it fails.
             self._ask_data_node("PUT", "CREATE", b"x", overwrite="true")
             return self._ask_data_node("GET", "OPEN") == b"x"
-        except OSError:  # its safe mode included
+        except OSError:  # also in safe mode
             return False
 
     def _ask_data_node(self, method: str, operation: str, data: bytes | None = None, **parameters: str) -> bytes:
@@ -170,7 +170,7 @@ class HdfsServer(Startable):
             return contents
 
     def ask(self, method: str, path: str, operation: str, user: str = SUPERUSER, **parameters: str) -> Any:
-        """Return what the NameNode answers to an operation of WebHDFS."""
+        """Return the NameNode's response to a WebHDFS operation."""
         query = urlencode({"op": operation, "user.name": user, **parameters})
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}/webhdfs/v1{quote(path)}?{query}", method=method)
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310  # always http
@@ -178,8 +178,7 @@ class HdfsServer(Startable):
         return json.loads(text) if text else None
 
     def data_node_syncs(self) -> int:
-        """Return how often the DataNode has synced a file since its start, as it was known some seconds
-        ago."""
+        """Return the number of files that the DataNode has synced since its start. Lags by a few seconds."""
         query = "Hadoop:service=DataNode,name=DataNodeActivity-*"
         url = f"http://127.0.0.1:{self.data_node.port}/jmx?qry={quote(query)}"
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -193,11 +192,11 @@ class HdfsServer(Startable):
 
     @property
     def pid(self) -> int:
-        """The NameNode's process."""
+        """The NameNode's process id."""
         return self.name_node.pid
 
     def restart_if_killed(self) -> None:
-        """Start the NameNode again if somebody has killed it."""
+        """Restart the NameNode if it was killed."""
         if not self.name_node.is_running:
             self.start()
 

@@ -1,4 +1,4 @@
-"""A real Hive Metastore from its Maven artifacts, with its database in Derby on this disk."""
+"""A real Hive Metastore from its Maven artifacts, with a Derby database on the local disk."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ _EXPRESSIONS = "org.apache.hadoop.hive.metastore.DefaultPartitionExpressionProxy
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why the metastore can't run here and what is missing, or None if it can."""
+    """Return why the metastore can't run here and what is missing; None if it can."""
     try:
         find_java()
         jars()
@@ -38,7 +38,7 @@ def why_not() -> str | None:
 
 
 def jars() -> tuple[Path, ...]:
-    """Return the jars of the server, downloaded the first time."""
+    """Return the jars of the server, downloaded on first use."""
     return maven_jars(
         f"hive-standalone-metastore-{VERSION}",
         f"org.apache.hive:hive-standalone-metastore:{VERSION}",
@@ -48,7 +48,7 @@ def jars() -> tuple[Path, ...]:
 
 
 class HiveMetastore(ServerProcess):
-    """A metastore on a free port; the same after a kill and a start."""
+    """A metastore on a free port. Port and data survive a kill and a restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._port = folder, free_port()
@@ -61,7 +61,7 @@ class HiveMetastore(ServerProcess):
         return _Connections(("127.0.0.1", self._port), None, (10, 60))
 
     def start(self) -> None:
-        if not (self._folder / "db").exists():  # only a metastore in test makes the tables of locks, at the first one
+        if not (self._folder / "db").exists():  # only with hive.in.test, the first lock creates the lock tables
             self._run(in_test=True)
             with self.connections() as client:
                 self._lock_once(client)

@@ -1,4 +1,4 @@
-"""An HTTP proxy in front of one server, which loses requests and replies, or answers in the server's place."""
+"""An HTTP proxy in front of one server that can lose requests and replies, or reply in the server's place."""
 
 import contextlib
 import http.client
@@ -20,7 +20,7 @@ PER_HOP = frozenset({"connection", "expect", "keep-alive", "transfer-encoding"})
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``target`` is the path with its query, as the client sent it."""
+    """An HTTP request. ``target`` is the path with its query, as the client sent it."""
 
     method: str
     target: str
@@ -29,7 +29,7 @@ class Request:
 
 
 class Lost(Enum):
-    """A connection that ends without a reply, before or after the server has the request."""
+    """A connection that ends without a reply, before or after the server receives the request."""
 
     REQUEST = "before"
     REPLY = "after"
@@ -37,7 +37,7 @@ class Lost(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply that the client gets in place of the server's."""
+    """A reply that the client gets instead of the server's."""
 
     status: int
     body: bytes = b""
@@ -46,7 +46,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A request that reaches the server without some of its headers (in small letters), or with another body."""
+    """A request that reaches the server without some of its headers (in lower case), or with another body."""
 
     without_headers: frozenset[str]
     body: Callable[[bytes], bytes] = bytes
@@ -56,37 +56,37 @@ FRAMED = Changed(
     frozenset({"content-length", "content-md5", "x-amz-checksum-crc32", "x-amz-sdk-checksum-algorithm"}),
     lambda body: b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body),
 )
-"""Makes the server one of those that keep the framing of checksums as contents, such as SeaweedFS before 3.85."""
+"""Makes the server behave like those that store the framing of checksums as content, such as SeaweedFS before 3.85."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A request that reaches the server twice, as by a gateway. The client gets the second reply."""
+    """A request that a gateway sends to the server twice. The client gets the second reply."""
 
 
 Disturbance: TypeAlias = Lost | Answer | Changed | Repeated
 
 
 def s3_error(status: int, code: str, message: str = "as the test asked") -> Answer:
-    """Return the reply of an S3 server that gives nothing but code and message."""
+    """Return an error reply of an S3 server, with only a code and a message."""
     xml = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
     return Answer(status, xml.encode())
 
 
 def azure_error(status: int, code: str, message: str = "as the test asked") -> Answer:
-    """Return the reply of Azure Storage with an error. The code is in a header, too, as a reply to HEAD has no body."""
+    """Return an error reply of Azure Storage. The code is also in a header, since a reply to HEAD has no body."""
     xml = f'<?xml version="1.0" encoding="utf-8"?><Error><Code>{code}</Code><Message>{message}</Message></Error>'
     return Answer(status, xml.encode(), (("x-ms-error-code", code), ("Content-Type", "application/xml")))
 
 
 def gcs_error(status: int, message: str = "as the test asked") -> Answer:
-    """Return the reply of the JSON API of Google Cloud Storage to a request that it refuses."""
+    """Return an error reply of Google Cloud Storage's JSON API."""
     body = json.dumps({"error": {"code": status, "message": message, "errors": [{"message": message}]}})
     return Answer(status, body.encode(), (("Content-Type", "application/json"),))
 
 
 def hdfs_error(status: int, exception: str, message: str = "as the test asked") -> Answer:
-    """Return the reply of WebHDFS with an exception of Java."""
+    """Return a reply of WebHDFS with a Java exception."""
     return Answer(status, json.dumps({"RemoteException": {"exception": exception, "message": message}}).encode())
 
 
@@ -97,7 +97,7 @@ class _Plan:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"  # connections stay open, as they do to a server
+    protocol_version = "HTTP/1.1"  # connections stay open
     disable_nagle_algorithm = True  # otherwise a body waits 40 ms for the delayed acknowledgement of its headers
     pass_on: Callable[[Request], Answer | None]
 
@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response_only(answer.status)
         for name, value in answer.headers:
             self.send_header(name, value)
-        if self.command == "HEAD":  # whose length is the object's, and whose answer has no body
+        if self.command == "HEAD":  # the length is the object's, and there is no body
             self.end_headers()
             return
         self.send_header("Content-Length", str(len(answer.body)))
@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
         return data
 
     def _chunks(self) -> bytes:
-        """Read a body that comes in chunks, without trailers."""
+        """Read a chunked body without trailers."""
         found = []
         while chunk := self._read(self.rfile.readline().decode(), base=16):
             found.append(chunk)
@@ -136,17 +136,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(found)
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # names that http.server looks for
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle  # noqa: N815  # names that http.server requires
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the proxy's list has the requests."""
+        """Log nothing: ``requests`` has them."""
 
 
 class HttpProxy(Startable):
-    """Forwards what comes to a free port, one request at a time.
+    """Forwards requests from a free port, one at a time.
 
-    One at a time, because a store promises that a conditional write is atomic, and moto's threads look first and write
-    then. The requests of several clients still arrive in any order.
+    One at a time, because a store must make conditional writes atomic, while moto's threads check first and write
+    afterwards. The requests of several clients still arrive in any order.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -171,12 +171,12 @@ class HttpProxy(Startable):
         return f"http://127.0.0.1:{self._listener.server_address[1]}"
 
     def disturb_next(self, method: str, disturbance: Disturbance, target: Callable[[str], bool] | str = "") -> None:
-        """Disturb the next request of ``method`` whose target matches, or has the given text in it. Several wait in the
-        order in which they were given, each for a request of its own."""
+        """Disturb the next request of ``method`` whose target matches or contains ``target``. Several disturbances
+        queue up, one per request."""
         self._next.append(_Plan(_matching(method, target), disturbance))
 
     def disturb_all(self, method: str, disturbance: Disturbance, target: Callable[[str], bool] | str = "") -> None:
-        """Disturb every request that nothing else disturbs, until ``heal``."""
+        """Disturb every request that has no other disturbance, until ``heal``."""
         self._always.append(_Plan(_matching(method, target), disturbance))
 
     def heal(self) -> None:
@@ -209,7 +209,7 @@ class HttpProxy(Startable):
                 if isinstance(disturbance, Repeated):
                     self._forward(request, PER_HOP)
                 answer = self._forward(request, PER_HOP | dropped)
-            except (OSError, http.client.HTTPException):  # the server is down, or was killed amid its reply
+            except (OSError, http.client.HTTPException):  # the server is down, or was killed during its reply
                 return None
             return None if disturbance is Lost.REPLY else answer
 
@@ -226,7 +226,7 @@ class HttpProxy(Startable):
             is_chunked = _is_chunked(request.headers)
             headers = {name: value for name, value in request.headers.items() if name.lower() not in dropped}
             if is_chunked:
-                headers["Transfer-Encoding"] = "chunked"  # it may be signed
+                headers["Transfer-Encoding"] = "chunked"  # the header may be signed
             connection.request(request.method, request.target, request.body, headers, encode_chunked=is_chunked)
             reply = connection.getresponse()
             body = reply.read()
@@ -237,7 +237,7 @@ class HttpProxy(Startable):
             connection.close()
 
     def forwarded(self, request: Request) -> Answer:
-        """Send a request, such as one that was seen before, to the server."""
+        """Send a request, such as a recorded one, to the server."""
         return self._forward(request, frozenset({"content-length", "connection", "host"}))
 
     def start(self) -> None:

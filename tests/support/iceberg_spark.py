@@ -1,7 +1,7 @@
-"""Spark with Iceberg's own runtime: a process that executes SQL, in an environment that has the fitting Spark.
+"""Spark with Iceberg's own runtime: a process that executes SQL, in an environment with a matching Spark.
 
-``python -m tests.support.iceberg_spark SETTINGS`` reads a line of JSON per statement or stream, and answers each with
-one.
+``python -m tests.support.iceberg_spark SETTINGS`` reads one line of JSON per statement or stream, and writes one line
+in response.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SqlFailed(Exception):
 
 
 def iceberg_environment() -> Environment:
-    """Return an environment with Spark and our sinks. Raises NotHere if it can't be created."""
+    """Return an environment with Spark and the lake sinks. Raises NotHere if it can't be created."""
     return made(ROOT / "build" / "environments", uv(), SPARK_VERSION, "", "plugins/iceberg", "plugins/delta")
 
 
@@ -53,11 +53,11 @@ def iceberg_jars() -> tuple[Path, ...]:
 
 
 class IcebergSpark:
-    """Executes SQL. The catalog is ``lake``.
+    """Executes SQL with the catalog ``lake``.
 
     Args:
-        environment: has Spark.
-        catalog: the catalog's properties, as Iceberg names them.
+        environment: an environment with Spark.
+        catalog: the catalog's properties, with Iceberg's names.
         log: the file of Spark's log.
     """
 
@@ -73,20 +73,21 @@ class IcebergSpark:
         """Execute a statement, and return its rows.
 
         Raises:
-            SqlFailed: has Spark's own error.
+            SqlFailed: with Spark's error.
         """
         found: list[dict[str, Any]] = self.table(statement).to_pylist()
         return found
 
     def table(self, statement: str) -> pa.Table:
-        """Execute a statement, and return its rows as Arrow has them."""
+        """Execute a statement, and return its rows as an Arrow table."""
         return self._asked(statement)
 
     def stream(self, table: str, folder: Path, **options: str) -> pa.Table:
-        """Stream what a table has by now, from where the last stream with this folder ended. Return all rows so far.
+        """Stream the table's current rows, from where the last stream with this folder ended. Return all rows streamed
+        so far.
 
         Raises:
-            SqlFailed: has the error of the query.
+            SqlFailed: with the query's error.
         """
         return self._asked({"table": table, "folder": str(folder), "options": options})
 
@@ -117,18 +118,18 @@ class IcebergSpark:
         self._process.wait(timeout=60)
 
 
-# In the process of Spark. -------------------------------------------------------------------------------------------
+# In Spark's process. ------------------------------------------------------------------------------------------------
 
 
 def main() -> None:
     """Execute each statement of standard input."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the JVM prints, such as that its code cache is full, is no answer: it goes to the log
+    os.dup2(2, 1)  # output of the JVM goes to the log, not among the responses
     set_java_and_python()
     settings = {
         "spark.sql.extensions": _EXTENSIONS,
         "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        # Other processes change the tables, too.
+        # Other processes also change the tables.
         "spark.sql.catalog.lake.cache-enabled": "false",
         **json.loads(sys.argv[1]),
     }
@@ -143,7 +144,7 @@ def main() -> None:
                 with pa.ipc.new_file(file, found.schema) as writer:
                     writer.write_table(found)
                 answer = {"file": str(file)}
-            except Exception as error:  # noqa: BLE001  # whatever it is, the test decides
+            except Exception as error:  # noqa: BLE001  # the test handles any error
                 answer = {"error": f"{type(error).__name__}: {_without_stack(str(error))}"}
             print(json.dumps(answer), file=answers, flush=True)
     spark.stop()
@@ -156,7 +157,7 @@ def _streamed(spark: SparkSession, table: str, folder: str, options: dict[str, s
 
 
 def _without_stack(error: str) -> str:
-    """Return the lines of a Java error without those that name its calls."""
+    """Return a Java error without its stack trace."""
     return "\n".join(line for line in error.splitlines() if not line.lstrip().startswith(("at ", "...")))
 
 

@@ -1,4 +1,4 @@
-"""The newest incarnation of a coordinator, whose log and sweep only tests look at."""
+"""Access to the log and the sweep of a coordinator's current incarnation, for tests."""
 
 from twopc import Coordinator
 from twopc.effects import LogView, perform
@@ -10,5 +10,5 @@ def log_of(coordinator: Coordinator) -> LogView:
 
 
 def swept_by(coordinator: Coordinator) -> None:
-    """Have a coordinator sweep, whatever it is doing."""
+    """Have a coordinator sweep, whatever its state."""
     perform(sweep(coordinator._performer.life, recovered=False), coordinator._performer.do)

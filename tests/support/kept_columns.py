@@ -1,6 +1,7 @@
-"""The tables in ``docs/internals/databases.md`` of Arrow types and column types, from the code that matches them.
+"""Generates the tables of Arrow types and column types in ``docs/internals/databases.md``, from the code that matches
+them.
 
-``python -m tests.support.kept_columns`` writes them anew, from tables of real servers.
+Run ``python -m tests.support.kept_columns`` to update them, from tables on real servers.
 """
 
 import contextlib
@@ -30,21 +31,21 @@ ARROW: Sequence[pa.DataType] = [
     *(pa.list_(pa.int32()), pa.large_list(pa.int32()), pa.list_(pa.string()), pa.list_(pa.list_(pa.int32()))),
     pa.dictionary(pa.int32(), pa.string()),
 ]
-"""Each kind of Arrow type, and those that Spark's become."""
+"""Every kind of Arrow type, and the Arrow types of Spark's types."""
 
 
 def declared(kinds: Iterable[str]) -> str:
-    """Return the definitions of columns of these types, c0, c1 and so on."""
+    """Return definitions of columns c0, c1 and so on with these types."""
     return ", ".join(f"c{number} {kind}" for number, kind in enumerate(kinds))
 
 
 def kept(kinds: Sequence[str], columns: Collection[TableColumn], is_tried: Callable[[Any], bool]) -> str:
-    """Return the table in Markdown: what columns take of ``ARROW``. One that takes nothing is left out.
+    """Return a Markdown table of the types in ``ARROW`` that each column accepts, omitting columns that accept none.
 
     Args:
-        kinds: their types, as the table declares them.
-        columns: the columns, by the sink's own look at the table.
-        is_tried: whether the server is asked about each value before it is written.
+        kinds: the columns' types, as the table declares them.
+        columns: the columns as the sink reads them from the table.
+        is_tried: whether the sink tries each value on the server before writing it.
     """
     taken: dict[str, list[str]] = {}
     for kind, column in zip(kinds, columns, strict=True):

@@ -1,5 +1,5 @@
-"""Changes of a table by a key. Its final rows depend on the order of batches, and a batch that is applied again, after
-later ones, brings deleted rows back."""
+"""Keyed changes to a table. The final rows depend on the order of batches, and a batch applied again after later ones
+would bring deleted rows back."""
 
 from enum import Enum
 
@@ -16,12 +16,12 @@ _CYCLE = (Change.WRITE, Change.LEAVE, Change.WRITE, Change.DELETE)
 
 
 def change(batch_id: int, key: int) -> Change:
-    """Return what a batch does to a key. Keys begin at different places of the cycle, so some deletes find no row."""
+    """Return what a batch does to a key. Keys start at different points of the cycle, so some deletes find no row."""
     return _CYCLE[(batch_id + key) % len(_CYCLE)]
 
 
 def state_of(batches: int, keys: int) -> dict[int, int]:
-    """Return key → the batch that has written it last, for the keys that are there after so many batches."""
+    """Return the state after ``batches`` batches: key → the batch that wrote it last."""
     found = dict[int, int]()
     for batch_id in range(batches):
         for key in range(keys):

@@ -1,4 +1,4 @@
-"""What lake tables keep with ``upsert_by``, and what their tests share: rows of an id, a name and a day."""
+"""The contract of lake tables with ``upsert_by``, and helpers for its tests: rows have an id, a name and a day."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def vote(
     round: Round = ROUND,
     partition: int = 0,
 ) -> Committable:
-    """What a participant has pre-committed: these rows, and deletes of these ids."""
+    """Return a pre-committed transaction with these rows, and with deletes of these ids."""
     with Participant({"orders": place.sink(upsert_by="id")}, round, partition=partition) as participant:
         if rows:
             participant.write("orders", records(rows))
@@ -40,7 +40,7 @@ def sealed(place: SinkPlace[Any], *votes: Committable) -> list[Committable]:
 
 
 def upserts(place: SinkPlace[Any]) -> Any:
-    """A new sink, opened, by the key ``id``."""
+    """Return a new, opened sink with the key ``id``."""
     return place.sink(upsert_by="id")
 
 
@@ -56,10 +56,10 @@ def run(place: SinkPlace[Any], batch_id: int, rows: Rows, *deleted: int) -> list
 
 
 class KeyedTableContract:
-    """What readers see, whatever others do meanwhile. A module has a fixture ``table``."""
+    """What readers see, whatever other writers do. A module must provide the fixture ``table``."""
 
     def readings(self, table: Any) -> Sequence[Sequence[dict[str, Any]]]:
-        """The rows that each reader sees."""
+        """Return the rows that each reader sees."""
         raise NotImplementedError
 
     def append(self, table: Any, *rows: tuple[int, str, str]) -> None:
@@ -78,8 +78,8 @@ class KeyedTableContract:
         before: Callable[[], object] | None = None,
         is_answer_lost: bool = False,
     ) -> Sequence[Callable[[], object]]:
-        """Have something happen once between the look of ``sink`` and its commit, or lose the answer. Return what sends
-        the requests again."""
+        """Call ``before`` once between the look of ``sink`` and its commit, or lose the commit's response. Return
+        functions that send the requests again."""
         raise NotImplementedError
 
     def require(self, table: Any, *names: str) -> None:

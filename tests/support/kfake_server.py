@@ -1,4 +1,4 @@
-"""kfake, three brokers that share no code with Apache Kafka. Go builds it from ``tests/support/kfake``."""
+"""kfake: three brokers that share no code with Apache Kafka, built by Go from ``tests/support/kfake``."""
 
 import hashlib
 import json
@@ -23,10 +23,10 @@ PROGRAM = GoProgram("kfake", _VERSION, "1.26", source=_SOURCE)
 
 
 class Kfake(ServerProcess):
-    """A running cluster with the topic ``orders``, which has two partitions.
+    """A cluster with the topic ``orders``, which has two partitions.
 
     Args:
-        folder: of its output.
+        folder: the folder for its output.
         without: the API keys of requests that it does not support.
     """
 
@@ -40,7 +40,7 @@ class Kfake(ServerProcess):
         self._options = ["-ports", ",".join(map(str, ports)), "-faults", self._faults, "-without", without]
 
     def start(self) -> None:
-        """Start it, or skip the test if it can't be built."""
+        """Start the cluster, or skip the test if it can't be built."""
         try:
             obstacle = PROGRAM.install()
         except subprocess.CalledProcessError as failed:
@@ -58,23 +58,23 @@ class Kfake(ServerProcess):
         return True
 
     def happened(self) -> dict[str, int]:
-        """Return how many answers were ``lost``, ``failed`` and ``delayed``."""
+        """Return how many responses were ``lost``, ``failed`` and ``delayed``."""
         return json.loads(self._ask("happened"))  # type: ignore[no-any-return]
 
     def lose(self, key: int, times: int) -> None:
-        """Lose the next answers to requests of this API key, after the requests have had their effect."""
+        """Lose the responses to the next requests of this API key. The requests take effect."""
         self._ask("lose", key=key, times=times)
 
     def fail(self, key: int, times: int, code: int) -> None:
-        """Answer the next requests of this API key with an error code, without any effect."""
+        """Respond to the next requests of this API key with an error code. The requests have no effect."""
         self._ask("fail", key=key, times=times, value=code)
 
     def delay(self, key: int, times: int, ms: int) -> None:
-        """Have the next requests of this API key wait."""
+        """Delay the next requests of this API key."""
         self._ask("delay", key=key, times=times, value=ms)
 
     def move(self) -> None:
-        """Give transactional ids other coordinators, and partitions other leaders."""
+        """Move transactional ids to other coordinators, and partitions to other leaders."""
         self._ask("move")
 
     def _ask(self, path: str, **values: int) -> bytes:

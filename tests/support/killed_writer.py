@@ -1,4 +1,4 @@
-"""A writer of one transaction, run as a process of its own that kills itself before or after its pre-commit."""
+"""A writer of one transaction, as a separate process that kills itself before or after its pre-commit."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ BEFORE, AFTER = "before pre-commit", "after pre-commit"
 
 
 def killed_writer(backend: str, options: dict[str, Any], when: str = AFTER, prefix: str = "") -> Committable | None:
-    """Have a process write ``VALUES`` and kill itself. Return what it had pre-committed, if it came to that."""
+    """Have a process write ``VALUES`` and kill itself. Return the transaction if the process has pre-committed it."""
     job = json.dumps({"backend": backend, "options": options, "when": when, "prefix": prefix})
     printed = run_killed("-m", "tests.support.killed_writer", job)
     return Committable.from_json(json.loads(printed)) if printed else None
@@ -28,13 +28,13 @@ def main() -> None:
     if job["prefix"]:
         sink.prefix = job["prefix"]
     sink.bind("orders", "log")
-    answered(60.0, sink.open)  # its target system may have just started
+    answered(60.0, sink.open)  # the target system may have just started
     participant = Participant({"orders": sink}, Round(1, 7), partition=3)
     participant.write("orders", pa.record_batch({"value": VALUES}))
     if job["when"] == AFTER:
-        print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)  # noqa: T201  # its answer
+        print(json.dumps(participant.pre_commit()["orders"].to_json()), flush=True)  # noqa: T201  # the result
     elif producer := getattr(getattr(participant._transactions["orders"], "writer", None), "_producer", None):
-        producer.flush()  # the records are on their way, and the broker has some
+        producer.flush()  # so that the broker has received records
     kill_this_process()
 
 

@@ -1,7 +1,7 @@
-"""The kill kit: start a process, kill it at a moment of a batch or from outside, and end all that it has started.
+"""Starts processes, kills them at a moment of a batch or from outside, and ends everything that they have started.
 
-A process that writes batches kills itself with ``KillAt``, so the kill falls on one instruction of the coordinator. A
-test starts it with ``run_killed`` and starts it again with ``run_to_the_end``. Processes are killed by their ids.
+A process that writes batches kills itself with ``KillAt``, so that the kill hits an exact point in the coordinator. A
+test starts it with ``run_killed``, then again with ``run_to_the_end``. Processes are killed by id.
 """
 
 import contextlib
@@ -32,25 +32,25 @@ EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
 
 def kill_this_process() -> None:
-    """End as a crash does."""
+    """Kill this process, as a crash would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 MOMENTS = (*(phase.value for phase in Phase if phase is not Phase.CLOSED), TransactionCommitted.__name__)
-"""The moments of every batch and every start: each phase as it is entered, and each commit."""
+"""The moments at which a process can be killed: the start of each phase, and each commit."""
 
 PAUSE = "pause at "
 
 
 def moment_of(event: Event) -> str:
-    """Return the name of the moment of an event: the phase that is entered, or the kind of event."""
+    """Return the name of an event's moment: the entered phase, or the kind of event."""
     return event.phase.value if isinstance(event, PhaseEntered) else type(event).__name__
 
 
 class DiesIfWished:
-    """An observer that kills this process at the moment that the file ``wish`` contains, and removes the file before.
+    """An observer that kills this process at the moment named in the file ``wish``, after removing the file.
 
-    With ``PAUSE`` in front of the moment, it suspends the process instead.
+    With the prefix ``PAUSE``, it suspends the process instead.
     """
 
     def __init__(self, wish: Path) -> None:
@@ -58,7 +58,7 @@ class DiesIfWished:
 
     @twopc.hookimpl
     def twopc_event(self, event: Event) -> None:
-        with contextlib.suppress(FileNotFoundError):  # there is no wish, or it was withdrawn
+        with contextlib.suppress(FileNotFoundError):  # no wish, or it was withdrawn
             wished = self._wish.read_text(encoding="utf-8")
             if wished.removeprefix(PAUSE) == moment_of(event):
                 self._wish.unlink()
@@ -69,9 +69,10 @@ class KillAt:
     """An observer that ends the process at one moment of one batch.
 
     Args:
-        moment: a phase, as it is entered, such as ``deciding``; ``commit 2``, after the second commit of the batch;
-            ``commit of orders``, after the first in that sink; or one that the process itself reports by ``reached``.
-        die: how it ends.
+        moment: the start of a phase, such as ``deciding``; ``commit 2``, after the second commit of the batch; ``commit
+            of orders``, after the first commit in that sink; or a moment that the process itself reports with
+            ``reached``.
+        die: ends the process.
     """
 
     def __init__(self, batch_id: int, moment: str, die: Callable[[], None] = kill_this_process) -> None:
@@ -100,12 +101,12 @@ class KillAt:
 
 
 def run_killed(*command: str) -> str:
-    """Run a Python module or program that kills itself. Return what it has printed."""
+    """Run a Python module or program that kills itself. Return its output."""
     return _run(command, -signal.SIGKILL)
 
 
 def run_to_the_end(*command: str) -> str:
-    """Run a Python module or program that ends without an error. Return what it has printed."""
+    """Run a Python module or program that ends without an error. Return its output."""
     return _run(command, 0)
 
 
@@ -126,12 +127,13 @@ def start_logged(log: Path, *command: str) -> Process:
 
 
 def bound(*command: str) -> list[str]:
-    """The command, to be ended by the system when this process is gone, or the thread that starts it (on Linux)."""
+    """Return the command wrapped so that the system ends it with this process, or on Linux with the thread that starts
+    it."""
     return [sys.executable, "-I", "-S", bound_process.__file__, str(os.getpid()), *command]
 
 
 def all_of(process: Process) -> list[psutil.Process]:
-    """Return a process that has not ended, and all below it."""
+    """Return a process and its descendants; empty if it has ended."""
     if process.returncode is not None:
         return []
     root = psutil.Process(process.pid)
@@ -139,7 +141,7 @@ def all_of(process: Process) -> list[psutil.Process]:
 
 
 def stand_still(*pids: int) -> None:
-    """Stop child processes. Return when each of their threads stands still, so none answers what comes after."""
+    """Suspend child processes, and wait until all of their threads have stopped, so that none responds any more."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     for pid in pids:
@@ -152,14 +154,14 @@ def go_on(*pids: int) -> None:
 
 
 def kill_each(processes: Iterable[psutil.Process]) -> None:
-    """Send SIGKILL, in order, to those that have not ended by themselves meanwhile."""
+    """Send SIGKILL in order, skipping processes that have ended."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.kill()
 
 
 def kill_all_of(driver: Process) -> None:
-    """Kill a driver and all that it started. Python workers leave its group and are found by their parents."""
+    """Kill a driver and all of its descendants, including Python workers, which leave its process group."""
     if driver.returncode is not None:
         return
     kill_each(all_of(driver))
@@ -168,12 +170,13 @@ def kill_all_of(driver: Process) -> None:
 
 
 def is_alive(driver: Process) -> bool:
-    """Whether it runs. Its exit status is not collected: after that its id could be a stranger's when it is killed."""
+    """Return whether a driver is running. Does not reap it: afterwards its id could belong to another process when it
+    is killed."""
     return driver.returncode is None and psutil.Process(driver.pid).status() != psutil.STATUS_ZOMBIE
 
 
 def arguments(process: psutil.Process | None) -> list[str]:
-    """Return a process's command line, or nothing if it is gone."""
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # or a zombie, which is of the former kind
+    """Return a process's command line; empty if it is gone."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # zombies included
         return list(process.cmdline()) if process else []
     return []

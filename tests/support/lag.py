@@ -1,4 +1,4 @@
-"""A target system that shows less than was committed to it, again and again."""
+"""A target system that repeatedly lags behind its commits."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,7 +12,8 @@ from twopc.errors import Retriable
 def require_each_time_behind_measured_by_itself(
     sink: Any, shows: Callable[[Callable[..., int]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``shows`` has the sink find the batch that a function returns."""
+    """Check that a second lag is timed from its own start. ``shows`` has the sink find the batch that a function
+    returns."""
     shown, now_s = 0, 1000.0
     sink.last_batch_id = 1
     shows(lambda *_, **__: shown)

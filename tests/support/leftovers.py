@@ -1,4 +1,4 @@
-"""What a module of tests has started and not ended: threads, processes and open files."""
+"""Finds threads, processes and open files that a test module has left behind."""
 
 import contextlib
 import gc
@@ -13,19 +13,20 @@ import psutil
 import pytest
 
 ENDS_WITHIN_S = 10.0
-"""How long a thread or a process may take to end, on a busy machine, after it was told to."""
+"""How long a thread or a process may take to end on a busy machine."""
 
 OURS = ("twopc", "kafka-broker")
-"""How the names of the project's own threads begin. Those of clients, such as fsspec's event loop, live on."""
+"""Prefixes of the names of the project's own threads. Threads of clients, such as fsspec's event loop, live on."""
 
 OF_THE_CONTRACT = "from twopc.testing.kills import"
-"""In the command of the process from which the contract forks those that it kills. It lives as long as this one."""
+"""A text in the command of the process from which the contract forks the processes that it kills. It lives as long as
+this process."""
 
 
 class OfTheRun:
-    """A plugin that knows what the fixtures of a whole run have started, which outlives a module.
+    """A plugin that records what session fixtures have started, which outlives a module.
 
-    It is no hook of a conftest.py: pytest does not call such a one for these fixtures.
+    Not a hook in conftest.py, which pytest would not call for these fixtures.
     """
 
     def __init__(self) -> None:
@@ -48,18 +49,18 @@ def of_the_run(config: pytest.Config) -> OfTheRun:
 
 
 def running() -> set[str]:
-    """Return the threads of this project, the processes that this one has started, and its open files."""
+    """Return the project's threads, this process's children, and its open files."""
     threads = {f"thread {each.name} {each.ident}" for each in threading.enumerate() if each.name.startswith(OURS)}
-    commands = map(_command, psutil.Process().children())  # without their ids: a test may start a server again
+    commands = map(_command, psutil.Process().children())  # without ids, since a test may restart a server
     processes = {f"process {command}" for command in commands if OF_THE_CONTRACT not in command}
     return threads | processes | {f"file {path}" for path in _open_files()}
 
 
 def left(expected: set[str]) -> set[str]:
-    """Return what still runs beside ``expected`` when it has had time to end."""
+    """Return what is still running besides ``expected`` after it has had time to end."""
     if running() <= expected:
         return set()
-    gc.collect()  # a writer that an error has kept ends its threads when it goes
+    gc.collect()  # a writer that an error's traceback has kept alive ends its threads when collected
     deadline = time.monotonic() + ENDS_WITHIN_S
     while (found := running() - expected) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -73,10 +74,10 @@ def _command(process: psutil.Process) -> str:
 
 
 def _open_files() -> set[str]:
-    """Return the paths of open files below the folder of temporary files. Libraries may keep others.
+    """Return the paths of open temporary files. Libraries may keep other files open.
 
-    A lease of a transactional id is no leftover: it ends with the object that holds it, and the log record of an error
-    may keep that object.
+    Leases of transactional ids do not count: a lease ends with the object that holds it, which the log record of an
+    error may keep alive.
     """
     below = tempfile.gettempdir()
     leases = str(Path(below) / f"twopc-{os.getuid()}")

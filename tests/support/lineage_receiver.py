@@ -1,4 +1,4 @@
-"""A receiver of OpenLineage's events over HTTP, on a free port of this machine."""
+"""A receiver of OpenLineage events over HTTP, on a free local port."""
 
 import json
 import threading
@@ -10,13 +10,13 @@ from tests.support.server_process import Startable
 
 
 class LineageReceiver(Startable):
-    """Keeps the events that it has accepted.
+    """Keeps the events that it accepts.
 
     Attributes:
-        status: what it answers; it keeps an event if that is 200.
-        delay_s: how long it waits before it answers.
-        asked: how many requests have come.
-        events: the bodies.
+        status: the status of its responses; it keeps events if that is 200.
+        delay_s: how long it waits before it responds.
+        asked: the number of requests so far.
+        events: the bodies of accepted requests.
         tokens: the header ``Authorization`` of each request.
     """
 

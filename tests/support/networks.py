@@ -1,10 +1,10 @@
 """A network other than loopback: two hosts, as Linux network namespaces, joined by a cable with an Ethernet's MTU and
 bandwidth.
 
-Over loopback a socket takes megabytes at once, and nothing is on its way for long. Defects in timing and in partial
-writes do not show there.
+On loopback, a socket accepts megabytes at once and delivers them immediately, which hides defects in timing and in
+partial writes.
 
-A thread that enters a host is on it, with all threads and processes that it starts from there. Needs root and iproute2.
+A thread that enters a host runs on it, with all threads and processes that it starts there. Needs root and iproute2.
 The namespaces have no names and vanish with the last process that uses them.
 """
 
@@ -19,14 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 _CLONE_NEWNET = 0x40000000
 _NAMESPACE = "/proc/thread-self/ns/net"
-_SHAPE = "burst 256kb latency 50ms"  # a switch's buffers; what does not fit is lost
+_SHAPE = "burst 256kb latency 50ms"  # a switch's buffers; packets beyond that are dropped
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why such networks are not available here and what is missing, or None if they are."""
+    """Return why such networks are not available here and what is missing; None if they are available."""
     if not (shutil.which("ip") and shutil.which("tc")):
         return "network namespaces need the commands 'ip' and 'tc': install iproute2"
     try:
@@ -43,7 +43,7 @@ class Host:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        with ThreadPoolExecutor(1) as pool:  # unshare moves the calling thread, and for good
+        with ThreadPoolExecutor(1) as pool:  # unshare moves the calling thread permanently
             self._namespace: int = pool.submit(_new_namespace).result()
         self.run("ip link set lo up")
 
@@ -53,7 +53,7 @@ class Host:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Put the calling thread on this host."""
+        """Put the calling thread on this host while the context is open."""
         before = os.open(_NAMESPACE, os.O_RDONLY)
         _check(_libc.setns(self._namespace, _CLONE_NEWNET))
         try:
@@ -63,7 +63,7 @@ class Host:
             os.close(before)
 
     def enter(self) -> None:
-        """Put the calling thread on this host for good."""
+        """Put the calling thread on this host permanently."""
         _check(_libc.setns(self._namespace, _CLONE_NEWNET))
 
     def run(self, command: str) -> None:
@@ -86,12 +86,12 @@ class Network:
         self.shape(rate)
 
     def shape(self, rate: str) -> None:
-        """Set the bandwidth, in tc's words, for both directions."""
+        """Set the bandwidth for both directions, in tc's syntax."""
         for host in (self.here, self.there):
             host.run(f"tc qdisc replace dev eth0 root tbf rate {rate} {_SHAPE}")
 
     def close(self) -> None:
-        """Release both hosts. Their namespaces go when the processes on them do."""
+        """Release both hosts. Their namespaces end with the processes on them."""
         self.here.close()
         self.there.close()
 

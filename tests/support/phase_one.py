@@ -1,4 +1,4 @@
-"""Phase one of a batch, as most tests have it."""
+"""Phase one of a batch, for most tests."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

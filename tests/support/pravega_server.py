@@ -1,9 +1,9 @@
-"""A real Pravega cluster, from its Maven artifacts: a controller, a segment store and a bookie as processes.
+"""A real Pravega cluster from its Maven artifacts: a controller, a segment store and a bookie, each as a process.
 
-The standalone server of the same artifacts keeps everything in memory, so it forgets all streams when it is killed.
+The standalone server from the same artifacts keeps everything in memory, and loses all streams when killed.
 
-Pravega listens on every address. So the cluster runs in a network namespace, and what connects to its ports on this
-machine's loopback is relayed there.
+Pravega listens on every address. So the cluster runs in a network namespace, and connections to its ports on this
+machine's loopback are relayed there.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ from twopc_pravega.segments import Place
 VERSION = "0.13.0"
 START_TIMEOUT_S = 120.0
 
-_ZOOKEEPER_PORT, _BOOKIE_PORT, _REST_PORT = 2181, 4181, 10080  # in the namespace, where nothing else is
+_ZOOKEEPER_PORT, _BOOKIE_PORT, _REST_PORT = 2181, 4181, 10080  # in a namespace of their own
 
 USER, PASSWORD = "admin", "1111_aaaa"
 
-# Maven takes the nearest version of protobuf, which is Hadoop's: with that the controller never starts. Gradle, by
-# which Pravega is built, takes the newest.
+# Maven selects the nearest version of protobuf, Hadoop's, with which the controller never starts. Gradle, with which
+# Pravega is built, selects the newest.
 _POM = f"""
 <project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
 <groupId>twopc</groupId><artifactId>pravega</artifactId><version>1</version><dependencies>
@@ -54,7 +54,7 @@ _POM = f"""
 """
 
 _IN_THE_WAY = ("slf4j-reload4j-*", "jersey-*-1.19*", "jaxb-impl-2.2*", "bcprov-ext-*", "bc-fips-*")
-"""Jars that other ones replace, and that come in an unlucky order: a second logger, and Hadoop's web server."""
+"""Jars that conflict with others, depending on their order: a second logger, and Hadoop's web server."""
 
 _LOGGING = """
 <configuration><appender name="FILE" class="ch.qos.logback.core.FileAppender"><file>{log}</file>
@@ -65,7 +65,7 @@ _LOGGING = """
 
 @functools.cache
 def why_not() -> str | None:
-    """Return why the server can't run here and what is missing, or None if it can."""
+    """Return why the server can't run here and what is missing; None if it can."""
     for program, package in (("java", "a JRE of version 11 or 17"), ("mvn", "Maven")):
         if not shutil.which(program):
             return f"Pravega's server needs the command {program!r}: install {package}"
@@ -73,7 +73,7 @@ def why_not() -> str | None:
 
 
 def jars() -> Path:
-    """Return a folder of the server's jars and all that they need, downloaded by Maven the first time (250 MB)."""
+    """Return a folder with the server's jars and their dependencies, downloaded by Maven on first use (250 MB)."""
 
     def fill(folder: Path) -> None:
         (folder / "pom.xml").write_text(_POM)
@@ -90,7 +90,7 @@ def jars() -> Path:
 
 
 class Relay:
-    """Listens on loopback and passes each connection on to the same port of another host."""
+    """Listens on loopback, and forwards each connection to the same port on another host."""
 
     def __init__(self, host: Host) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -99,7 +99,7 @@ class Relay:
         threading.Thread(target=self._accept, args=[host], daemon=True).start()
 
     def _accept(self, host: Host) -> None:
-        host.enter()  # this thread's sockets are on the host; the listener is where it was made
+        host.enter()  # new sockets of this thread are on the host; the listener stays outside
         while True:
             try:
                 near, _ = self._listener.accept()
@@ -139,13 +139,13 @@ def _close(*sockets: socket.socket) -> None:
 
 
 class _Component(ServerProcess):
-    """One of the processes of a cluster, on a host of its own.
+    """A process of a cluster.
 
     Args:
-        name: for its log.
-        main: the class that is started.
-        settings: its properties.
-        port: what it listens on when it has started.
+        name: its name, for its log.
+        main: its main class.
+        settings: its Java properties.
+        port: the port on which it listens once started.
     """
 
     def __init__(self, name: str, main: str, settings: Mapping[str, str | int], port: int, host: Host, folder: Path):
@@ -161,7 +161,7 @@ class _Component(ServerProcess):
             "logback.configurationFile": f"file:{logging}",
             "pravega.configurationFile": self._folder / "config.properties",
             "java.io.tmpdir": self._folder,
-            "com.sun.xml.bind.v2.bytecode.ClassTailor.noOptimize": "true",  # which needs Java 8
+            "com.sun.xml.bind.v2.bytecode.ClassTailor.noOptimize": "true",  # that optimization needs Java 8
             **self._settings,
         }
         command = [
@@ -187,15 +187,15 @@ class _Component(ServerProcess):
 
 
 class PravegaServer(Startable):
-    """A cluster of one controller, one segment store, and one process of ZooKeeper and a bookie.
+    """A cluster of one controller, one segment store, and one process with ZooKeeper and a bookie.
 
-    ``kill`` kills the controller and the segment store. After a ``start``, data and addresses are the same.
+    ``kill`` kills the controller and the segment store. Data and addresses survive a restart.
 
     Args:
         controller: properties of the controller, such as ``controller.transaction.lease.count.max``.
         store: properties of the segment store.
-        certificate: what clients must trust, if it uses TLS.
-        has_users: whether clients must name a user; ``USER`` with ``PASSWORD`` is one that may do anything.
+        certificate: the certificate that clients must trust; None without TLS.
+        has_users: whether clients must authenticate; ``USER`` with ``PASSWORD`` may do anything.
     """
 
     def __init__(
@@ -272,7 +272,7 @@ class PravegaServer(Startable):
 
     @property
     def options(self) -> dict[str, str]:
-        """The options of a sink that may do anything, without its stream."""
+        """The options of a sink with all permissions, without its stream."""
         options = {"controller": self.uri}
         if self._has_users:
             options |= {"username": USER, "password": PASSWORD}
@@ -285,7 +285,7 @@ class PravegaServer(Startable):
         return Admin(PravegaOptions.parse({**self.options, "stream": "any/any"}).server)
 
     def start(self) -> None:
-        """Start what does not run, and return when the cluster answers."""
+        """Start missing processes, and return when the cluster responds."""
         jars()
         for component in (self._bookie, self.store, self.controller):
             if not component.is_running:
@@ -296,7 +296,7 @@ class PravegaServer(Startable):
                 self.admin.create_scope("started")
                 self.admin.segments(Stream("_system", "_requeststream"))
                 return
-            except (grpc.RpcError, AssertionError):  # a controller that has just started may answer with a failure
+            except (grpc.RpcError, AssertionError):  # a controller that has just started may return failures
                 assert time.monotonic() < deadline, f"Pravega did not answer:\n{self.controller.log.read_text()}"
                 time.sleep(0.1)
 
@@ -306,7 +306,7 @@ class PravegaServer(Startable):
         self.store.kill()
 
     def pause(self) -> None:
-        """Stop the controller and the segment store, which keep their connections."""
+        """Suspend the controller and the segment store. They keep their connections."""
         stand_still(self.controller.pid, self.store.pid)
 
     def resume(self) -> None:
@@ -333,7 +333,7 @@ message ScaleResponse { int32 status = 1; repeated SegmentRange segments = 2; in
 
 
 class Admin(Controller):
-    """Makes scopes and streams, scales streams, and reads them."""
+    """Creates scopes and streams, and scales and reads streams."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(server)
@@ -365,7 +365,7 @@ class Admin(Controller):
             assert status == 0, f"{method}: {status}"
 
     def scale(self, stream: Stream, segments: int) -> None:
-        """Replace all segments of a stream by others that share the keys evenly, and wait until that is done."""
+        """Replace all segments of a stream with new ones that split the keys evenly. Wait for completion."""
         ends = [(n / segments, (n + 1) / segments) for n in range(segments)]
         request = self._messages["ScaleRequest"](
             streamInfo=self._messages["StreamInfo"](scope=stream.scope, stream=stream.name),
@@ -377,7 +377,7 @@ class Admin(Controller):
         until(lambda: len(self.segments(stream)) == segments, 30, "the stream is scaled")
 
     def events(self, stream: Stream) -> dict[int, list[bytes]]:
-        """The events of each segment that the stream has or had, by the segment's id."""
+        """Return the events of all current and former segments of a stream, by segment id."""
         epochs = {segment.id >> 32 for segment in self.segments(stream)}
         token, found = self.token(stream), {}
         for epoch in range(max(epochs) + 1):
@@ -401,7 +401,7 @@ class Admin(Controller):
 
 
 def run_java(server: PravegaServer, name: str, source: str, *arguments: str) -> str:
-    """Run a Java program of one class against the cluster, with Pravega's own client. Return what it has printed."""
+    """Run a single-class Java program with Pravega's own client against the cluster. Return its output."""
     file = server.folder / f"{name}.java"
     file.write_text(source)
     command = [str(shutil.which("java")), "-Dfile.encoding=UTF-8", "-Xmx512m", "-cp", f"{jars()}/*"]

@@ -1,4 +1,4 @@
-"""Progress bars for a terminal, and progress lines for a pipe, of the campaigns and of the demonstration."""
+"""Progress bars on a terminal, and progress lines in a pipe, for the campaigns and the demo."""
 
 import threading
 
@@ -9,7 +9,7 @@ LINE_INTERVAL_S = 5.0
 
 
 class ProgressLines(Progress):
-    """Rich's progress bars, which a pipe shows only once, at the end; so a pipe also gets a line every few seconds."""
+    """Rich's progress bars. In a pipe these appear only at the end, so a pipe also gets a line every few seconds."""
 
     _ended: threading.Event | None = None
 
@@ -28,7 +28,7 @@ class ProgressLines(Progress):
         while not ended.wait(LINE_INTERVAL_S):
             tasks = self.tasks
             for task in tasks:
-                # The newest task is always printed, to show that uncounted work goes on.
+                # Always print the newest task, to show that uncounted work continues.
                 if not task.finished or task is tasks[-1]:
                     self.console.print(_line(task), highlight=False)
 

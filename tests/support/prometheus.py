@@ -1,4 +1,4 @@
-"""Prometheus and its tool for rules, which Go builds from its module proxy."""
+"""Prometheus and promtool, built by Go from its module proxy."""
 
 import contextlib
 import json
@@ -17,19 +17,19 @@ from tests.support.server_process import ServerProcess
 
 VERSION, GO_VERSION = "v0.316.0", "1.26.7"
 NO_DISCOVERY = "remove_all_sd"
-"""Without the clients of clouds, in which Prometheus can find what to scrape: most of what it would have to build."""
+"""A build tag that leaves out service discovery, whose cloud clients are most of the build."""
 
 BUILD_AT_MOST_S = 3600
-"""The limit of the test that builds both. Alone, ``promtool`` takes three minutes of one core, and downloads 1 GB."""
+"""The timeout of the test that builds both. ``promtool`` alone takes three minutes on one core, and downloads 1 GB."""
 
 
 def go_program(name: str) -> GoProgram:
-    """Return how ``promtool`` or ``prometheus`` is built."""
+    """Return the build of ``promtool`` or ``prometheus``."""
     return GoProgram(f"github.com/prometheus/prometheus/cmd/{name}", VERSION, GO_VERSION, tags=NO_DISCOVERY)
 
 
 def program(name: str) -> str:
-    """Return the path of ``promtool`` or ``prometheus``: the machine's, else one that was built. Skip the test where
+    """Return the path of ``promtool`` or ``prometheus``: the machine's, or else one that was built. Skip the test if
     there is neither."""
     built = go_program(name).path
     if found := shutil.which(name) or (str(built) if built.exists() else None):
@@ -41,14 +41,14 @@ def program(name: str) -> str:
 
 
 def promtool(*arguments: object, folder: Path) -> tuple[int, str]:
-    """Run ``promtool`` in a folder. Return its exit code, and what it printed."""
+    """Run ``promtool`` in a folder. Return its exit code and its output."""
     command = [program("promtool"), *map(str, arguments)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=60)
     return done.returncode, done.stdout + done.stderr
 
 
 class Prometheus(ServerProcess):
-    """A server that scrapes one exporter every second, with the rules of a file."""
+    """A server that scrapes one exporter every second, with rules from a file."""
 
     def __init__(self, folder: Path, target: str, rules: Path) -> None:
         self._folder = folder
@@ -65,12 +65,12 @@ class Prometheus(ServerProcess):
         self._start("prometheus", command, self._folder / "prometheus.log", 60)
 
     def firing(self) -> set[str]:
-        """Return the names of the alerts that are raised."""
+        """Return the names of the firing alerts."""
         alerts = self._ask("alerts")["alerts"]
         return {alert["labels"]["alertname"] for alert in alerts if alert["state"] == "firing"}
 
     def ask(self, expression: str) -> list[float]:
-        """Return the values of an expression, now."""
+        """Return the current values of an expression."""
         query = urllib.parse.urlencode({"query": expression})
         return [float(each["value"][1]) for each in self._ask(f"query?{query}")["result"]]
 

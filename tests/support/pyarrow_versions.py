@@ -1,4 +1,4 @@
-"""What older versions of pyarrow lack."""
+"""Marks for tests of features that older versions of pyarrow lack."""
 
 import pyarrow as pa
 import pytest

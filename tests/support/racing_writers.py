@@ -15,7 +15,8 @@ except FileExistsError: print("refused")
 
 
 def race(writers: int, url: str, environment: Mapping[str, str] | None = None, **options: str) -> list[str]:
-    """Have processes put their numbers as entry 0 of the log at ``url``. Return what became of each."""
+    """Have processes put their numbers as entry 0 of the log at ``url``. Return each one's outcome, ``won`` or
+    ``refused``."""
     given = [f"{name}={value}" for name, value in options.items()]
     started = [
         subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Rows as each reader has them, in the types of pyarrow."""
+"""Converts rows of different readers to pyarrow's Python types."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pyarrow import types
 
 
 def as_drawn(row: Mapping[str, Any], schema: pa.Schema) -> dict[str, Any]:
-    """Return a row with maps as lists of pairs, which polars has as lists of structs, and bytes, which JSON has as
-    base64."""
+    """Return a row with maps as lists of pairs (polars returns lists of structs) and with bytes (JSON has base64)."""
     return {field.name: _as_drawn(row[field.name], field.type) for field in schema}
 
 

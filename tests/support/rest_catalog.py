@@ -1,4 +1,4 @@
-"""A REST catalog: Iceberg's own test server, in a network of its own, as it listens on every address."""
+"""A REST catalog: Iceberg's own test server, in a separate network, since it listens on every address."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ START_TIMEOUT_S = 90.0
 
 
 class RestCatalogServer(ServerProcess):
-    """A server that keeps its catalog in SQLite and its tables on this disk; the same after a kill and a start."""
+    """A server that keeps its catalog in SQLite and its tables on the local disk. Both survive a kill and a restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -54,7 +54,7 @@ class RestCatalogServer(ServerProcess):
         return False
 
     def proxy(self) -> ProxyIntoHost:
-        """Return a proxy on this side of the network, not started yet."""
+        """Return a proxy on this side of the network, not yet started."""
         return ProxyIntoHost(self.host)
 
     def close(self) -> None:
@@ -63,12 +63,12 @@ class RestCatalogServer(ServerProcess):
 
 
 class ProxyIntoHost(HttpProxy):
-    """A proxy whose server is on another host."""
+    """A proxy for a server on another host."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(CATALOG_URI)
         self._host = host
 
     def _forward(self, request: Request, dropped: frozenset[str]) -> Answer:
-        with self._host.entered():  # this thread alone
+        with self._host.entered():  # moves only this thread
             return super()._forward(request, dropped)

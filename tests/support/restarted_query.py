@@ -1,4 +1,4 @@
-"""A query in plain Python whose drivers end by errors, and go on as restarted ones do."""
+"""A query in plain Python that is restarted after errors."""
 
 import pickle
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from twopc import Committable, Coordinator, Participant, Round, TwoPhaseCommitSi
 from twopc.errors import Retriable, RoundAborted
 
 STARTS_AT_MOST = 10
-"""How many drivers a batch may take."""
+"""The most drivers that a batch may take."""
 
 
 class RestartedQuery:
-    """A query in plain Python. An error ends its driver, and the next one goes on.
+    """A query in plain Python. An error ends its driver, and a new one continues.
 
     Args:
         make_sink: returns a new sink.
@@ -27,7 +27,7 @@ class RestartedQuery:
         self._log = log
 
     def run(self, batch_id: int, tasks: Sequence[pa.RecordBatch]) -> list[Exception]:
-        """Write a batch, by as many drivers as it takes. Return the errors on the way."""
+        """Write a batch with as many drivers as it takes. Return the errors on the way."""
         errors: list[Exception] = []
         while len(errors) < STARTS_AT_MOST:
             try:

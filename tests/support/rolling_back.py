@@ -1,4 +1,4 @@
-"""Kafka rolls back what is open, as it does after a timeout."""
+"""Rolls back open Kafka transactions, as Kafka does after a timeout."""
 
 from twopc_kafka.client.control import Control
 

@@ -1,7 +1,7 @@
-"""Run a command as ``nobody``. The system kills it when the process that started it is gone (on Linux).
+"""Run a command as ``nobody``. On Linux, the system kills it when its parent process ends.
 
-``python -I -S run_as_nobody.py BOUND_PROCESS PARENT_PID COMMAND ...``, by root: PostgreSQL refuses to run as root. The
-rights are given up before the death signal is asked for, as giving them up would take it back.
+``python -I -S run_as_nobody.py BOUND_PROCESS PARENT_PID COMMAND ...``, run by root, since PostgreSQL refuses to run as
+root. It drops privileges before it requests the parent-death signal, which a change of user would clear.
 """
 
 import os
@@ -10,7 +10,7 @@ import runpy
 import sys
 
 if __name__ == "__main__":
-    bound = runpy.run_path(sys.argv[1])  # read while that is allowed
+    bound = runpy.run_path(sys.argv[1])  # read before dropping privileges
     nobody = pwd.getpwnam("nobody")
     os.setgroups([])
     os.setgid(nobody.pw_gid)

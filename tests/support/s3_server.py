@@ -1,4 +1,4 @@
-"""A real S3 server over HTTP, moto's, as a process of its own on a free port."""
+"""moto's S3 server, as a separate process on a free port."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ START_TIMEOUT_S = 60.0
 
 
 class S3Server(ServerProcess):
-    """A server that keeps objects in memory: they are gone with its process."""
+    """A server that keeps objects in memory: they are lost with its process."""
 
     _asked = "/moto-api/data.json"
 
@@ -27,8 +27,8 @@ class S3Server(ServerProcess):
 
     @property
     def storage_options(self) -> dict[str, Any]:
-        """The options with which fsspec's ``s3`` reaches the server."""
-        return {"key": "test", "secret": "test", "endpoint_url": self.endpoint_url}  # moto takes any
+        """The options with which fsspec's ``s3`` accesses the server."""
+        return {"key": "test", "secret": "test", "endpoint_url": self.endpoint_url}  # moto accepts any credentials
 
     def start(self) -> None:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(self._port)]
@@ -36,7 +36,7 @@ class S3Server(ServerProcess):
 
 
 def without_credentials(monkeypatch: pytest.MonkeyPatch, empty: Path) -> None:
-    """Hide every place in which S3's clients look for credentials."""
+    """Hide every source of credentials from S3's clients."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):

@@ -1,4 +1,4 @@
-"""A server for tests, as a process of its own."""
+"""A server for tests, as a separate process."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class Startable:
-    """Something that ``with`` starts and ends, also if it did not start."""
+    """A context manager that starts a server and ends it, even if it failed to start."""
 
     def start(self) -> None:
-        """Start the server, and return when it answers."""
+        """Start the server, and return when it responds."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End the server for good."""
+        """End the server permanently."""
         raise NotImplementedError
 
     def mend(self, error: str) -> int:
-        """Repair what a kill has broken, as an operator does after ``error``. Return the number of repairs.
+        """Repair the damage of a kill, as an operator would after ``error``. Return the number of repairs.
 
         Most servers need none.
         """
@@ -45,8 +45,8 @@ class Startable:
 
 
 class ServerProcess(Startable):
-    """A server that is ended by its own process id, and may be started again. It answers when a request for the
-    path ``_asked`` is answered, or refused."""
+    """A server that is ended by its process id and can be restarted. It counts as started once a request for the path
+    ``_asked`` succeeds or is refused."""
 
     _process: subprocess.Popen[bytes] | None = None
     _port: int
@@ -54,11 +54,11 @@ class ServerProcess(Startable):
 
     @property
     def endpoint_url(self) -> str:
-        """The URL of a server that listens at one port; the same over restarts."""
+        """The URL of a server that listens on one port. It survives restarts."""
         return f"http://127.0.0.1:{self._port}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """Another process gets the address, and can neither kill the server nor start it."""
+        """Omit the process: another process can use the server, but not kill or restart it."""
         return {name: value for name, value in vars(self).items() if name != "_process"}
 
     def _answers(self) -> bool:
@@ -71,7 +71,8 @@ class ServerProcess(Startable):
         return True
 
     def _start(self, name: str, command: list[str], log: Path, timeout_s: float, **options: Any) -> None:
-        """Run ``command``, and return when the server answers. ``name`` is for errors, ``options`` for ``Popen``."""
+        """Run ``command``, and return when the server responds. ``name`` is for errors, ``options`` are for
+        ``Popen``."""
         with log.open("ab") as output:
             self._process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, **options)
         deadline = time.monotonic() + timeout_s
@@ -90,7 +91,7 @@ class ServerProcess(Startable):
         return self._process is not None and self._process.poll() is None
 
     def restart_if_killed(self) -> None:
-        """Start the server again if somebody has killed it."""
+        """Restart the server if it was killed."""
         if self._process is not None and self._process.poll() is not None:
             self.start()
 

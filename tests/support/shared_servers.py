@@ -1,6 +1,6 @@
-"""Servers that every worker of a run shares: the process that starts the run starts each of them once, on first use.
+"""Servers that all workers of a run share. The process that starts the run starts each of them once, on first use.
 
-A server that a test kills is not among them: it belongs to one worker.
+Servers that tests kill are not shared: each belongs to one worker.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 
 Start: TypeAlias = "Callable[[contextlib.ExitStack, Path], Any]"
-"""Starts a server with a folder of its own, and returns what is sent to the workers. The stack ends the server."""
+"""Starts a server with its own folder, and returns the object to send to workers. The stack ends the server."""
 
 
-def _kafka(ended: contextlib.ExitStack, folder: Path) -> KafkaBroker:  # it has a folder of its own
+def _kafka(ended: contextlib.ExitStack, folder: Path) -> KafkaBroker:  # it creates its own folder
     broker = ended.enter_context(KafkaBroker())
-    # The first transactional id has Kafka make its log of transactions, and any request of one waits for that.
+    # The first transactional id has Kafka create its transaction log, for which all transactional requests wait.
     Producer({"bootstrap.servers": broker.bootstrap_servers, "transactional.id": "first"}).init_transactions(60)
     client = copy.copy(broker)
     client._process = None
@@ -77,16 +77,16 @@ STARTS: Mapping[str, Start] = {
 
 
 class SharedServers:
-    """The servers of a run. A worker asks for one through a socket at ``address``.
+    """The servers of a run. Workers request them through a socket at ``address``.
 
-    One attempt to start a server is all: its outcome is that of the whole run.
+    Each server is started only once; the outcome holds for the whole run.
     """
 
     def __init__(self, starts: Mapping[str, Start] = STARTS) -> None:
         self._start_of = starts
         self._folder = Path(tempfile.mkdtemp(prefix="twopc-servers-"))
         self._listener = Listener(str(self._folder / "socket"))
-        # The system ends a server together with the thread that has started it. A pool's threads live until `close`.
+        # The system ends a server together with the thread that started it. The pool's threads live until ``close``.
         self._starts = ThreadPoolExecutor(len(starts), "shared-server")
         self._outcomes: dict[str, Future[Outcome]] = {}
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class SharedServers:
         return str(self._listener.address)
 
     def outcome(self, name: str) -> Future[Outcome]:
-        """Start the server if nobody has asked for it yet."""
+        """Return the future outcome of a server. The first call starts the server."""
         with self._lock:
             if name not in self._outcomes:
                 self._outcomes[name] = self._starts.submit(self._start, name)
@@ -111,7 +111,7 @@ class SharedServers:
             return Outcome(self._start_of[name](self._ended, folder))
         except pytest.skip.Exception as skipped:
             return Outcome(skipped=str(skipped))
-        except BaseException:  # noqa: BLE001  # the worker that asks reports it
+        except BaseException:  # noqa: BLE001  # the requesting worker reports it
             return Outcome(failed=traceback.format_exc())
 
     def _answer(self) -> None:
@@ -119,7 +119,7 @@ class SharedServers:
             try:
                 connection = self._listener.accept()
                 self.outcome(connection.recv()).add_done_callback(_sender(connection))
-            except (OSError, EOFError):  # closed, or a worker that has ended
+            except (OSError, EOFError):  # closed, or a worker has ended
                 if not self._folder.exists():
                     return
 

@@ -1,4 +1,4 @@
-"""Where the sinks of a test write to: new sinks on one target system, and what their participants pre-commit."""
+"""The target system of a test: creates sinks for it, and transactions that participants have pre-committed."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,31 @@ ROUND = Round(1, 0)
 SinkT = TypeVar("SinkT", bound=TwoPhaseCommitSink[Any])
 
 Written: TypeAlias = "Mapping[str, Any] | Sequence[str] | pa.RecordBatch"
-"""Records: columns, or values of the column ``value``, or a record batch."""
+"""Records: columns, values of the column ``value``, or a record batch."""
 
 
 class SinkPlace(Generic[SinkT]):
-    """The target system of one test. Each sink stands for a process that knows nothing of the others."""
+    """The target system of one test. Each sink stands for a separate process."""
 
     def unbound(self, **options: Any) -> SinkT:
-        """A new sink."""
+        """Return a new sink."""
         raise NotImplementedError
 
     def sink(self, log_id: str = "log", **options: Any) -> SinkT:
-        """A new sink, bound and opened as a coordinator does."""
+        """Return a new sink, bound and opened as by a coordinator."""
         sink = self.unbound(**options)
         sink.bind("orders", log_id)
         sink.open()
         return sink
 
     def bound(self, **options: Any) -> SinkT:
-        """A new sink that has not asked its target system."""
+        """Return a new sink, bound but without any request to its target system."""
         sink = self.unbound(**options)
         sink.bind("orders", "log")
         return sink
 
     def commit(self, committable: Committable, sink: SinkT | None = None) -> None:
-        """Commit a transaction, or a batch of one, as a coordinator does."""
+        """Commit a transaction as a coordinator would; for a ``WholeBatchSink``, as a batch."""
         sink = sink or self.sink()
         if isinstance(sink, WholeBatchSink):
             sink.commit_batch(sink.transactional_ids.round_of(committable.transaction_id).batch_id, [committable])
@@ -47,7 +47,7 @@ class SinkPlace(Generic[SinkT]):
     def vote(
         self, records: Written, round: Round = ROUND, partition: int = 0, sink: SinkT | None = None
     ) -> Committable:
-        """What a participant that is gone has pre-committed."""
+        """Return a transaction that a participant has written and pre-committed."""
         if not isinstance(records, pa.RecordBatch):
             records = pa.record_batch(records if isinstance(records, Mapping) else {"value": list(records)})
         with Participant({"orders": sink or self.sink()}, round, partition=partition) as participant:
@@ -57,7 +57,8 @@ class SinkPlace(Generic[SinkT]):
     def vote_without_bad(
         self, records: Mapping[str, Any], round: Round = ROUND, **options: Any
     ) -> tuple[Committable, list[int]]:
-        """The same without the records that the sink refuses, sealed and read back from a log; and their positions."""
+        """Do the same without the records that the sink refuses. Return the transaction, sealed and read back from a
+        log, and the positions of the refused records."""
         batch, sink = pa.record_batch(records), self.sink(**options)
         with Participant({"orders": sink}, round, partition=0, max_bad_records=batch.num_rows) as participant:
             refused = participant.write("orders", batch)
@@ -66,5 +67,5 @@ class SinkPlace(Generic[SinkT]):
 
 
 def from_log(committable: Committable) -> Committable:
-    """What a coordinator reads back from the log."""
+    """Return the committable as a coordinator reads it back from the log."""
     return Committable.from_json(json.loads(json.dumps(committable.to_json())))

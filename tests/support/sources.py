@@ -1,4 +1,4 @@
-"""The modules of the distributions, each parsed once per process: the tests that read them run on one worker."""
+"""The modules of the distributions, each parsed once per process. The tests that read them run on one worker."""
 
 import ast
 from functools import cache
@@ -14,7 +14,7 @@ SOURCES = {
     for package in root.glob("twopc*")
     for source in package.rglob("*.py")
 }
-"""Every module of every distribution, by its name."""
+"""Module name → source file, for every module of every distribution."""
 
 
 @cache
@@ -24,5 +24,5 @@ def tree(module: str) -> ast.Module:
 
 @cache
 def nodes(module: str) -> tuple[ast.AST, ...]:
-    """Return every node of a module's tree. To walk a tree takes as long as to parse it."""
+    """Return every node of a module's tree. Cached, since walking a tree takes as long as parsing it."""
     return tuple(ast.walk(tree(module)))

@@ -1,4 +1,5 @@
-"""Spark's checkpoint after a power cut, which removes its newest files because Spark syncs none; and the repair."""
+"""Simulates a power cut that removes the newest files of Spark's checkpoint, since Spark does not sync them; and
+repairs it."""
 
 import subprocess
 import sys
@@ -22,9 +23,9 @@ class Checkpoint:
     """The checkpoint of a query that is not running.
 
     Attributes:
-        is_damaged: whether it has lost something that was not repaired. Then the query may refuse to go on.
-        lost: how often it has lost what.
-        repairs: how many repairs were done, and how many failed.
+        is_damaged: whether a loss has not been repaired, so that the query may refuse to continue.
+        lost: kind of loss → how often it has happened.
+        repairs: the number of successful and of failed repairs.
     """
 
     def __init__(self, folder: Path, log: Path) -> None:
@@ -33,7 +34,7 @@ class Checkpoint:
         self.lost, self.repairs = Counter[str](), Counter[str]()
 
     def lose(self, loss: Loss) -> bool:
-        """Lose a part of the checkpoint. Return whether there was anything to lose."""
+        """Remove a part of the checkpoint. Return whether there was anything to remove."""
         planned = sorted((int(path.name) for path in (self._folder / "offsets").glob("[0-9]*")), reverse=True)
         batches = planned[: 2 if loss is Loss.TWO_BATCHES else 1]
         kinds = {Loss.PLAN: ["offsets"], Loss.COMMIT: ["commits"]}.get(loss, ["offsets", "commits"])
@@ -48,7 +49,7 @@ class Checkpoint:
         return True
 
     def repair(self) -> None:
-        """Repair the checkpoint as an operator does after the query has stopped because of it."""
+        """Repair the checkpoint, as an operator would after it has stopped the query."""
         command = ["checkpoint", "repair", str(self._folder), str(self._log), "--yes"]
         done = subprocess.run(
             [sys.executable, "-m", "twopc.cli", *command], capture_output=True, text=True, timeout=REPAIR_S, check=False

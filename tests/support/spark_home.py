@@ -1,4 +1,4 @@
-"""Java and Python for Spark, and a Spark home for processes that write into it."""
+"""Java and Python for Spark, and a writable Spark home."""
 
 import os
 import sys
@@ -8,14 +8,14 @@ from twopc_kafka_broker import SPARK_MODULES, find_java
 
 
 def set_java_and_python() -> str:
-    """Put a Java for Spark, and this Python, into the environment of this process. Return the home of Java."""
+    """Set this process's environment variables for Java and Python. Return the Java home."""
     os.environ["JAVA_HOME"] = str(find_java(SPARK_MODULES).home)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     return os.environ["JAVA_HOME"]
 
 
 def spark_home(folder: Path) -> Path:
-    """Make a copy of PySpark's home by links, without its folder ``work``, so that executors log into the caller's."""
+    """Create a linked copy of PySpark's home without its folder ``work``, so that executors log into the copy."""
     import pyspark
 
     folder.mkdir()

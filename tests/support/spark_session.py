@@ -1,4 +1,5 @@
-"""Spark for drivers of tests and campaigns: a session that starts soon, and a query over all that its source has."""
+"""Spark for drivers of tests and campaigns: a session that starts fast, and a query that reads its source to the
+end."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of a JVM that lives for seconds."""
+"""Options for a short-lived JVM."""
 
 
 def session(
@@ -22,13 +23,14 @@ def session(
     java: str = "",
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """Start Spark, or return the session that there is.
+    """Start Spark, or return the existing session.
 
     Args:
-        settings: of the session, in addition or instead.
-        jars: a class path for driver and executors. Not ``spark.jars``, which each executor copies at its start.
-        java: options of every JVM, in addition.
-        log_level: empty for Spark's own.
+        settings: settings of the session, which add to or replace the defaults.
+        jars: a class path for the driver and the executors. Unlike ``spark.jars``, it is not copied at each executor's
+            start.
+        java: further options for every JVM.
+        log_level: the log level; empty for Spark's default.
     """
     from pyspark.sql import SparkSession
 
@@ -42,7 +44,7 @@ def session(
 
 
 def settings_of(settings: Mapping[str, str], *, jars: str = "", java: str = "") -> dict[str, str]:
-    """Return the settings with which ``session`` starts Spark. Its arguments mean the same there."""
+    """Return the settings with which ``session`` starts Spark, from the same arguments."""
     quick = f"{QUICK} {java}".rstrip()
     return {
         "spark.ui.enabled": "false",
@@ -55,6 +57,6 @@ def settings_of(settings: Mapping[str, str], *, jars: str = "", java: str = "") 
 
 
 def write_all(writer: DataStreamWriter, checkpoint: Path | str) -> None:
-    """Run a query until it has written all that its source has, batch by batch."""
+    """Run a query, batch by batch, until it has written its whole source."""
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination()

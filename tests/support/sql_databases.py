@@ -1,4 +1,4 @@
-"""Databases that the SQL sink writes to: servers that are started when they are first needed, and files."""
+"""Databases for the SQL sink: servers, started on first use, and files."""
 
 import sqlite3
 import uuid
@@ -18,16 +18,16 @@ from tests.support.postgres_server import PostgresServer
 
 TYPES: Mapping[str, Mapping[str, str]] = {
     "duckdb": {"text": "VARCHAR", "key": "VARCHAR", "float": "DOUBLE", "bytes": "BLOB"},
-    # Text of a key is compared by its bytes, as elsewhere.
+    # Text keys are compared by bytes, as in the other databases.
     "mysql": {"text": "TEXT", "key": "VARCHAR(99) COLLATE utf8mb4_nopad_bin", "float": "DOUBLE", "bytes": "BLOB"},
     "postgresql": {"text": "TEXT", "key": "TEXT", "float": "DOUBLE PRECISION", "bytes": "BYTEA"},
     "sqlite": {"text": "TEXT", "key": "TEXT", "float": "DOUBLE", "bytes": "BLOB"},
 }
-"""Database → what it calls a type. ``key`` is text that a key can be on."""
+"""Database → its names of types. ``key`` is a text type for key columns."""
 
 
 def leave_syncs_to_the_system() -> None:
-    """Have no SQLite of this process wait for the disk: only a machine that loses power would miss what it wrote."""
+    """Keep SQLite in this process from waiting for the disk. Only a power cut would lose writes."""
     sa.event.listen(sa.Engine, "connect", _do_not_sync)
 
 
@@ -37,7 +37,8 @@ def _do_not_sync(connection: Any, _: object) -> None:
 
 
 class Databases(ExitStack):
-    """Databases on the servers that all workers share, or on ``own`` ones, which run until the end of this context."""
+    """Creates databases on servers shared by all workers, or on ``own`` servers that run until the end of this
+    context."""
 
     def __init__(self, *, own: bool = False) -> None:
         super().__init__()
@@ -53,11 +54,11 @@ class Databases(ExitStack):
         return sa.make_url(f"{database}:///{folder / name}")
 
     def servers(self, database: str) -> list[MariaDbServer | PostgresServer]:
-        """Return the server that the database runs on, if it has one."""
+        """Return the server of a database; empty for a file."""
         return [self._servers[database]] if database in self._servers else []
 
     def kill_and_start(self, database: str) -> None:
-        """Kill the server, if the database has one, and start it again."""
+        """Kill and restart the server of a database, if it has one."""
         for server in self.servers(database):
             server.kill()
             server.start()
@@ -85,7 +86,7 @@ class Databases(ExitStack):
 
 
 def ask(url: sa.URL, statement: str) -> list[tuple[object, ...]]:
-    """What another session sees. ``{text}`` and others stand for types."""
+    """Run a statement in a new session, and return its rows. ``{text}`` and the others stand for types."""
     for name, kind in TYPES[url.get_backend_name()].items():
         statement = statement.replace(f"{{{name}}}", kind)
     with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
@@ -94,7 +95,7 @@ def ask(url: sa.URL, statement: str) -> list[tuple[object, ...]]:
 
 
 def staged(url: sa.URL) -> int:
-    """How many records all staging tables have."""
+    """Return the number of records in all staging tables."""
     with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
         tables = [sa.table(name) for name in sa.inspect(connection).get_table_names() if "twopc_staged" in name]
         counts = [connection.scalar(sa.select(sa.func.count()).select_from(table)) for table in tables]

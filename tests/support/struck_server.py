@@ -1,4 +1,4 @@
-"""S3 servers of several makers, and a server that is killed at a request of a batch."""
+"""Several S3 servers, and a server that is killed at a request of a batch."""
 
 import contextlib
 import http.client
@@ -20,30 +20,30 @@ from tests.support.server_process import ServerProcess
 
 MOTO = "moto"
 KILLED = tuple(PROGRAMS)
-"""The servers that keep their objects over a kill."""
+"""The servers whose objects survive a kill."""
 
 S3_SERVERS = (MOTO, *(pytest.param(name, marks=pytest.mark.long) for name in KILLED))
-"""Parameters of tests that run on each server."""
+"""Test parameters with each server."""
 
 
 WRONG_KEYS = ({"key": "AKIANOBODY"}, {"secret": "another-secret-of-nobody"})
-"""Options that replace those of a server with others, which it refuses."""
+"""Options with credentials that a server refuses."""
 
 
 def s3_server(name: str, folder: Path) -> S3Server | GoServer:
-    """Return a server, not started yet. Skip the test where its program can't be built."""
+    """Return a server, not yet started. Skip the test if it can't be built."""
     return S3Server(folder / "log") if name == MOTO else go_server(name, folder)
 
 
 def go_server(name: str, folder: Path) -> GoServer:
-    """Return a server that survives a kill, not started yet. Skip the test where its program can't be built."""
+    """Return a server whose objects survive a kill, not yet started. Skip the test if it can't be built."""
     if why := PROGRAMS[name].install():
         pytest.skip(why)
     return GoServer(PROGRAMS[name], folder)
 
 
 SELDOM = 10
-"""At which requests a server that stays away is killed: clients wait longer and longer for it."""
+"""Every how many requests a server is killed if it stays away: clients wait longer and longer for it."""
 
 
 class Way(Enum):
@@ -55,14 +55,14 @@ class Way(Enum):
 
 
 STRIKES = [*((way, 0) for way in Way), (Way.BEFORE, 5)]
-"""When the server is killed, and how many more requests find it away."""
+"""When the server is killed, and how many further requests find it away."""
 
 
 class StruckServer(HttpProxy):
-    """A proxy in front of a server, which kills it at one request, and starts it again.
+    """A proxy in front of a server that kills it at one request and restarts it.
 
     Attributes:
-        took_s: how long each request took.
+        took_s: the duration of each request.
     """
 
     def __init__(self, server: ServerProcess) -> None:
@@ -72,7 +72,7 @@ class StruckServer(HttpProxy):
         self.took_s: list[float] = []
 
     def strike(self, number: int, way: Way, lost: int = 0) -> None:
-        """Kill the server at the request that comes after ``number`` others. The next ``lost`` ones find it away."""
+        """Kill the server after ``number`` further requests. ``lost`` more requests find it away."""
         self._due = len(self.requests) + number, way, lost
 
     @property
@@ -115,7 +115,8 @@ class StruckServer(HttpProxy):
 
 
 def strike_requests(proxy: StruckServer, query: RestartedQuery, way: Way, lost: int) -> list[str]:
-    """Kill the server in each batch at another request of a usual batch. Each request is hit in one of the three ways.
+    """Kill the server once per batch, each time at a later request. Calls with all three ways together hit each
+    request.
 
     Returns:
         The values of all batches.

@@ -1,4 +1,4 @@
-"""The contents of a topic, read by kafka-python: none of the clients that write."""
+"""Reads a topic with kafka-python, which is not one of the writing clients."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,8 +7,8 @@ from kafka import KafkaConsumer, TopicPartition
 
 
 def records_of(servers: str, topic: str, isolation_level: str = "read_committed") -> Iterator[Any]:
-    """Yield every record that such a reader sees now, those of a partition in order."""
-    # Without a policy: a reader that has lost its place must say so, and not go on from the end.
+    """Yield every record currently visible at this isolation level, in order within a partition."""
+    # No reset policy: a reader that has lost its position must fail rather than continue from the end.
     with KafkaConsumer(
         bootstrap_servers=servers, isolation_level=isolation_level, auto_offset_reset="none"
     ) as consumer:

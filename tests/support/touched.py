@@ -1,7 +1,7 @@
-"""Print the test files that a change touches: those that import what has changed, themselves or through other modules.
+"""Print the test files that a change affects: those that import a changed module, directly or through other modules.
 
-``python -m tests.support.touched REVISION`` compares the working tree with a revision, or with where the branch left
-``main`` if that is ``1``. A backend that is only named, as in ``create_sink("kafka", ...)``, is not seen.
+``python -m tests.support.touched REVISION`` compares the working tree with a revision, or with the branch's merge base
+with ``main`` if REVISION is ``1``. Backends that are only named, as in ``create_sink("kafka", ...)``, are not detected.
 """
 
 import ast
@@ -19,7 +19,7 @@ ALL = ["tests"]
 
 
 def main(revision: str) -> list[str]:
-    """Return what to give to pytest."""
+    """Return arguments for pytest."""
     changed = [Path(name) for name in _changed(_git("merge-base", "main", "HEAD")[0] if revision == "1" else revision)]
     if any(path.suffix in (".toml", ".lock") or path == Path("tests/conftest.py") for path in changed):
         return ALL
@@ -30,7 +30,7 @@ def main(revision: str) -> list[str]:
 
 
 def touched(found: Mapping[str, Path], changed: Iterable[Path]) -> set[Path]:
-    """Return the changed modules and all that import them."""
+    """Return the changed modules, and all modules that import them."""
     importers: dict[str, set[str]] = {}
     for name, path in found.items():
         for imported in {*_imported(path), *_conftests(path)} & found.keys():
@@ -46,7 +46,7 @@ def touched(found: Mapping[str, Path], changed: Iterable[Path]) -> set[Path]:
 
 
 def modules() -> dict[str, Path]:
-    """Return the path of each module, below the project's folder."""
+    """Return module name → path relative to the project's folder."""
     return named(map(Path, _git("ls-files", "--cached", "--others", "--exclude-standard", "*.py")))
 
 
@@ -72,7 +72,8 @@ def _imported(path: Path) -> frozenset[str]:
 
 
 def _conftests(path: Path) -> Iterator[str]:
-    """The fixtures of a test's folder. Those of all tests reach each backend, and would have everything touched."""
+    """Yield the conftest modules of a test's folders. Excludes the top-level one, which imports every backend and would
+    select all tests."""
     folder = path.parent
     while path.parts[0] == "tests" and folder != Path("tests"):
         yield _name(folder / "conftest.py")

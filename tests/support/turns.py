@@ -1,4 +1,4 @@
-"""Which value of a parameter the gate tries, where each commit tries another one."""
+"""Selects the parameter values that the gate runs: each commit runs another one."""
 
 from collections.abc import Iterable
 from zlib import crc32
@@ -7,10 +7,10 @@ import pytest
 
 
 def take_turns(items: Iterable[pytest.Item], commit: int) -> None:
-    """Mark as ``long`` all tests but those of one value of each parameter that a mark ``in_turn`` names.
+    """For each parameter that a mark ``in_turn`` names, mark the tests of all values but one as ``long``.
 
-    Tests of one module try different values in a commit, and successive numbers of commits reach every value. Values
-    that are ``long`` by themselves take no turn.
+    Different tests of a module run different values in a commit, and successive commits cover every value. Values that
+    are already ``long`` are left out.
     """
     found: dict[str, list[tuple[int, pytest.Item]]] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Records of many types, with nulls, for the contracts of sinks that keep types."""
+"""Records of many types, with nulls, for the contracts of sinks that preserve types."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXT = (*AWKWARD, None)
 
 
 def plain() -> pa.RecordBatch:
-    """Return records of the types that JSON has."""
+    """Return records of JSON's types."""
     return pa.record_batch(
         {
             "value": pa.array(TEXT),
@@ -43,16 +43,16 @@ def typed() -> pa.RecordBatch:
 
 
 def unchecked_text(*values: bytes) -> pa.StringArray:
-    """Return bytes as strings without a look at them, as Spark does."""
+    """Return bytes as strings without validation, as Spark does."""
     values_of_bytes = pa.array(values, pa.binary())
     return pa.StringArray.from_buffers(len(values), *values_of_bytes.buffers()[1:])
 
 
 def in_halves(values: Sequence[str | None]) -> pa.RecordBatch:
-    """Return text, and a column that separates any two neighbors of the alphabet."""
+    """Return text with a partition column that separates adjacent letters."""
     return pa.record_batch({"value": pa.array(values), "half": [sum(map(ord, value or "")) % 2 for value in values]})
 
 
 def _in_turn(values: list[Any], type_: pa.DataType) -> pa.Array:
-    """As many as there are texts, so that each kind of value meets others."""
+    """Repeat the values to the number of texts, so that different kinds of values are combined."""
     return pa.array([values[number % len(values)] for number in range(len(TEXT))], type_)

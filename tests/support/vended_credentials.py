@@ -1,4 +1,4 @@
-"""A REST catalog that gives out credentials of S3 with each table, and a store that refuses those that have ended."""
+"""A REST catalog that vends S3 credentials with each table, and a store that refuses expired ones."""
 
 import json
 import re
@@ -18,7 +18,7 @@ _SIGNED_BY = re.compile(r"Credential=([^/]+)/")
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a catalog gives out: an access key, and the token that goes with it."""
+    """Vended credentials: an access key and its session token."""
 
     key: str
     secret: str
@@ -26,7 +26,7 @@ class Credentials:
     ends_at_s: float
 
     def properties(self, reports_end: bool) -> dict[str, str]:
-        """Return them as Iceberg's catalogs do, with or without their end."""
+        """Return them as Iceberg properties, with or without their expiration."""
         end = {"s3.session-token-expires-at-ms": f"{self.ends_at_s * 1000:.0f}"} if reports_end else {}
         given = {"s3.access-key-id": self.key, "s3.secret-access-key": self.secret, "s3.session-token": self.token}
         return given | end
@@ -34,13 +34,13 @@ class Credentials:
 
 @dataclass
 class Vendor:
-    """Gives out credentials, and knows which of them are valid.
+    """Issues credentials, and knows which of them are valid.
 
     Attributes:
-        life_s: how long they are valid.
-        reports_end: whether they come with their end.
-        by_prefix: whether they come as ``storage-credentials``, or in ``config``, as older catalogs have them.
-        given: all that were given out.
+        life_s: the lifetime of credentials.
+        reports_end: whether they include their expiration.
+        by_prefix: whether they are sent as ``storage-credentials``, or in ``config`` as by older catalogs.
+        given: all issued credentials.
     """
 
     life_s: float = 3600.0
@@ -56,7 +56,7 @@ class Vendor:
         return found
 
     def end_all(self) -> None:
-        """End all credentials that were given out so far."""
+        """Expire all credentials issued so far."""
         self._ended.update(each.key for each in self.given)
 
     def accepts(self, key: str, token: str | None) -> bool:
@@ -69,12 +69,12 @@ class Vendor:
 
 
 class VendingCatalog(ProxyIntoHost):
-    """A catalog that gives out credentials whenever it shows a table, and whose tables are on S3.
+    """A catalog with tables on S3 that vends credentials whenever it returns a table.
 
-    The server itself keeps its metadata files on its disk: nobody reads them but the server.
+    The server keeps metadata files on its own disk, since only the server reads them.
 
     Args:
-        warehouse: the server's folder, which clients know as the bucket.
+        warehouse: the server's folder, which clients see as the bucket.
         storage: further properties for access to files.
     """
 
@@ -103,17 +103,17 @@ class VendingCatalog(ProxyIntoHost):
 
 
 def _shows(request: Request) -> bool:
-    """Whether the answer shows a table as it was loaded or created. That to a commit has no credentials."""
+    """Return whether the response has a loaded or created table. The response to a commit has no credentials."""
     path = request.target.partition("?")[0]
     return (request.method == "GET" and "/tables/" in path) or (request.method == "POST" and path.endswith("/tables"))
 
 
 class CheckedStore(HttpProxy):
-    """A store that refuses a request whose credentials have ended.
+    """A store that refuses requests with expired credentials.
 
     Attributes:
-        refusal: the answer to it.
-        refused: how many requests were refused.
+        refusal: the response to such a request.
+        refused: the number of refused requests.
     """
 
     def __init__(self, server_url: str, vendor: Vendor, refusal: Answer | None = None) -> None:
@@ -124,7 +124,7 @@ class CheckedStore(HttpProxy):
         self.refused = 0
 
     def end_all_at(self, number: int) -> None:
-        """End all credentials when ``number`` further requests have passed."""
+        """Expire all credentials after ``number`` further requests."""
         self._ends_at = len(self.requests) + number
 
     @property

@@ -1,4 +1,4 @@
-"""The example's readers of whole batches, as processes that can be killed, and what they have shown."""
+"""Runs the example's readers of whole batches as killable processes, and reads what they have shown."""
 
 import subprocess
 import sys
@@ -23,12 +23,12 @@ class NoCompiler(Exception):
 
 @dataclass
 class Reader:
-    """A reader that is started again whenever it is gone.
+    """A supervised reader process.
 
     Attributes:
-        command: starts it, with the servers, its folder and the topics as arguments.
-        folder: where it puts a file per batch.
-        starts: how often it was started.
+        command: its command, with the servers, its folder and the topics as arguments.
+        folder: the folder in which it writes a file per batch.
+        starts: the number of starts.
     """
 
     command: Sequence[str]
@@ -45,7 +45,7 @@ class Reader:
         self.starts += 1
 
     def supervise(self) -> None:
-        """Start it again if it is gone."""
+        """Restart the reader if it has ended."""
         if self.process is None or not is_alive(self.process):
             self.kill()
             self.start()
@@ -55,7 +55,8 @@ class Reader:
             kill_all_of(self.process)
 
     def has_shown(self, batches: int) -> None:
-        """Wait until it has shown so many batches. It ends by itself if the broker can't answer as it starts."""
+        """Wait until it has shown so many batches. Supervises it meanwhile: it ends if the broker does not respond at
+        its start."""
         deadline = time.monotonic() + SHOWN_S
         while len([*self.folder.iterdir()]) < batches:
             assert time.monotonic() < deadline, f"shown after {SHOWN_S} s: {sorted(self.shown())}"
@@ -63,7 +64,7 @@ class Reader:
             time.sleep(0.05)
 
     def shown(self) -> dict[str, list[tuple[str, str]]]:
-        """Return log and batch, with a dot between them → topic and value of each of its records, with the marker."""
+        """Return ``log.batch`` → the topic and value of each of its records, including the marker."""
         files = sorted(self.folder.iterdir())
         return {file.name: list(_rows(file)) for file in files}
 
@@ -76,7 +77,7 @@ def _rows(file: Path) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def reading(reader: Reader) -> Iterator[Reader]:
-    """Have a reader run while the context is open."""
+    """Run a reader while the context is open."""
     reader.start()
     try:
         yield reader
@@ -88,14 +89,14 @@ def reader_in(language: str, servers: str, folder: Path, markers: str, topics: S
     """Return a reader, not yet started.
 
     Raises:
-        NoCompiler: that in Java can't be compiled here.
+        NoCompiler: the Java reader can't be compiled here.
     """
     program = [sys.executable, str(EXAMPLES / "whole_batches.py")] if language == PYTHON else _java(folder.parent)
     return Reader([*program, servers, str(folder), markers, *topics], folder)
 
 
 def _java(folder: Path) -> list[str]:
-    """Compile the reader in Java with the jar of Kafka's clients alone."""
+    """Compile the Java reader with only the Kafka clients' jar. Return its command."""
     java, classes = find_java(), folder / "classes"
     compiler = java.executable.with_name("javac")
     if not compiler.exists():

@@ -1,8 +1,8 @@
-"""A batch of changes at its commit: which rows of the table it replaces or deletes, found in one version of it.
+"""Commits keyed changes: finds the rows of one version of the table that a batch replaces or deletes.
 
-Tasks write the new records, and the keys of deletes, before the decision. The commit reads the key's columns of the
-table's files, and the entry marks the rows that it has found in deletion vectors. So no file is rewritten, and what was
-found holds for exactly the version that the entry follows. If another writer was faster, it is found again.
+Tasks write the new records and the keys of deletes before the decision. The commit reads the key's columns of the
+table's files, and marks the rows that it finds in deletion vectors, so that no file is rewritten. The result holds for
+exactly the version that the entry follows. If another writer was faster, the search runs again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _KEY_TYPES = (
 
 
 def require_key(view: TableView, key: Sequence[str], what: str) -> None:
-    """Make sure that the table's rows can be replaced by key.
+    """Check that the table's rows can be replaced by key.
 
     Raises:
         ConfigurationError: the table lacks a key column; the sink can't compare one because of its type or because it
@@ -62,7 +62,7 @@ def require_key(view: TableView, key: Sequence[str], what: str) -> None:
 
 
 def obstacle(view: TableView) -> str | None:
-    """Return why rows of the table can't be replaced, with the statement that changes it; None if they can."""
+    """Return why rows of the table can't be replaced, with the statement that fixes it; None if they can."""
     given = view.configuration
 
     def is_true(name: str) -> bool:
@@ -80,11 +80,11 @@ def obstacle(view: TableView) -> str | None:
 
 
 def require_own_files(files: LogFiles, version: int, what: str) -> None:
-    """Make sure that all files and deletion vectors of the table are in its folder, where the commit can read them.
+    """Check that all files and deletion vectors of the table are in its folder, where the commit can read them.
 
     Raises:
-        ConfigurationError: one is not, as in a shallow clone.
-        Retriable: the log was changed meanwhile.
+        ConfigurationError: one is outside the folder, as in a shallow clone.
+        Retriable: the log changed during the check.
     """
     try:
         live = live_files(files, version)
@@ -104,17 +104,17 @@ def require_own_files(files: LogFiles, version: int, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LiveFile:
-    """A file that a version of the table has.
+    """A data file in a version of the table.
 
     Attributes:
-        action: its ``add`` in the log.
+        action: its ``add`` action in the log.
     """
 
     action: Mapping[str, Any]
 
     @property
     def path(self) -> str:
-        """Below the table's folder."""
+        """Relative to the table's folder."""
         return unquote(self.action["path"])
 
     @property
@@ -123,13 +123,13 @@ class LiveFile:
         return found
 
     def without(self, rows: BitMap64, total: int, vector: Mapping[str, Any], now_ms: int) -> list[dict[str, Any]]:
-        """Return the actions that leave the file in the table without more rows.
+        """Return the actions that delete more rows of the file.
 
         Args:
-            rows: all rows that are deleted.
-            total: how many rows the file has.
-            vector: the descriptor of ``rows`` in the log.
-            now_ms: since 1970.
+            rows: all deleted rows, including those deleted before.
+            total: the number of rows in the file.
+            vector: the descriptor of a deletion vector with ``rows``.
+            now_ms: the current time since 1970.
         """
         gone = {
             "path": self.action["path"],
@@ -149,8 +149,9 @@ class LiveFile:
 
 
 def _not_tight(stats: str | None, total: int) -> str:
-    """Return statistics whose bounds enclose values that are deleted. Their numbers stay as they are written. A table
-    is right without bounds, so those of another writer that can't be read do not hold up a decided batch."""
+    """Return statistics marked as not tight, since their bounds may include deleted values. Numbers keep their
+    spelling. Statistics of another writer that can't be parsed lose their bounds, rather than hold up a decided
+    batch."""
     try:
         found = json.loads(stats or "{}", strict=False, parse_float=orjson.Fragment, parse_int=orjson.Fragment)
         return orjson.dumps({"numRecords": total, **found, "tightBounds": False}).decode()
@@ -159,19 +160,19 @@ def _not_tight(stats: str | None, total: int) -> str:
 
 
 def _key_of(action: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the identity of a file in a version, by Delta's protocol."""
+    """Return a file's primary key in a version, as Delta's protocol defines it."""
     vector = action.get("deletionVector") or {}
     parts = (vector.get(name) for name in ("storageType", "pathOrInlineDv", "offset"))
-    # Paths are URLs, which writers spell in different ways: delta-rs removes %C3%BC where Spark has added ü.
+    # Writers encode paths differently: delta-rs removes %C3%BC where Spark has added ü.
     return unquote(action["path"]), "" if not vector else "@".join(map(str, parts))
 
 
 def live_files(files: LogFiles, version: int) -> list[LiveFile]:
-    """Return the files of a version of the table.
+    """Return the data files of a version of the table.
 
     Raises:
         FileExistsError: the log has a newer version.
-        ValueError: an entry or the checkpoint can't be read, or one is gone.
+        ValueError: an entry or the checkpoint is missing or can't be read.
     """
     versions, checkpoint = files.after_checkpoint()
     newest = max(versions, default=checkpoint)
@@ -209,8 +210,8 @@ class Keys:
     """The keys of a batch.
 
     Args:
-        columns: the key's columns, as the table has them.
-        files: the paths of the batch's files that have them.
+        columns: the key's columns, with the table's types.
+        files: the paths of the batch's files, from which the keys are read.
         storage: the table's folder.
     """
 
@@ -221,22 +222,22 @@ class Keys:
         self._ascending = _ascending(self._keys.column(0))
 
     def _parts(self, path: str) -> Iterator[pa.RecordBatch]:
-        """Yield the key's columns of a file, part by part; nothing if it lacks one, as a file does that is older than
-        the column."""
+        """Yield the key's columns of a file in chunks; nothing if the file lacks one because it is older than the
+        column."""
         names = self._columns.names
         try:
             with self._storage.meaning(), self._storage.open(path) as source:
                 file = pq.ParquetFile(source, coerce_int96_timestamp_unit="us")
                 if {*names} <= {*file.schema_arrow.names}:
                     for part in file.iter_batches(ROWS_AT_ONCE, columns=names):
-                        # Arrow takes a name for a path: "a.b" stands for the field b of a column "a", too.
+                        # Arrow reads a name as a path: "a.b" also selects the field b of a column "a".
                         yield part.select(names).cast(self._columns)
         except FileNotFoundError:
             raise ValueError(f"file {path} is gone") from None
 
     def rows_of(self, files: Sequence[LiveFile], given_up: threading.Event) -> list[tuple[LiveFile, BitMap64, int]]:
-        """Return the files that have one of the keys, each with the positions of these rows and with how many rows it
-        has.
+        """Return the files that have rows with these keys, each with the positions of the rows and its total number of
+        rows.
 
         Raises:
             ValueError: a file can't be read. Errors of the store pass through.
@@ -256,7 +257,7 @@ class Keys:
         return [(files[number], rows, totals[number]) for number, rows in found.items()]
 
     def _is_outside(self, stats: str | None) -> bool:
-        """Return whether a file has none of the keys, by its statistics."""
+        """Return whether a file's statistics show that it has none of the keys."""
         if self._ascending is None or not stats:
             return False
         try:
@@ -271,12 +272,13 @@ class Keys:
 
 
 def _ascending(column: pa.ChunkedArray) -> pa.Array | None:
-    """Return whole numbers, whose statistics every writer has exact, in ascending order."""
+    """Return integer keys in ascending order; None for other types, whose statistics may be inexact."""
     return column.combine_chunks().sort() if types.is_signed_integer(column.type) else None
 
 
 def actions_of(storage: Storage, keys: Keys, live: Sequence[LiveFile], now_ms: int) -> Iterator[dict[str, Any]]:
-    """Yield the actions that delete the rows of ``keys`` from the files of a version. Writes a file of vectors.
+    """Yield the actions that delete the rows of ``keys`` from the files of a version. Writes a file of deletion
+    vectors.
 
     Raises:
         ValueError: a file or a deletion vector of the table can't be read.

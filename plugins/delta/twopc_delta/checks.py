@@ -18,11 +18,11 @@ _LEAST_RETENTION_S = 7 * 86_400
 _SPARK = "Apache-Spark/"
 _ENTRIES_LOOKED_AT = 20
 _OF_AN_OPERATOR = ("CREATE TABLE", "CREATE OR REPLACE TABLE", "SET TBLPROPERTIES", "UPGRADE PROTOCOL", "ADD COLUMNS")
-"""Changes that Spark makes to a table before a query starts, rather than while it runs."""
+"""Operations by Spark that prepare a table before a query starts."""
 
 
 def checks(view: TableView, storage: Storage, *, is_keyed: bool) -> Iterator[CheckResult]:
-    """Yield checks of conditions that allow writes but may later lose records or stop readers."""
+    """Yield checks for conditions that permit writes but may later lose records or stop readers."""
     yield _retention(view)
     newest = _newest(view.version, storage)
     yield _written_by_spark(newest, storage)
@@ -70,8 +70,8 @@ def _retention(view: TableView) -> CheckResult:
 
 
 def _newest(newest: int, storage: Storage) -> dict[int, Entry]:
-    """Return the entries of the newest few versions, the newest first, without those that are gone or damaged: they
-    are behind a checkpoint, as the table can be read."""
+    """Return the entries of the newest few versions, newest first. Skips missing and damaged entries: the table can be
+    read, so a checkpoint covers them."""
     found = dict[int, Entry]()
     versions = range(newest, max(-1, newest - _ENTRIES_LOOKED_AT), -1)
     for version, data in zip(versions, storage.at_once(LogFiles(storage).entry, versions), strict=True):

@@ -1,4 +1,4 @@
-"""How records fit into a table: which columns and types it takes, and how each value gets there as it is."""
+"""How records fit into a table: which columns and types it accepts, and how values are converted without loss."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from twopc_delta.storage import LONGEST_NAME_ON_DISKS
 from twopc_delta.table import TableView
 
 _NO_NAME = re.compile(r"[ ,;{}()\n\t=]|^$")
-"""Characters that no column's name may have where columns are not mapped. delta-rs would accept them."""
+"""Characters that Delta forbids in column names without column mapping. delta-rs would accept them."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Records of one schema in a table.
+    """How records of one schema map to a table.
 
     Attributes:
-        schema: the columns as the table names them, in the records' order, each with the table's type.
+        schema: the columns in the records' order, with the table's names and types.
         partition_by: the table's partition columns.
-        longest_folder_bytes: the longest name of a partition's folder.
+        longest_folder_bytes: the maximum length of a partition folder's name.
     """
 
     schema: pa.Schema
@@ -39,10 +39,10 @@ class Fit:
     longest_folder_bytes: int = LONGEST_NAME_ON_DISKS
 
     def convert(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the records with the table's names and types.
+        """Convert records to the table's names and types.
 
         Raises:
-            RecordRefused: a value is null in a NOT NULL column, too long, or one that readers misread.
+            RecordRefused: a value is null in a NOT NULL column, is too long, or would be misread by readers.
         """
         schema = self.nullable
         columns = [values.cast(field.type) for values, field in zip(batch.columns, schema, strict=True)]
@@ -58,7 +58,7 @@ class Fit:
 
     @property
     def nullable(self) -> pa.Schema:
-        """The schema of converted records: what is NOT NULL is checked by us, with the record's place."""
+        """The schema of converted records, without NOT NULL: the sink checks that itself and reports the record."""
         return pa.schema([_nullable(field) for field in self.schema])
 
 
@@ -74,16 +74,16 @@ _RULES = (
 
 
 def missing(schema: pa.Schema, view: TableView) -> list[pa.Field]:
-    """Return the columns of records that the table lacks."""
+    """Return the columns of ``schema`` that the table lacks."""
     known = {name.lower() for name in view.schema.names}
     return [field for field in schema if field.name.lower() not in known]
 
 
 def as_added(new: Sequence[pa.Field], view: TableView, table: str) -> pa.Schema:
-    """Return the columns that a table would get to hold ``new``. Each may be null.
+    """Return the columns to add to a table for ``new``. All of them are nullable.
 
     Raises:
-        SchemaMismatch: names the column that it can't get.
+        SchemaMismatch: names the column that can't be added.
     """
     added = []
     for field in new:
@@ -97,7 +97,7 @@ def as_added(new: Sequence[pa.Field], view: TableView, table: str) -> pa.Schema:
                 )
         try:
             converted = Schema.from_arrow(pa.schema([pa.field(field.name, field.type)]))
-        except Exception:  # noqa: BLE001  # what delta-rs raises here has no type of its own
+        except Exception:  # noqa: BLE001  # delta-rs raises a bare Exception here
             raise SchemaMismatch(
                 f"column {field.name!r} can't be added to {table}: Delta has no type for Arrow's {field.type}"
             ) from None
@@ -138,17 +138,17 @@ def fit(schema: pa.Schema, view: TableView, table: str) -> Fit:
 
 
 def type_names(fields: Iterable[pa.Field]) -> dict[str, str]:
-    """Return the type of each column, without its nullability, as text to compare."""
+    """Return each column's type as comparable text, ignoring nullability."""
     return {field.name: str(_nullable_type(field.type, _quoted)) for field in fields}
 
 
 def _quoted(name: str) -> str:
-    """Return the name, as JSON if it could be taken for more than a name in a type's text."""
+    """Return the name, quoted as JSON if it would be ambiguous in a type's text."""
     return name if name.isidentifier() else json.dumps(name)
 
 
 def _fits(given: pa.DataType, field: pa.DataType) -> bool:
-    """Return whether the table's type holds every value of ``given``, each as it is."""
+    """Return whether the table's type preserves every value of ``given``."""
     return bool(given.equals(field) or _nested_fits(given, field) or _number_fits(given, field)) or any(
         is_given(given) and is_field(field)
         for is_given, is_field in (
@@ -190,7 +190,7 @@ def _is_other_binary(type: pa.DataType) -> bool:
 
 
 def _nullable(field: pa.Field) -> pa.Field:
-    """Return the field with every part nullable: the sink checks NOT NULL itself, and names the record."""
+    """Return the field with every part nullable: the sink checks NOT NULL itself and reports the record."""
     return pa.field(field.name, _nullable_type(field.type))
 
 

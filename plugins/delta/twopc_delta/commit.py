@@ -1,14 +1,15 @@
-"""One batch as one entry of a table's log: look, commit, look again.
+"""Commits a batch as one entry of a table's log: look, commit, look again.
 
-The entry has the batch's files and its number under the sink's mark (Delta's application transaction). It is put as the
-version after the one that was looked at, and only there: if another writer was faster, none is written, and the table
-is looked at anew. So the mark, the table's id and its columns are compared with exactly the version that the entry
-follows, whoever writes beside us. Whatever answer an attempt gets, only the table shows whether it has the batch.
+The entry has the batch's files, and the batch's number under the sink's mark (Delta's application transaction). It can
+only become the version after the one that was looked at: if another writer was faster, nothing is written, and the next
+attempt looks again. So the mark, the table's id and its columns are always compared with exactly the version that the
+entry follows, even with other writers. Whatever response an attempt gets, only the table shows whether it has the
+batch.
 
-delta-rs loads a table with all of its active files, which takes longer as the table grows. So what a look has found is
-kept if the newest entry adds files, and the next look reads only the entries that came after it. The kept entry shows
-that the table is still the same one: no other table has its files, and no older copy has it. An entry that changes the
-table's metadata or protocol is left to delta-rs.
+delta-rs loads a table with all of its active files, which takes longer as the table grows. So the result of a look is
+cached if the newest entry adds files, and the next look reads only later entries. If the cached entry is still in the
+log, the table is still the same: no other table has an entry with these files, and an older copy lacks it. If an entry
+changes the table's metadata or protocol, delta-rs loads the table again.
 """
 
 from __future__ import annotations
@@ -45,21 +46,21 @@ from twopc_delta.table import CHECKPOINT_PROTECTION, TableView
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 20
-"""How often a commit may lose the race for a version of the log before an operator is told."""
+"""How many races for a version of the log a commit may lose before it raises Retriable."""
 
 CHECKPOINT_INTERVAL = 10
-"""Entries between two checkpoints, where the table does not set it: as Spark's Delta writer has it."""
+"""Entries between two checkpoints if the table does not set it: the default of Spark's Delta writer."""
 
 
 @dataclass(frozen=True)
 class Sealed:
-    """A table as it was before the batch was decided. Each transaction of the decision has it.
+    """The state of a table when a batch was sealed. Stored in the handle of each of its transactions.
 
     Attributes:
         table: the table's id.
         follows: the newest batch of this sink that was in the table; -1 if there was none.
-        version: of the table's log.
-        entry: the digest of this version's entry, which no other table has; None if it is behind a checkpoint alone.
+        version: the version of the table's log.
+        entry: the digest of this version's entry, which no other table has; None if only a checkpoint covers it.
     """
 
     table: str
@@ -70,20 +71,22 @@ class Sealed:
     @classmethod
     def of(cls, committable: Committable) -> Sealed:
         handle: Mapping[str, Any] = committable.handle
-        # The first logs have no entry.
+        # Logs of the first releases have no entry.
         return cls(handle["table"], handle["follows"], handle["version"], handle.get("entry"))
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A table as a look has found it.
+    """A table as seen by a look.
 
     Attributes:
         view: the table at exactly this version.
         mark: the newest batch of this sink that is in the table.
-        entry: the newest entry of the table's log; None if it is behind a checkpoint alone.
-        adds_files: whether it adds any. Then no other table has such an entry, as names are never used twice.
-        before: the version and entry of the look before, which are still in the log; None if there was none.
+        entry: the newest entry of the table's log; None if only a checkpoint covers it.
+        adds_files: whether that entry adds files. If so, no other table has the same entry, since file names are
+            unique.
+        before: the version and entry of the previous look, if that entry is still in the log; None if there was no
+            previous look.
     """
 
     view: TableView
@@ -103,12 +106,12 @@ class Snapshot:
 
 
 def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
-    """Load the newest version of a table, without anything kept from an earlier look.
+    """Load the newest version of a table, without using a cache.
 
     Raises:
-        ConfigurationError: there is no table, or the store refuses; OutcomeUnknown or OperatorRequired after a
-            decision.
-        Retriable: no answer.
+        ConfigurationError: there is no table, or the store refuses. After a decision, OutcomeUnknown or
+            OperatorRequired instead.
+        Retriable: the store did not respond.
     """
     is_again = False
     while True:
@@ -120,12 +123,12 @@ def load(storage: Storage, what: str, is_decided: bool = False) -> DeltaTable:
             raise outcomes.look_failed(failure, what, is_decided)
         if is_again:
             raise _damage(storage, what, is_decided) or outcomes.look_failed(failure, what, is_decided)
-        is_again = True  # the log may have been cleaned up or restored while it was read
+        is_again = True  # the log may have been cleaned up or restored during the read
 
 
 def _damage(storage: Storage, what: str, is_decided: bool) -> TwoPhaseCommitError | None:
-    """Return the error for a log that has a damaged entry, a gap or a damaged checkpoint. delta-rs names none of them.
-    Entries that a checkpoint stands for are not looked at: no reader needs them."""
+    """Return the error for a log with a damaged entry, a gap or a damaged checkpoint; None if there is none. delta-rs
+    does not name the file. Skips entries that a checkpoint covers, since no reader needs them."""
     files = LogFiles(storage)
     try:
         damaged, is_complete = files.damaged_checkpoint()
@@ -155,7 +158,7 @@ class TableLog:
     Args:
         storage: the table's folder.
         mark: the name of the sink's mark.
-        name: the table, for messages.
+        name: the table's name in messages.
     """
 
     def __init__(self, storage: Storage, mark: str, name: str) -> None:
@@ -168,20 +171,21 @@ class TableLog:
         self._kept: deque[Snapshot] = deque(maxlen=1)  # pop() gives one thread exclusive use
 
     def look(self, what: str, is_decided: bool = False) -> Snapshot:
-        """Look at the newest version, and at the sink's mark in it. Raises like ``load``."""
+        """Return the newest version of the table, with the sink's mark. Raises like ``load``."""
         with outcomes.looking(self._storage, what, is_decided):
             if (kept := self._caught_up(what, is_decided)) is not None:
                 return kept
             found = self._loaded(what, is_decided)
-            if found.entry is None:  # perhaps the table was restored from a copy while it was loaded
+            if found.entry is None:  # the table may have been restored from a copy during the load
                 found = self._loaded(what, is_decided)
             return found
 
     def _caught_up(self, what: str, is_decided: bool) -> Snapshot | None:
-        """Return the newest version, read from the kept one on; None if none is kept, or only delta-rs can read it.
+        """Return the newest version by reading only the entries after the cached one; None if nothing is cached, or
+        only delta-rs can read the table.
 
-        Upholds: a look never shows entries that are not in the log any more. The table may be restored from a copy at
-        any moment, so the kept entry is compared after the newer ones were read.
+        Upholds: a look never returns entries that are no longer in the log. The table may be restored from a copy at
+        any moment, so the cached entry is compared after reading the newer ones.
         """
         try:
             found = kept = self._kept.pop()
@@ -211,12 +215,12 @@ class TableLog:
         version = table.version()
         data = self._files.entry(version)
         entry = self._parsed(version, data or b"", what, is_decided)
-        own = entry.marks.get(self._mark)  # then no older entry counts
+        own = entry.marks.get(self._mark)  # if it has one, older entries do not matter
         mark = table.transaction_version(self._mark) if own is None else own
         return Snapshot(TableView.of(table), mark, data, entry.adds_files)
 
     def _keep(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot, which the caller no longer uses, for the next look."""
+        """Cache a snapshot for the next look. The caller must no longer use it."""
         if snapshot.adds_files:
             self._kept.append(snapshot)
 
@@ -224,11 +228,11 @@ class TableLog:
         return outcomes.Failure.of(error, self._storage)
 
     def seal(self, committables: Sequence[Committable], batch_id: int) -> list[Committable]:
-        """Return the transactions with the table's id and mark, if the batch could be committed now.
+        """Return the transactions with the table's id and mark added, if the batch could be committed now.
 
         Raises:
-            LogMismatch: the table has the batch already; or it has lost one that this process has committed.
-            RoundAborted: it could not.
+            LogMismatch: the table already has the batch, or has lost a batch of which there is a receipt.
+            RoundAborted: it could not be committed.
         """
         what = f"batch {batch_id} of {self._name}"
         snapshot = self.look(what)
@@ -252,20 +256,21 @@ class TableLog:
         return [without_note(each, facts) for each in committables]
 
     def opened(self, last: int | None) -> TableView:
-        """Return the table as it is at a start. ``last``: the last batch that the commit log has as committed to it.
+        """Return the table at the start of a query. ``last`` is the last batch that the commit log records as committed
+        to it.
 
-        Upholds: no batch follows one that is gone, as in a table whose whole folder was restored while the query was
-        stopped. Without a receipt, it may be another table than that of the log's batches, or an operator has settled
-        it: the commit log knows the sink's name alone.
+        Upholds: no batch follows a lost one, for example after the table's folder was restored while the query was
+        stopped. A table without a receipt passes: it may not be the table of the log's batches, since the commit log
+        knows only the sink's name, or an operator may have resolved the loss.
 
         Raises:
-            LogMismatch: the table does not have ``last``. Raises otherwise like ``load``.
+            LogMismatch: the table does not have ``last``. Otherwise raises like ``load``.
         """
         what = f"a look at {self._name}"
         snapshot = self.look(what)
         if last is not None and snapshot.newest < last:
             with outcomes.looking(self._storage, what, is_decided=False), contextlib.suppress(ValueError):
-                receipt = self._receipts.newest()  # the seal reports a damaged one
+                receipt = self._receipts.newest()  # ``seal`` reports a damaged receipt
                 if receipt is not None and receipt.table == snapshot.view.id:
                     self._receipts.forget()
                     raise outcomes.batches_lost(self._name, last, snapshot.mark, self._receipts.place)
@@ -273,7 +278,8 @@ class TableLog:
         return snapshot.view
 
     def _require_committed(self, snapshot: Snapshot, what: str) -> None:
-        """Upholds: no batch follows a gap. Left alone, a mark only grows and no entry is replaced."""
+        """Upholds: no batch follows a gap. Unless someone interferes, a mark only grows and entries are never
+        replaced."""
         place = self._receipts.place
         with outcomes.looking(self._storage, what, is_decided=False):
             try:
@@ -284,24 +290,25 @@ class TableLog:
                 return
             is_there = snapshot.newest >= receipt.batch and self._is_unchanged(snapshot, receipt.version, receipt.entry)
         if not is_there:
-            self._receipts.forget()  # an operator removes it, and may start the query again in this process
+            self._receipts.forget()  # an operator will remove the receipt, and may restart the query in this process
             raise outcomes.batch_gone(what, receipt, snapshot.mark, place)
 
     def _is_unchanged(self, snapshot: Snapshot, version: int, entry: str) -> bool:
-        """Whether an entry is the one with this digest. One that was cleaned up is: it is behind a checkpoint."""
+        """Return whether an entry has this digest. An entry that was cleaned up counts as unchanged, since a checkpoint
+        covers it."""
         before, data = snapshot.before or (-1, None)
         if version != before:
             data = self._files.entry(version)
         return data is None or digest(data) == entry
 
     def commit(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Put the batch into the table's log, if it is not there.
+        """Put the batch into the table's log, unless it is already there.
 
         Raises:
-            Retriable: no answer, or other writers were faster each time.
+            Retriable: the store did not respond, or other writers were faster each time.
             TransactionLost: files are gone, and nothing is visible.
-            OutcomeUnknown: the table was replaced, or restored to a time before.
-            OperatorRequired: the table was changed, or a right is missing.
+            OutcomeUnknown: the table was replaced, or restored to an earlier state.
+            OperatorRequired: the table was changed, or a permission is missing.
         """
         records = sum(each.records or 0 for each in committables)
         what = f"batch {batch_id} ({records} records) of {self._name}"
@@ -318,7 +325,7 @@ class TableLog:
             found = self._prepared.notes(committables)
             gone = found if isinstance(found, list) else self._prepared.gone(found)
             if gone:
-                # Another coordinator may have committed the batch since our look, and removed its notes.
+                # Another coordinator may have committed the batch since the last look, and removed its notes.
                 if self._has(self.look(what, is_decided=True), batch_id, sealed, what):
                     continue
                 raise outcomes.files_gone(what, gone)
@@ -328,7 +335,8 @@ class TableLog:
             try:
                 self._put(snapshot, batch_id, found)
             except (FileExistsError, FileNotFoundError):
-                # Another writer was faster, or a lost answer was ours, or the folder is gone: the next look shows it.
+                # Another writer was faster, or our entry landed and its response was lost, or the folder is gone. The
+                # next look shows which.
                 failure = None
             except OSError as error:
                 failure = self._failure(error)
@@ -338,11 +346,12 @@ class TableLog:
         raise Retriable(f"{what} is decided and not committed yet: other writers were faster, {ATTEMPTS} times")
 
     def _has(self, snapshot: Snapshot, batch_id: int, sealed: Sealed, what: str) -> bool:
-        """Whether the table has the batch: by its mark, or by an entry since the seal if it has none, as it may have
-        forgotten it.
+        """Return whether the table has the batch. Without a mark, which the table may have forgotten, the entries since
+        the seal decide.
 
         Raises:
-            OutcomeUnknown: it has no mark, and such an entry is gone; or it has one, and is not the table of the seal.
+            OutcomeUnknown: the table has no mark, and one of these entries is gone; or it has the batch's mark, but may
+                not be the table for which the batch was sealed.
         """
         if snapshot.view.id != sealed.table:
             if snapshot.has(batch_id):
@@ -351,7 +360,7 @@ class TableLog:
             return False
         if snapshot.mark is not None:
             return snapshot.has(batch_id)
-        # From the newest one on: an entry that a slow driver put behind a checkpoint follows a gap, and is not read.
+        # Newest first. An entry that a slow driver has put behind a checkpoint follows a gap, and is not reached.
         for version in range(snapshot.view.version, sealed.version, -1):
             entry = self._entry(version, what)
             if entry is None:
@@ -361,8 +370,8 @@ class TableLog:
         return False
 
     def _require_entry_of(self, sealed: Sealed, found: str, what: str) -> None:
-        """Upholds: a batch counts as committed only in the log of its seal. CREATE OR REPLACE keeps the log, and gives
-        the table another id."""
+        """Upholds: a batch counts as committed only in the log for which it was sealed. CREATE OR REPLACE keeps the log
+        but changes the table's id."""
         with self._asking():
             data = self._files.entry(sealed.version)
         if data is None or sealed.entry is None:
@@ -379,19 +388,20 @@ class TableLog:
         return outcomes.looking(self._storage, f"the log of {self._name}", is_decided=True)
 
     def _require_same(self, snapshot: Snapshot, sealed: Sealed, what: str) -> None:
-        """Upholds: a batch goes into the table for which it was decided, and once. A mark only grows by itself."""
+        """Upholds: a batch goes only into the table for which it was decided, and only once. Unless someone interferes,
+        a mark only grows."""
         if sealed.table != snapshot.view.id:
             raise outcomes.another_table(what, sealed.table, snapshot.view.id)
         if snapshot.newest < sealed.follows:
-            if why := snapshot.view.obstacle():  # perhaps that it forgets marks
+            if why := snapshot.view.obstacle():  # for example, the table forgets marks
                 raise outcomes.table_changed(what, why)
             raise outcomes.mark_fell_back(what, sealed.follows, snapshot.mark)
 
     def _put(self, snapshot: Snapshot, batch_id: int, notes: Mapping[str, Note]) -> None:
-        """Put one entry after the version of ``snapshot``, or none. Raises like ``LogFiles.put``.
+        """Put an entry directly after the version of ``snapshot``, or nothing. Raises like ``LogFiles.put``.
 
-        Upholds: a table that takes the place of this one meanwhile gets no entry that follows a gap. No reader would
-        read it any more.
+        Upholds: a table that replaces this one meanwhile gets no entry that follows a gap, which would make it
+        unreadable.
         """
         files, version = [file for note in notes.values() for file in note.files], snapshot.view.version
         key = next((note.key for note in notes.values() if note.key), ())
@@ -405,8 +415,8 @@ class TableLog:
         """Return the actions that delete the rows of the batch's keys from the files of exactly this version.
 
         Raises:
-            FileExistsError: the log has a newer version, whose writer may have removed what is searched.
-            ValueError: what is searched is gone or can't be read. Errors of the store pass through.
+            FileExistsError: the log has a newer version, whose writer may have removed searched files.
+            ValueError: a searched file is gone or can't be read. Errors of the store pass through.
         """
         paths = [file.path for note in notes.values() for file in (*note.files, *note.deletes)]
         columns = pa.schema([view.schema.field(name).with_nullable(True) for name in key])
@@ -419,11 +429,11 @@ class TableLog:
             raise
 
     def _settle(self, snapshot: Snapshot, sealed: Sealed, batch_id: int, committables: Sequence[Committable]) -> None:
-        """The table has the batch: make that survive a power cut, then let go of what its recovery would need."""
+        """Make a committed batch survive a power cut, then remove the notes that its recovery would need."""
         receipt = self._receipt(snapshot, sealed, batch_id)
         try:
             self._files.sync(snapshot.view.version, 0 if receipt is None else receipt.version)
-        except NotSynced as error:  # the kernel reports it only once, so this process can't make up for it
+        except NotSynced as error:  # the kernel reports this only once, so this process can't repair it
             raise outcomes.not_synced(f"batch {batch_id} of {self._name}", str(error)) from None
         except OSError as error:
             raise Retriable(
@@ -432,7 +442,7 @@ class TableLog:
         if receipt is not None and receipt.batch == snapshot.newest:  # else a newer coordinator has written a newer one
             try:
                 self._receipts.write(receipt)
-            except OSError as error:  # the one before holds, too
+            except OSError as error:  # the previous receipt is still valid
                 logger.warning("no receipt of batch %d of %s: %s", batch_id, self._name, self._failure(error).text)
         try:
             self._prepared.settle(committables)
@@ -442,24 +452,26 @@ class TableLog:
         self._maintain(snapshot.view)
 
     def _receipt(self, snapshot: Snapshot, sealed: Sealed, batch_id: int) -> Receipt | None:
-        """Return where the batch is in the log; None if its entry was cleaned up."""
+        """Return a receipt of the batch's entry in the log; None if the entry was cleaned up."""
         newest = snapshot.view.version
-        # The newest, then the oldest first: after a crash, others may have written thousands that followed the batch's.
+        # The newest entry, then from the oldest: after a crash, other writers may have added thousands after the
+        # batch's.
         for version in (newest, *range(sealed.version + 1, newest)):
             with self._asking():
                 data = snapshot.entry if version == newest else self._files.entry(version)
             if data is None:
                 break
-            with contextlib.suppress(ValueError):  # a damaged one behind a checkpoint
+            with contextlib.suppress(ValueError):  # a damaged entry behind a checkpoint
                 if Entry.of(data).marks.get(self._mark) == batch_id:
                     return Receipt(snapshot.view.id, batch_id, version, digest(data))
         return None
 
     def _maintain(self, view: TableView) -> None:
-        """Write a checkpoint when one is due, as each writer of a table does, and remove expired entries behind it."""
+        """Write a checkpoint when one is due, as every writer of a table should, and remove expired entries behind
+        it."""
         try:
             interval = int(view.configuration.get("delta.checkpointInterval", CHECKPOINT_INTERVAL))
-            # Not at the versions that are multiples of it: other writers may take all of these.
+            # Not only at multiples of the interval: other writers may take all of those versions.
             if view.version - self._files.last_checkpoint() < interval:
                 return
             table = load(self._storage, "a checkpoint")
@@ -469,7 +481,7 @@ class TableLog:
                 return
             if CHECKPOINT_PROTECTION in view.features:
                 return
-            if self._files.has_part_of_a_checkpoint():  # delta-rs would take it for whole
+            if self._files.has_part_of_a_checkpoint():  # delta-rs would treat it as complete
                 logger.warning("entries of %s do not expire: a checkpoint lacks parts. Remove it.", self._name)
             else:
                 table.cleanup_metadata()
@@ -478,7 +490,7 @@ class TableLog:
 
 
 def _unfit(notes: Iterable[Note], view: TableView) -> str | None:
-    """Return why the table does not take the files of ``notes``; None if it does."""
+    """Return why the table can't accept the files of ``notes``; None if it can."""
     notes = [*notes]
     if obstacle := view.obstacle() or (changes.obstacle(view) if any(note.key for note in notes) else None):
         return obstacle

@@ -1,4 +1,4 @@
-"""Entries of a table's log, as Delta's protocol has them: that of one batch, and those of others. Makes no request."""
+"""Builds the log entry of a batch, and parses entries of any writer, by Delta's protocol. No I/O."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def entry_of(
     key: Sequence[str] = (),
     changes: Iterable[Mapping[str, Any]] = (),
 ) -> bytes:
-    """Return an entry that adds ``files``, and marks the batch as committed.
+    """Return an entry that adds ``files`` and marks the batch as committed.
 
     Args:
-        files: those of the batch's records.
+        files: the files with the batch's records.
         partition_by: the table's partition columns.
         mark: the name of the sink's mark.
-        batch_id: the batch.
+        batch_id: the batch's id.
         key: the columns by which records replace others; empty for an append.
         changes: the actions that delete the rows of the batch's keys.
     """
-    # The time decides nothing here. Should the table forget marks one day, Spark forgets those without at once.
+    # twopc does not use the time. But should the table ever expire marks, Spark expires those without a time at once.
     now_ms = int(time.time() * 1000)
     append = {"mode": "Append", "partitionBy": json.dumps([*partition_by])}
     info = {
         "timestamp": now_ms,
         "operation": "MERGE" if key else "WRITE",
         "operationParameters": {"predicate": json.dumps([*key])} if key else append,
-        "isBlindAppend": not key,  # other writers need not compare an append with what they have read
+        "isBlindAppend": not key,  # other writers need not check an append against what they have read
         "engineInfo": "twopc-delta",
     }
     txn = {"appId": mark, "version": batch_id, "lastUpdated": now_ms}
@@ -50,8 +50,8 @@ def entry_of(
 
 
 _SAFE_IN_PATHS = "/=+:,@!~&'$();"
-"""delta-rs spells paths anew where it removes a file, with these as they are, and then compares the spelling. A file
-that was added with another one stays in the table."""
+"""Characters that delta-rs does not encode in the paths of files that it removes. Paths are compared as encoded, so a
+file that was added with another encoding would stay in the table."""
 
 
 def _added(file: AddedFile) -> dict[str, object]:
@@ -67,15 +67,15 @@ def _added(file: AddedFile) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of a log, of whichever writer, as far as the sink needs it.
+    """The facts that the sink needs from an entry of any writer.
 
     Attributes:
-        changes_table: whether it has more than files and marks: another schema, property or feature.
-        adds_files: whether it adds any. Then no other table has such an entry, as names are never used twice.
+        changes_table: whether it changes the table's schema, properties or features.
+        adds_files: whether it adds files. If so, no other table has the same entry, since file names are unique.
         changes_rows: whether it removes or replaces rows.
         marks: application → version.
-        operation: what its writer has named it; empty if it has not.
-        engine: the writer; empty if it has not named itself.
+        operation: the operation named by its writer; empty if it named none.
+        engine: the name of its writer; empty if it gave none.
     """
 
     changes_table: bool
@@ -87,10 +87,10 @@ class Entry:
 
     @classmethod
     def of(cls, data: bytes) -> Entry:
-        """Parse an entry. Unknown actions are left out, as Delta's protocol asks.
+        """Parse an entry. Skips unknown actions, as Delta's protocol requires.
 
         Raises:
-            ValueError: it is torn, or none that a reader takes.
+            ValueError: the entry is torn, or invalid to readers.
         """
         names, marks, info, changes_rows = set[str](), dict[str, int](), dict[str, Any](), False
         for number, line in enumerate(data.splitlines(), 1):
@@ -103,7 +103,7 @@ class Entry:
                     marks.setdefault(str(txn["appId"]), int(txn["version"]))
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"line {number} has {len(line)} bytes and is no action: {error!r}") from None
-            if isinstance(given := action.get("commitInfo"), dict):  # readers take any value
+            if isinstance(given := action.get("commitInfo"), dict):  # readers accept any value
                 info = given
             if isinstance(given := action.get("remove"), dict):
                 changes_rows |= bool(given.get("dataChange"))

@@ -1,4 +1,4 @@
-"""The files of a table's log: entries, each created only where there is none, and checkpoints."""
+"""The files of a table's log: entries, which are created by put-if-absent, and checkpoints."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ _SIDECARS = "_sidecars"
 _ENTRY = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.")
 _NO_VERSION = ":"
-"""Comes after all names that begin with a digit. Behind it are folders that readers of the log don't list."""
+"""Sorts after all names that begin with a digit. Names after it belong to folders that readers of the log don't
+list."""
 
 _PART = re.compile(r"([0-9]{20})\.checkpoint\.[0-9]{10}\.([0-9]{10})\.parquet")
-"""A checkpoint of several parts: its version, the number of this part, and how many there are."""
+"""A part of a checkpoint: the version, and the number of parts."""
 
 
 class LogFiles:
@@ -38,7 +39,7 @@ class LogFiles:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._folder = Path(storage.path) / _LOG  # on a disk
+        self._folder = Path(storage.path) / _LOG  # used on a disk only
         self._on_disk = LocalFolder(self._folder)
 
     @functools.cached_property
@@ -46,20 +47,20 @@ class LogFiles:
         return ObjectFolder(self._storage.filesystem, f"{self._storage.path}/{_LOG}")
 
     def entry(self, version: int) -> bytes | None:
-        """Return an entry; None where there is none."""
+        """Return an entry; None if it does not exist."""
         return self._read(_entry_name(version))
 
     def has(self, version: int) -> bool:
-        """Return whether there is such an entry."""
+        """Return whether the entry exists."""
         return self._storage.size_bytes(f"{_LOG}/{_entry_name(version)}") is not None
 
     def put(self, version: int, data: bytes) -> None:
-        """Create an entry, durable and whole or not at all.
+        """Create an entry durably and atomically.
 
         Raises:
-            FileExistsError: the log has an entry of this version. It may be this one, where the client has repeated a
-                request.
-            OSError: any other is an unknown outcome.
+            FileExistsError: the log has an entry of this version. It may be this very entry, if the client has repeated
+                a request.
+            OSError: the outcome is unknown.
         """
         with self._storage.meaning():
             if self._storage.is_local:
@@ -68,7 +69,7 @@ class LogFiles:
                 self._at_store.put_if_absent(_entry_name(version), data)
 
     def try_put(self) -> None:
-        """Make sure that entries can be put, by a hidden name that readers of the log don't look at. Remove what killed
+        """Check that entries can be put, with a hidden name that readers of the log ignore. Remove files that killed
         writers have left. Raises like ``LocalFolder.try_put_if_absent``."""
         with self._storage.meaning():
             folder = self._on_disk if self._storage.is_local else self._at_store
@@ -78,10 +79,10 @@ class LogFiles:
                 self._try_listing()
 
     def _try_listing(self) -> None:
-        """Make sure that the store lists names in order, from a given one on.
+        """Check that the store lists names in order, starting after a given one.
 
         Raises:
-            Unusable: it does not, so newer entries would not be found.
+            Unusable: it does not, so the sink would miss newer entries.
         """
         tag = uuid.uuid4().hex
         probes = [f".{tag}.{number}.probe" for number in range(6)]
@@ -97,7 +98,8 @@ class LogFiles:
             self._storage.remove_all([f"{_LOG}/{name}" for name in probes])
 
     def _put_on_disk(self, version: int, data: bytes) -> None:
-        """Write an entry aside, in the same folder: there may be a mount between this and all others."""
+        """Write an entry under a temporary name and move it into place. In the same folder, since any other may be on
+        another mount."""
         aside = self._folder / f".{uuid.uuid4().hex}.aside"
         try:
             with aside.open("xb") as file:
@@ -110,7 +112,7 @@ class LogFiles:
         self._on_disk.sync(_LOG)
 
     def withdraw(self, version: int, data: bytes) -> None:
-        """Remove an entry that was just put and has no predecessor. Keep it if a checkpoint covers the entries before
+        """Remove an entry that was just put and has no predecessor, unless a checkpoint covers the entries before
         it."""
         names = self._names()
         if _entry_name(version - 1) in names or max(map(_of_checkpoint, names), default=-1) >= version - 1:
@@ -119,8 +121,8 @@ class LogFiles:
             self._storage.remove(f"{_LOG}/{_entry_name(version)}")
 
     def newest_after(self, version: int) -> int | None:
-        """Return the newest version of the log if it has every entry from ``version`` on; None if it lacks one, such as
-        behind a checkpoint, or has too many to tell."""
+        """Return the newest version of the log if it has every entry after ``version``. None if one is missing, for
+        example behind a checkpoint, or if one listing does not return all."""
         names = self._names_after(_entry_name(version))
         if names is None:
             return None
@@ -130,8 +132,8 @@ class LogFiles:
         return newest if is_whole else None
 
     def _names_after(self, name: str) -> list[str] | None:
-        """Return the names in the log that come after ``name`` and begin with a digit; None if they are too many for
-        one answer of a store."""
+        """Return the names in the log that sort after ``name`` and begin with a digit; None if the store does not
+        return all of them in one listing."""
         if self._storage.is_local:
             return [each for each in os.listdir(self._folder) if name < each < _NO_VERSION]  # noqa: PTH208
         names, is_truncated = self._listed_after(name)
@@ -140,21 +142,23 @@ class LogFiles:
         return [each for each in names if name < each < _NO_VERSION]
 
     def _listed_after(self, name: str, limit: int = 1000) -> tuple[list[str], bool]:
-        """Return what a store lists of the log by one request, from behind ``name`` on, and whether there is more."""
+        """Return the names in the log after ``name`` that one listing of the store returns, and whether there are
+        more."""
         store, folder = self._storage.store, f"{self._storage.path}/{_LOG}"
         assert store is not None
         with self._storage.meaning():
             return store.listed(self._storage.filesystem, folder, name, limit)
 
     def last_checkpoint(self) -> int:
-        """Return the version of the newest checkpoint, as the writer of it has noted; 0 if none has."""
+        """Return the version of the newest checkpoint, as recorded in ``_last_checkpoint``; 0 if there is no valid
+        record."""
         try:
             return int(orjson.loads(self._read(_LAST_CHECKPOINT) or b"")["version"])
         except (ValueError, KeyError, TypeError):
             return 0
 
     def has_part_of_a_checkpoint(self) -> bool:
-        """Return whether a checkpoint of several parts lacks some, as its writer was killed."""
+        """Return whether a checkpoint lacks parts because its writer was killed."""
         return bool(_torn_checkpoints(self._names()))
 
     def _names(self) -> list[str]:
@@ -173,26 +177,26 @@ class LogFiles:
                 return None
 
     def after_checkpoint(self) -> tuple[list[int], int]:
-        """Return the versions that readers take from entries, the newest first, and the version of the newest whole
-        checkpoint, after which they begin; -1 if there is none."""
+        """Return the versions after the newest complete checkpoint, newest first, and the version of that checkpoint;
+        -1 if there is none."""
         return _after_checkpoint(self._names())
 
     def added_by_checkpoint(self, version: int) -> Iterator[dict[str, Any]]:
-        """Yield what a checkpoint has of each file of the table: its ``add``.
+        """Yield the ``add`` action of each file of the table in a checkpoint.
 
         Raises:
-            ValueError: a file of the checkpoint is gone or can't be read.
+            ValueError: a file of the checkpoint is missing or can't be read.
         """
         names = [name for name in self._names() if _of_checkpoint(name) == version]
         by_uuid = [name for name in names if not _PART.fullmatch(name) and not name.endswith(".checkpoint.parquet")]
-        for name in by_uuid[:1] or names:  # each of several stands for the whole table
+        for name in by_uuid[:1] or names:  # each checkpoint named by a UUID covers the whole table
             added, others = self._added(name)
             yield from added
             for other in others:
                 yield from self._added(f"{_SIDECARS}/{other}")[0]
 
     def _added(self, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-        """Return the files in one file of a checkpoint, and the names of its sidecars."""
+        """Return the ``add`` actions in one file of a checkpoint, and the names of its sidecars."""
         if (data := self._read(name)) is None:
             raise ValueError(f"its log lacks {name}")
         if name.endswith(".json"):
@@ -205,8 +209,8 @@ class LogFiles:
         return added, [row["sidecar"]["path"] for row in rows if row.get("sidecar")]
 
     def damaged_checkpoint(self) -> tuple[dict[str, str], bool]:
-        """Return the files of the newest checkpoint that can't be read, and the note of the newest checkpoint if it
-        names one that is not there, each with the reason; and whether readers get on without these files."""
+        """Return the unreadable files of the newest checkpoint, each with the reason, and whether the log is complete
+        without them. ``_last_checkpoint`` is among them if it names a version without a readable checkpoint."""
         names = self._names()
         _, newest = _after_checkpoint(names)
         files = [name for name in names if _of_checkpoint(name) == newest >= 0]
@@ -220,8 +224,8 @@ class LogFiles:
         return damaged, len(versions) == max(versions, default=checkpoint) - checkpoint
 
     def _why_unreadable(self, name: str) -> str | None:
-        """Return why a file of a checkpoint can't be read; None if it can. Of Parquet only the footer is read, which
-        describes all of the file: a checkpoint has as many rows as the table has files."""
+        """Return why a file of a checkpoint can't be read; None if it can. Reads only the footer of a Parquet file,
+        since a checkpoint has as many rows as the table has files."""
         try:
             if name.endswith(".json"):
                 Entry.of(self._read(name) or b"")
@@ -235,26 +239,26 @@ class LogFiles:
             return None  # removed since
         except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
             if isinstance(error, OSError) and (type(error) is not OSError or error.errno is not None):
-                raise  # the store's, and not Arrow's
+                raise  # an error of the store, not of Arrow
             return " ".join(str(error).split()) or "it is empty"
         return None
 
     def sync(self, newest: int, oldest: int) -> None:
-        """Make the entries survive a power cut, from ``newest`` down to ``oldest``. Other writers put them on a disk
-        without a sync. Once a sync of the folder has failed, it fails as long as this object lives: a kernel reports
-        names that did not reach the disk only once."""
+        """Make the entries from ``newest`` down to ``oldest`` survive a power cut, since other writers do not sync
+        theirs. After a sync of the folder has failed, all further ones on this object fail: the kernel reports names
+        that did not reach the disk only once."""
         if not self._storage.is_local:
             return
         for version in range(newest, oldest - 1, -1):
             try:
                 with (self._folder / _entry_name(version)).open("rb") as entry:
                     os.fsync(entry.fileno())
-            except FileNotFoundError:  # older ones were cleaned up, behind a checkpoint
+            except FileNotFoundError:  # older entries were cleaned up behind a checkpoint
                 break
         self._on_disk.sync(_LOG)
 
     def sync_checkpoint(self, version: int) -> None:
-        """Make a checkpoint survive a power cut, before entries that it stands for are removed."""
+        """Make a checkpoint survive a power cut, before the entries that it covers are removed."""
         if not self._storage.is_local:
             return
         log = self._folder
@@ -271,12 +275,12 @@ def _after_checkpoint(names: Iterable[str]) -> tuple[list[int], int]:
 
 
 def _versions(names: Iterable[str]) -> list[int]:
-    """Return the versions of the entries among names."""
+    """Return the versions of the entries among ``names``."""
     return [int(found[1]) for found in map(_ENTRY.fullmatch, names) if found]
 
 
 def _of_checkpoint(name: str) -> int:
-    """Return the version of the checkpoint that a file belongs to; -1 for any other file."""
+    """Return the version of a checkpoint's file; -1 for any other file."""
     found = _CHECKPOINT.match(name)
     return int(found[1]) if found else -1
 

@@ -1,8 +1,8 @@
-"""Recovery notes: one small file per open transaction, beside the data. It names the transaction's files.
+"""Recovery notes: a small file per open transaction, beside the data, that names the transaction's files.
 
-A task writes the note before each new file, and a last time when it pre-commits: then with all that the commit needs.
-The committable has the note's length and digest. The note goes away when the batch is in the table's log, or with the
-transaction's files when it is rolled back. A transaction whose note is gone is ended.
+A task writes the note before each new file. When it pre-commits, it writes the note one last time, with everything that
+the commit needs. The committable has the note's digest. The note is removed once the batch is in the table's log, or
+together with the transaction's files when the transaction is rolled back. A transaction without a note has ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class AddedFile:
     """A file of a transaction, as the log records it.
 
     Attributes:
-        path: below the table's folder.
-        size_bytes: its length.
-        partition_values: column → value, as in the log.
-        modified_ms: since 1970.
-        stats: as JSON.
+        path: relative to the table's folder.
+        size_bytes: its size.
+        partition_values: column → value, encoded as in the log.
+        modified_ms: when it was finished, since 1970.
+        stats: its statistics, as JSON.
     """
 
     path: str
@@ -47,14 +47,14 @@ class Note:
     """The files and the table of one transaction.
 
     Attributes:
-        paths: of its files, until it is pre-committed, those that are not finished included.
-        table_id: the table for which it wrote.
+        paths: the paths of its files, including unfinished ones; empty once it is pre-committed.
+        table_id: the id of the table for which it wrote.
         columns: name → type of each column that it wrote.
-        required: the columns that were NOT NULL, as ``TableView`` has them.
+        required: the columns that were NOT NULL, as in ``TableView.required``.
         partition_by: the table's partition columns.
-        files: empty as long as it is not pre-committed.
+        files: the files to add; empty until it is pre-committed.
         key: the columns by which its records replace others; empty if it appends.
-        deletes: files with the keys of its deletes, which the table never has.
+        deletes: files with the keys of its deletes, which never become part of the table.
     """
 
     paths: Sequence[str]
@@ -75,14 +75,14 @@ class Note:
         try:
             value: dict[str, Any] = orjson.loads(data)
             files = [AddedFile(**file) for file in value["files"]]
-            deletes = [AddedFile(**file) for file in value.get("deletes", ())]  # an older release has none
+            deletes = [AddedFile(**file) for file in value.get("deletes", ())]  # notes of older releases have none
             return cls(**{**value, "files": files, "deletes": deletes})
         except (KeyError, TypeError) as error:
             raise ValueError(repr(error)) from None
 
 
 def digest(data: bytes) -> str:
-    """Return a digest that tells apart notes of the same length, and entries of a log."""
+    """Return a digest by which notes, or entries of a log, are compared."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
@@ -90,7 +90,7 @@ def replace_durably(folder: LocalFolder | ObjectFolder, name: str, data: bytes) 
     """Create or replace a file in the folder of notes; create the folder if missing."""
     try:
         _replace(folder, name, data)
-    except FileNotFoundError:  # a query that starts had made the folder for a trial, and removed it again
+    except FileNotFoundError:  # a starting query has created the folder for a trial, and removed it again
         _replace(folder, name, data)
 
 
@@ -102,42 +102,42 @@ def _replace(folder: LocalFolder | ObjectFolder, name: str, data: bytes) -> None
 
 
 class Notes:
-    """The notes beside one table."""
+    """The notes of one table."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
 
     @functools.cached_property
     def _folder(self) -> LocalFolder | ObjectFolder:
-        return self._storage.notes()  # made where its errors are awaited: a client may fetch credentials
+        return self._storage.notes()  # created lazily, where its errors are handled: a client may fetch credentials
 
     def place(self, transaction_id: str) -> str:
-        """Return where the note of a transaction is."""
+        """Return the location of a transaction's note."""
         return f"{self._storage.url}/{NOTES}/{transaction_id}{_ENDING}"
 
     def write(self, transaction_id: str, note: Note) -> bytes:
-        """Create or replace the note of a transaction, durably, and return its content."""
+        """Durably create or replace the note of a transaction, and return its content."""
         data = note.to_bytes()
         with self._storage.meaning():
             replace_durably(self._folder, transaction_id + _ENDING, data)
         return data
 
     def read(self, transaction_id: str) -> bytes | None:
-        """Return the content of a note, or None if there is none."""
+        """Return the content of a note; None if there is none."""
         return self._storage.content(self._folder, transaction_id + _ENDING)
 
     def remove(self, *transaction_ids: str) -> None:
-        """Remove notes, or do nothing where there are none."""
+        """Remove notes, ignoring missing ones."""
         self._storage.remove_all([f"{NOTES}/{each}{_ENDING}" for each in transaction_ids])
 
     def transaction_ids(self) -> list[str]:
-        """Return the transactions of all queries' notes."""
+        """Return the ids of all transactions that have a note, of any query."""
         with self._storage.meaning():
             return [name.removesuffix(_ENDING) for name in self._names() if name.endswith(_ENDING)]
 
     def _names(self) -> list[str]:
         if isinstance(self._folder, LocalFolder):
             return self._folder.names()
-        # By its prefix: where a folder has no object, s3fs lists the folder above, with all files of the table.
+        # By prefix: for a folder without objects, s3fs would list the parent folder, with all files of the table.
         found = self._storage.filesystem.find(self._storage.path, prefix=f"{NOTES}/")
         return [path.rpartition("/")[2] for path in found]

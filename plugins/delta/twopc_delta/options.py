@@ -1,4 +1,4 @@
-"""The options of the Delta sink: named, checked and given their defaults here and nowhere else."""
+"""The options of the Delta sink, with their checks and defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OPTIONS = (
         "target_file_bytes",
         whole_number(least=1, values="bytes"),
         "a task begins a new file when one has reached this size",
-        # Delta's own writers aim between 128 MiB and 1 GiB. Smaller ones cost less when a task fails.
+        # Delta's own writers aim for 128 MiB to 1 GiB. Smaller files cost less when a task fails.
         default=128 * 1024 * 1024,
     ),
     UPSERT_BY,
@@ -49,7 +49,7 @@ _REFUSED = {
     "txnAppId": "the sink has a mark of its own in the table for each query and sink",
     "txnVersion": "the sink has a mark of its own in the table for each query and sink",
 }
-"""Options of Spark's Delta writer that this sink does not have → why."""
+"""Options of Spark's Delta writer that this sink does not support → why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class DeltaOptions:
     """The options, checked.
 
     Attributes:
-        storage: where the table is, and how its files are reached. Its repr shows no credentials.
-        merge_schema: add columns that the table lacks.
-        target_file_bytes: a task begins a new file when one has reached this size.
+        storage: the table's folder, and how to access it. Its repr shows no credentials.
+        merge_schema: whether to add columns that the table lacks.
+        target_file_bytes: the size at which a task begins a new file.
         upsert_by: the columns by which a record replaces a row; empty if records are only added.
     """
 

@@ -1,4 +1,4 @@
-"""The meaning of delta-rs's errors, and of what a table shows of a decided batch. It makes no request."""
+"""What delta-rs's errors mean, and what a table's state means for a decided batch. No I/O."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAILURES = (DeltaError, OSError)
 """Errors from delta-rs and from access to a table's files."""
 
 _COLORS = re.compile(r"\x1b\[[0-9;]*m|↳|(?<=\s)0: <unknown>.*", re.DOTALL)
-"""delta-rs's marks for a terminal, and its call stack."""
+"""delta-rs's terminal formatting and call stack."""
 
 _REFUSED = re.compile(
     r"permission ?denied|access ?denied|forbidden|\b403\b|read-only file system|invalidaccesskeyid"
@@ -36,13 +36,13 @@ _REFUSED = re.compile(
     r"|lacked valid|invalidtoken|tokenrefreshrequired|authorizationheadermalformed",
     re.IGNORECASE,
 )
-"""delta-rs reports these by text alone. xadminusernotfound: versitygw knows no such key."""
+"""delta-rs reports these refusals only as text. xadminusernotfound: versitygw does not know the key."""
 
 _UNREADABLE = re.compile(
     r"invalid protocol action|schema error|json error|not supported|unsupported|unknown .*feature",
     re.IGNORECASE,
 )
-"""delta-rs can't read the table, and never will. It reports some of these as failures of the store."""
+"""delta-rs will never be able to read the table. It reports some of these errors as failures of the store."""
 
 _NO_ANSWER = re.compile(
     r"timed? ?out|timeout|connect|connection|broken pipe|dns error|incomplete|disconnected|end of file before"
@@ -50,16 +50,17 @@ _NO_ANSWER = re.compile(
     r"|nosuchupload|invalidpart\b",
     re.IGNORECASE,
 )
-"""Reports of delta-rs and S3's client about a store that does not answer, or is busy, or has lost the parts of an
-upload: the next attempt begins another one."""
+"""Error texts of delta-rs and S3's client for a store that does not respond, is busy, or has lost the parts of an
+upload. The next attempt begins a new upload."""
 
 _NO_CONNECTION = re.compile(r"timed? ?out|connection (refused|reset|closed)|broken pipe|dns error", re.IGNORECASE)
-"""The same in an error of delta-rs that it does not report as one of the store: it may also be about the content."""
+"""The same in errors that delta-rs does not report as the store's. Narrower, since they may also be about the
+content."""
 
 _BODY = re.compile(r"<.*>")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _PLACE = re.compile(r"\S*/\S*")
-"""Parts of an error's text: the body of a server's answer, S3's code in it, and a URL or path."""
+"""Parts of an error's text: the body of a server's response, S3's code in it, and a URL or path."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,10 @@ class Failure:
     """An error of a request.
 
     Attributes:
-        error: as it was raised.
+        error: the error as raised.
         text: its text on one line, without secrets.
-        words: the text that decides what the error means: of a server's answer only S3's code, and no URL or path.
+        words: the text by which the error is classified, without URLs and paths. Only S3's code remains of a server's
+            response.
     """
 
     error: Exception
@@ -78,7 +80,7 @@ class Failure:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the store refuses. Every repeat fails alike until an operator has changed something."""
+        """Whether the store refuses. A retry fails in the same way until an operator changes something."""
         return (
             isinstance(self.error, PermissionError)
             or is_untrusted(self.error)
@@ -87,7 +89,7 @@ class Failure:
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the store has not answered, and may answer the next time. What is in no table is not temporary."""
+        """Whether the store did not respond, and may do so next time. Unknown errors are not temporary."""
         if self.is_refusal or isinstance(self.error, TableNotFoundError):
             return False
         if not isinstance(self.error, OSError):
@@ -95,27 +97,27 @@ class Failure:
         if _NO_ANSWER.search(self.words) is not None:
             return True
         if getattr(self.error.__cause__, "response", None) is None:
-            return self.error.errno in TEMPORARY | DISK_AWAY  # a new look shows whether the table is there
+            return self.error.errno in TEMPORARY | DISK_AWAY  # the next look shows whether the table exists
         from twopc.stores.s3 import translate  # needs S3's client, which raised this
 
-        return translate(self.error).errno in TEMPORARY  # s3fs gives the errno of a disk to S3's unknown codes
+        return translate(self.error).errno in TEMPORARY  # s3fs maps unknown codes of S3 to a disk's errno
 
     @property
     def is_of_content(self) -> bool:
-        """Whether delta-rs has got the log, and can't read it."""
+        """Whether delta-rs has fetched the log but can't read it."""
         is_of_store = isinstance(self.error, OSError | TableNotFoundError)
         return not is_of_store or _UNREADABLE.search(self.words) is not None
 
     @classmethod
     def of(cls, error: Exception, storage: Storage) -> Failure:
-        """Return what a request for the table in ``storage`` raised."""
+        """Return the failure for an error of a request for the table in ``storage``."""
         told = " ".join(_COLORS.sub("", str(error)).split()) or type(error).__name__
         codes = _BODY.sub(lambda body: " ".join(_CODE.findall(body[0])), told.replace(storage.path, "/"))
         return cls(error, storage.without_secrets(told), _PLACE.sub(" ", codes))
 
 
 def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommitError:
-    """Return the error for a table that could not be looked at."""
+    """Return the error for a table that could not be read."""
     text = failure.text
     if isinstance(failure.error, TableNotFoundError):
         if is_decided:
@@ -137,7 +139,8 @@ def look_failed(failure: Failure, what: str, is_decided: bool) -> TwoPhaseCommit
 
 
 def looking(storage: Storage, what: str, is_decided: bool) -> AbstractContextManager[None]:
-    """Around requests for a table. Raises what ``look_failed`` returns. The original error may show credentials."""
+    """Return a context for requests for a table, which raises what ``look_failed`` returns. Hides the original error,
+    which may show credentials."""
     return mapped(FAILURES, lambda error: look_failed(Failure.of(error, storage), what, is_decided), hides_cause=True)
 
 
@@ -151,7 +154,7 @@ def put_refused(failure: Failure, what: str, advice: str = "") -> ConfigurationE
 
 
 def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
-    """Return the error for a failed commit of ``what``, which the table was seen not to have."""
+    """Return the error for a failed commit of ``what``, after a look has shown that the table does not have it."""
     text = failure.text
     if failure.is_temporary:
         return Retriable(f"{what} is decided and not committed yet: {text}")
@@ -162,7 +165,7 @@ def commit_failed(failure: Failure, what: str) -> TwoPhaseCommitError:
 
 
 def not_synced(what: str, why: str) -> OperatorRequired:
-    """Return the error for a committed batch that a power cut may take away."""
+    """Return the error for a committed batch that may not survive a power cut."""
     return OperatorRequired(
         f"{what} is in the table's log, and may not survive a power cut: its disk has failed to sync: {why}. Look at"
         " the disk, then start again, which syncs the log anew."
@@ -170,7 +173,7 @@ def not_synced(what: str, why: str) -> OperatorRequired:
 
 
 def invalid_entry(what: str, version: int, why: str, is_decided: bool) -> OperatorRequired | ConfigurationError:
-    """Return the error for a log with an entry that no reader takes."""
+    """Return the error for a log with an entry that readers can't parse."""
     kind = OperatorRequired if is_decided else ConfigurationError
     return kind(
         f"{what}: version {version} of the table's log can't be read: {why}. Another writer was cut off, or the table"
@@ -183,7 +186,7 @@ def invalid_entry(what: str, version: int, why: str, is_decided: bool) -> Operat
 def damaged_checkpoint(
     what: str, damaged: Mapping[str, str], is_complete: bool, is_decided: bool
 ) -> OperatorRequired | ConfigurationError:
-    """Return the error for a log whose newest checkpoint no reader takes."""
+    """Return the error for a log whose newest checkpoint can't be read."""
     kind = OperatorRequired if is_decided else ConfigurationError
     files = "; ".join(f"{name}: {why}" for name, why in damaged.items())
     how = (
@@ -198,7 +201,7 @@ def damaged_checkpoint(
 
 
 def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
-    """Return the error for a decided batch that went into a table which had just taken the place of its own."""
+    """Return the error for a decided batch that was committed to a table that had just replaced its own."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
         " mark: while the batch was committed, another table of the same version took the place of its own. So one"
@@ -209,8 +212,8 @@ def into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
 
 
 def perhaps_into_another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
-    """Return the error for a decided batch whose table has another id by now, and lacks the entry that would show which
-    table it is."""
+    """Return the error for a decided batch whose table has another id now, and lacks the entry that would identify
+    it."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}. The table there now has the id {found} and this batch's"
         " mark, and its log does not show whether it is the same one. Either the batch was committed, and CREATE OR"
@@ -221,7 +224,7 @@ def perhaps_into_another_table(what: str, sealed: str, found: str) -> OutcomeUnk
 
 
 def another_table(what: str, sealed: str, found: str) -> OutcomeUnknown:
-    """Return the error for a decided batch whose table was replaced by another one at the same place."""
+    """Return the error for a decided batch whose table was replaced by another one at the same location."""
     return OutcomeUnknown(
         f"{what} is decided for the table with the id {sealed}, and the table there now has the id {found}: it was"
         " dropped and made again. Nothing was written to it. If the batch is to be in the new table, write its records"
@@ -240,7 +243,8 @@ def mark_fell_back(what: str, sealed: int, found: int | None) -> OutcomeUnknown:
 
 
 def entry_gone(what: str, version: int) -> OutcomeUnknown:
-    """Return the error for a decided batch that the table has no mark for, and whose entry may be gone, too."""
+    """Return the error for a decided batch if the table has no mark of the sink, and the batch's entry may be gone,
+    too."""
     return OutcomeUnknown(
         f"{what} is decided. The table has no mark of this sink, and version {version} of its log, which came after the"
         " decision, was cleaned up. So whether the batch was committed is not known: the table may have forgotten its"
@@ -250,7 +254,7 @@ def entry_gone(what: str, version: int) -> OutcomeUnknown:
 
 
 def batch_gone(what: str, receipt: Receipt, found: int | None, place: str) -> LogMismatch:
-    """Return the veto for a batch that would follow one that was in the table and is not there any more."""
+    """Return the veto for a batch that would follow a lost one."""
     now = "none" if found is None else found
     is_replaced = found is not None and found >= receipt.batch
     shown = "another entry is there now" if is_replaced else f"the table's newest one is {now} now"
@@ -263,7 +267,7 @@ def batch_gone(what: str, receipt: Receipt, found: int | None, place: str) -> Lo
 
 
 def batches_lost(name: str, last: int, found: int | None, place: str) -> LogMismatch:
-    """Return the error for a table that does not have the last batch that was committed to it."""
+    """Return the error for a table that lacks the last batch committed to it."""
     return lost_batches(
         f"{name} had batch {last} of this query, and shows {'none' if found is None else f'batch {found}'}",
         f"Restore what is lost; or write the missing records by other means, remove {place}, and start again.",
@@ -271,7 +275,7 @@ def batches_lost(name: str, last: int, found: int | None, place: str) -> LogMism
 
 
 def damaged_receipt(what: str, place: str, why: str) -> LogMismatch:
-    """Return the veto for a batch whose predecessor can't be looked for."""
+    """Return the veto for a batch if the receipt of its predecessor is damaged."""
     return LogMismatch(
         f"{what} is not decided: {place} is damaged: {why}. It has where the batch before is in the table's log. The"
         " batch was rolled back. See whether the table has the records of the batch before. Then remove the file and"
@@ -280,7 +284,7 @@ def damaged_receipt(what: str, place: str, why: str) -> LogMismatch:
 
 
 def files_gone(what: str, names: list[str]) -> TransactionLost:
-    """Return the error for a decided batch that lacks files."""
+    """Return the error for a decided batch with missing files."""
     return TransactionLost(
         f"{what} is decided and not committed, and {len(names)} of its files are gone or changed, such as {names[0]}."
         " Nothing of the batch is visible. VACUUM removes files that no version of the table has, once they are older"
@@ -290,7 +294,7 @@ def files_gone(what: str, names: list[str]) -> TransactionLost:
 
 
 def table_changed(what: str, why: str) -> OperatorRequired:
-    """Return the error for a decided batch whose files the table does not take any more."""
+    """Return the error for a decided batch whose files the table can no longer accept."""
     return OperatorRequired(
         f"{what} is decided and not committed: the table was changed since its files were written: {why}. Its files are"
         " safe. Undo the change and start again, which repeats the commit; or give the batch up with 'twopc abandon"
@@ -299,7 +303,7 @@ def table_changed(what: str, why: str) -> OperatorRequired:
 
 
 def unreadable(what: str, why: str) -> OperatorRequired:
-    """Return the error for a decided batch that replaces rows which can't be found."""
+    """Return the error for a decided batch if the rows that it replaces can't be found."""
     return OperatorRequired(
         f"{what} is decided, and the rows that it replaces can't be found: {why}. Nothing of it is visible. Repair the"
         " table, such as with RESTORE, and start again."

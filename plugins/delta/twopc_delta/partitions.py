@@ -1,4 +1,4 @@
-"""The partitions of a table: which values a partition column takes, and which records share a file."""
+"""The partitions of a table: which values a partition column accepts, and how records are split into partitions."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from twopc.errors import RecordRefused
 from twopc.open_files import DEFAULT_PARTITION, partition_folder, partition_text, split_by
 
 IN_LOG = (types.is_string, types.is_boolean, types.is_integer, types.is_date32, types.is_decimal)
-"""Types of partition columns whose values have one form in the log that every reader takes back."""
+"""Types of partition columns whose values have a single text form in the log that all readers parse alike."""
 
 _READ_AS_NULL = ("", DEFAULT_PARTITION)
-"""Texts that readers take for null in a partition column: the second one polars, and Spark where it rewrites a file."""
+"""Strings that readers treat as null in a partition column. The second is read as null by polars, and by Spark when it
+rewrites a file."""
 
 
 def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -> None:
-    """Raise RecordRefused for a value of a partition column that some reader would not take back as it was, or whose
-    folder has a longer name than the store takes."""
+    """Raise RecordRefused for a value of a partition column that some reader would misread, or whose folder's name is
+    too long for the store."""
     if types.is_string(values.type):
         is_text = pc.invert(pc.is_in(values, pa.array(_READ_AS_NULL, values.type)))
         why = "Delta's readers take an empty text and '__HIVE_DEFAULT_PARTITION__' in a partition column for null"
@@ -45,11 +46,11 @@ def require_readable(values: pa.Array, column: str, longest_folder_bytes: int) -
 
 
 Partition = tuple[str | None, ...]
-"""The values of a partition as the log has them, in the order of the table's partition columns."""
+"""The values of a partition in the log's encoding, in the order of the table's partition columns."""
 
 
 def split(batch: pa.RecordBatch, partition_by: Sequence[str]) -> Iterator[tuple[Partition, pa.RecordBatch]]:
-    """Yield the records of each partition in their order, without the partition columns."""
+    """Yield each partition with its records in their order, without the partition columns."""
     if not partition_by:
         yield (), batch
         return

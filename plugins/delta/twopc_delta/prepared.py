@@ -1,8 +1,8 @@
-"""What the transactions of a batch have prepared: their notes, and whether their files are there.
+"""The notes and files that a batch's transactions have prepared.
 
-Votes bring the notes to the driver, which keeps them until the commit. It looks whether each is in its place, all with
-one listing, and reads none. After a crash, the next driver reads them. The decision has digests alone: notes have
-values of columns, and may be long.
+Votes carry the notes to the driver, which keeps them until the commit. For the commit it checks with one listing that
+all notes still exist, and reads none. After a crash, the next driver reads them. The decision has only their digests:
+notes contain column values and may be long.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from twopc_delta.notes import Note, Notes, digest
 from twopc_delta.storage import Storage
 
 _NOTE = "note"
-"""The key of a note in a vote."""
+"""The key of the note in a vote's handle."""
 
 _LONGEST_IN_VOTE = 64 * 1024
-"""A longer note is read by the driver, so that many votes take little memory on their way."""
+"""The driver reads longer notes from the store, so that votes stay small."""
 
 
 def vote_of(transaction_id: str, data: bytes, files: int, records: int) -> Committable:
@@ -36,7 +36,7 @@ class Prepared:
 
     Args:
         storage: the table's folder.
-        name: the table, for messages.
+        name: the table's name in messages.
     """
 
     def __init__(self, storage: Storage, name: str) -> None:
@@ -46,23 +46,23 @@ class Prepared:
         self._kept: dict[tuple[str, object], Note] = {}  # by transaction and digest
 
     def keep(self, votes: Sequence[Committable]) -> None:
-        """Keep the notes in ``votes``, replacing those of the batch before."""
+        """Keep the notes in ``votes``, replacing those of the previous batch."""
         self._kept = {}
         for vote in votes:
             if isinstance(brought := vote.handle.get(_NOTE), str):
                 self._remember(vote, brought.encode())
 
     def _remember(self, committable: Committable, data: bytes) -> bool:
-        """Keep a note, if it is as the transaction wrote it."""
+        """Keep a note if it is unchanged since its transaction wrote it. Return whether it is."""
         is_same = digest(data) == committable.handle.get("digest")
         if is_same:
             self._kept[_key(committable)] = Note.from_bytes(data)
         return is_same
 
     def notes(self, committables: Sequence[Committable]) -> dict[str, Note] | list[str]:
-        """Return the notes of pre-committed transactions; or the names of those that are not as they were written.
+        """Return the notes of pre-committed transactions; or the names of missing and changed notes, if there are any.
 
-        Upholds: a late driver commits nothing that was rolled back. A transaction without its note is ended.
+        Upholds: a late driver commits nothing that was rolled back. A transaction without a note has ended.
         """
         kept = self._kept
         with self._asking("notes beside"):
@@ -77,7 +77,7 @@ class Prepared:
         return gone or {each.transaction_id: kept[_key(each)] for each in committables}
 
     def gone(self, notes: Mapping[str, Note]) -> list[str]:
-        """Return the files that are not there as they were written."""
+        """Return the files that are missing or have another size than when they were written."""
         files = [file for note in notes.values() for file in (*note.files, *note.deletes)]
         with self._asking("files of"):
             sizes = self._storage.sizes_bytes([file.path for file in files])
@@ -87,13 +87,13 @@ class Prepared:
         return outcomes.looking(self._storage, f"the {what} {self._name}", is_decided=True)
 
     def settle(self, committables: Sequence[Committable]) -> None:
-        """Let go of the notes of a batch that is in the table. Raises OSError where one stays: the sweep removes it."""
+        """Remove the notes of a batch that is in the table. Raises OSError if one remains; the sweep will remove it."""
         self._kept = {}
         self._notes.remove(*(committable.transaction_id for committable in committables))
 
 
 def without_note(vote: Committable, facts: Mapping[str, JsonValue]) -> Committable:
-    """Return what of a vote goes into the decision, with ``facts``."""
+    """Return a vote as it goes into the decision: without its note, and with ``facts``."""
     handle = {name: value for name, value in vote.handle.items() if name != _NOTE}
     return replace(vote, handle={**handle, **facts})
 

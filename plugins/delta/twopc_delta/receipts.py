@@ -1,7 +1,8 @@
-"""A sink's receipt: where in a table's log its newest committed batch is. A later process compares it with the log.
+"""A sink's receipt: the position of its newest committed batch in a table's log. Later processes compare it with the
+log.
 
-A batch that is committed can be lost: with a table that is restored from a copy, or to a writer that renames its own
-entry over that of the batch. Its mark is then older again, and by the mark alone the next batch would follow a gap.
+A committed batch can be lost if the table is restored from a copy, or if another writer renames its own entry over that
+of the batch. The mark is then an older one, and without the receipt the next batch would follow a gap.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from twopc_delta.notes import replace_durably
 from twopc_delta.storage import NOTES, Storage
 
 RECEIPT = ".receipt"
-"""The ending of a receipt's name."""
+"""The suffix of a receipt's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Where a batch is.
+    """The position of a batch in a table's log.
 
     Attributes:
         table: the table's id.
-        batch: its number, which the sink's mark has.
-        version: of the log.
+        batch: the batch's id, as in the sink's mark.
+        version: the version of the log.
         entry: the digest of this version's entry.
     """
 
@@ -54,13 +55,13 @@ class Receipts:
 
     @functools.cached_property
     def _folder(self) -> LocalFolder | ObjectFolder:
-        return self._storage.notes()  # made where its errors are awaited: a client may fetch credentials
+        return self._storage.notes()  # created lazily, where its errors are handled: a client may fetch credentials
 
     def newest(self) -> Receipt | None:
         """Return the receipt; None if no batch was committed, or an operator has removed it. Read once per process.
 
         Raises:
-            ValueError: it is damaged.
+            ValueError: the receipt is damaged.
         """
         if not self._is_read:
             self._newest, self._is_read = self._read(), True
@@ -78,11 +79,11 @@ class Receipts:
         return found
 
     def forget(self) -> None:
-        """Read the receipt anew when it is needed next."""
+        """Reread the receipt before its next use."""
         self._is_read = False
 
     def write(self, receipt: Receipt) -> None:
-        """Replace the receipt. A power cut may bring the one before back, which holds as well."""
+        """Replace the receipt. A power cut may bring back the previous one, which is still valid."""
         self._newest, self._is_read = receipt, True
         with self._storage.meaning():
             replace_durably(self._folder, self._name, orjson.dumps(asdict(receipt)))

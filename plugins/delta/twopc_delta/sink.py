@@ -1,7 +1,8 @@
-"""The Delta sink: tasks write Parquet files that no version of the table has, and one entry of its log adds a batch.
+"""The Delta sink: tasks write Parquet files outside of any version of the table, and one log entry adds a batch's
+files.
 
-``writer.py`` writes the files, ``notes.py`` keeps what recovery needs of them, and ``commit.py`` puts the entry. This
-module has the order of the steps.
+``writer.py`` writes the files, ``notes.py`` keeps what recovery needs, and ``commit.py`` puts the entry. This module
+orders the steps.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ class DeltaTransaction(Transaction):
     """The files of one task attempt.
 
     Attributes:
-        files: the names of columns, sorted → what distributes their records. The columns may come in another order with
-            each write.
-        deletes: distributes the keys of its deletes, once there are any.
-        checked: the newest schema of records that was found to fit.
+        files: the sorted names of columns → the files of records with these columns, whose order may differ between
+            writes.
+        deletes: the files with the keys of its deletes; None without deletes.
+        checked: the schema of records that was last found to fit.
     """
 
     deletes: TaskFiles | None = None
@@ -63,7 +64,7 @@ class DeltaTransaction(Transaction):
 
     @property
     def paths(self) -> list[str]:
-        """The paths of all files."""
+        """The paths of all of its files."""
         return [path for files in self.written for path in files.paths]
 
 
@@ -71,9 +72,9 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
     """Writes records to a Delta table on a local disk or in an object store, each batch as one version of the table.
 
     Args:
-        options: ``path``: the folder of the table, which must exist. ``storage_options``: what its store needs, such
-            as credentials. ``merge_schema``: add columns that it lacks. ``target_file_bytes``: the length of a file.
-            ``upsert_by``: the columns by which a record replaces a row.
+        options: ``path``: the folder of the table, which must exist. ``storage_options``: access to its store, such as
+            credentials. ``merge_schema``: add columns that the table lacks. ``target_file_bytes``: the target size of a
+            file. ``upsert_by``: the columns by which a record replaces a row.
 
     Raises:
         ConfigurationError: an option is unknown, missing or wrong. No request was made.
@@ -109,16 +110,16 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
     # Before a batch. --------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Check the table, and that its store lets only one of two commits win.
+        """Check the table, and that its store lets only one of two concurrent commits win.
 
         Raises:
-            ConfigurationError: there is no table; it has a table feature that the sink does not support; or its
-                store replaces a file that exists.
+            ConfigurationError: there is no table; it has a table feature that the sink does not support; or its store
+                lacks put-if-absent.
             LogMismatch: the table lacks the last batch that the commit log records as committed to it.
-            Retriable: the store does not answer.
+            Retriable: the store does not respond.
         """
         with outcomes.looking(self._storage, f"a look at {self._name}", is_decided=False):
-            log = self._log  # which makes the store's client
+            log = self._log  # creates the store's client
         self._view = self._supported(log.opened(self.last_committed_batch_id))
         self._require_put_if_absent()
         if self.key:
@@ -126,11 +127,11 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
                 require_own_files(LogFiles(self._storage), self._view.version, self._name)
 
     def _looked_at(self) -> TableView:
-        """Return the table as it is now, without its mark: a coordinator validates before it binds the sink."""
+        """Return the current table, without its mark: a coordinator validates before it binds the sink."""
         return self._supported(TableView.of(load(self._storage, f"a look at {self._name}")))
 
     def _supported(self, view: TableView) -> TableView:
-        """Return a view that the sink works with. Raises ConfigurationError if it does not."""
+        """Return ``view`` if the sink supports the table. Otherwise raises ConfigurationError."""
         view.refuse_unsupported(self._name)
         if self.key:
             require_key(view, self.key, self._name)
@@ -144,7 +145,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         try:
             with self._storage.meaning():
                 folder = self._storage.notes()
-                folder.names()  # so that the trial removes what killed writers have left there
+                folder.names()  # so that the trial removes files that killed writers have left
                 folder.try_put_if_absent()
             LogFiles(self._storage).try_put()
         except OSError as error:
@@ -155,7 +156,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         return outcomes.Failure.of(error, self._storage)
 
     def validate(self, schema: pa.Schema) -> None:
-        """Make sure that records fit into the table, which gets the columns that it lacks with ``merge_schema``.
+        """Check that records fit into the table. With ``merge_schema``, add missing columns to it.
 
         Raises:
             SchemaMismatch: names a column that does not fit.
@@ -172,14 +173,14 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         self._view = view
 
     def _require_whole(self, schema: pa.Schema, view: TableView) -> None:
-        """Refuse records that lack a column: with a key, each replaces a whole row."""
+        """With a key, refuse records that lack a column, since each replaces a whole row."""
         known = {name.lower() for name in schema.names}
         lacking = [name for name in view.schema.names if name.lower() not in known]
         if self.key and lacking:
             raise not_whole(lacking[0], self._name)
 
     def _add_columns(self, new: Sequence[pa.Field]) -> None:
-        """Add columns in an entry of their own. If another process was faster, the next look finds its columns."""
+        """Add columns in a separate entry. If another process was faster, the next look finds its columns."""
         table = load(self._storage, f"new columns of {self._name}")
         view = TableView.of(table)
         if not (lacking := missing(pa.schema(new), view)):
@@ -198,7 +199,7 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
     # On the participant. ----------------------------------------------------------------------------------------
 
     def begin(self, transaction_id: TransactionId) -> DeltaTransaction:
-        """Without effect: the first record makes the first file."""
+        """Create nothing yet: the first record creates the first file."""
         return DeltaTransaction(transaction_id)
 
     def write(self, transaction: DeltaTransaction, batch: pa.RecordBatch) -> None:
@@ -283,7 +284,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
     # On the coordinator. ----------------------------------------------------------------------------------------
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Veto the batch if the table would not take it now, and add the table's id and mark to each transaction."""
+        """Veto the batch if the table could not accept it now; otherwise add the table's id and mark to each
+        transaction."""
         if not committables:
             return committables
         for committable in committables:
@@ -300,10 +302,10 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
         return [of_folder(self._storage.url, self._storage.options)]
 
     def abort(self, committable: Committable) -> None:
-        """Remove the files of an undecided transaction that was not pre-committed, as its note has them.
+        """Remove the files that an undecided transaction's note lists, and the note.
 
-        Of one that was pre-committed only the note goes away. A commit may have named its files, even where the table
-        shows no mark of it. If none has, VACUUM removes them.
+        The note of a pre-committed transaction lists none, so only the note is removed. A commit may have added its
+        files, even if the table does not show the mark. Otherwise VACUUM removes them.
         """
         name, notes = self.transactional_ids.exact(committable.transaction_id), Notes(self._storage)
         what = f"transaction {name} of {self._name} is to be rolled back"
@@ -312,8 +314,8 @@ class DeltaSink(WholeBatchSink[DeltaTransaction], KeyedSink[DeltaTransaction]):
             if data is None:
                 return
             try:
-                paths = Note.from_bytes(data).paths  # there are none once it is pre-committed
-            except ValueError as error:  # nothing is decided by it, so the transaction is ended all the same
+                paths = Note.from_bytes(data).paths  # empty once it is pre-committed
+            except ValueError as error:  # decides nothing, so the transaction can still be ended
                 paths = []
                 logger.warning("%s, and %s is damaged (%s): VACUUM removes its files", what, notes.place(name), error)
             for path in paths:

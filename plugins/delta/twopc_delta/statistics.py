@@ -1,4 +1,4 @@
-"""The statistics of a file, as an entry of Delta's log has them. Readers skip files by them: none may be too narrow."""
+"""The statistics of a file for Delta's log. Readers skip files by them, so bounds must never be too narrow."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 INDEXED_COLUMNS = 32
-"""Delta's default of ``delta.dataSkippingNumIndexedCols``."""
+"""Delta's default for ``delta.dataSkippingNumIndexedCols``."""
 
-_LONGEST_TEXT = 32  # as Delta's own writer cuts them
+_LONGEST_TEXT = 32  # Delta's own writer truncates to this length
 _LAST_CHARACTER = "\U0010ffff"
-_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001  # the zone is written by us
+_EPOCH = dt.datetime(1970, 1, 1)  # noqa: DTZ001  # ``_moments`` adds the zone
 
 
 def indexed(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[str]:
-    """Return the columns that get statistics by the table's properties."""
+    """Return the columns that get statistics, by the table's properties."""
     if named := configuration.get("delta.dataSkippingStatsColumns"):
         return frozenset(name.strip().strip("`") for name in named.split(","))
     try:
@@ -36,7 +36,7 @@ def indexed(schema: pa.Schema, configuration: Mapping[str, str]) -> frozenset[st
 
 @dataclass
 class FloatBounds:
-    """The bounds of a column of floats, over its whole file."""
+    """The bounds of a floating-point column in one file."""
 
     least: float = math.inf
     most: float = -math.inf
@@ -44,7 +44,7 @@ class FloatBounds:
     is_unbounded: bool = False
 
     def add(self, values: pa.Array) -> None:
-        """Add values."""
+        """Extend the bounds by ``values``."""
         self.nulls += values.null_count
         if pc.any(pc.is_nan(values)).as_py():
             self.is_unbounded = True
@@ -54,22 +54,24 @@ class FloatBounds:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Least and most; None with NaN, an infinity, which JSON does not have, or without a value."""
+        """The least and the greatest value. None if the column has NaN or no value, or if a bound is infinite, which
+        JSON can't express."""
         is_bounded = not self.is_unbounded and math.isfinite(self.least) and math.isfinite(self.most)
-        # DuckDB tells -0.0 from 0.0 when it skips files. So a least zero is -0.0, and a greatest one 0.0.
+        # DuckDB distinguishes -0.0 from 0.0 when it skips files. So a lower bound of zero is -0.0, and an upper one is
+        # 0.0.
         return (self.least or -0.0, self.most + 0.0) if is_bounded else None
 
 
 def statistics(
     file: pq.FileMetaData, schema: pa.Schema, columns: Collection[str], floats: Mapping[str, FloatBounds]
 ) -> str:
-    """Return the statistics of a file of ``schema`` as JSON.
+    """Return a file's statistics as JSON.
 
     Args:
-        file: what its footer has.
-        schema: of the file.
-        columns: those that get statistics.
-        floats: the bounds of its columns of floats, which the footer does not have.
+        file: the metadata from its footer.
+        schema: the file's schema.
+        columns: the columns that get statistics.
+        floats: the bounds of its floating-point columns, which the footer lacks.
     """
     low: dict[str, Any] = {}
     high: dict[str, Any] = {}
@@ -106,7 +108,7 @@ def statistics(
 
 
 def _bounds(chunks: list[Any], type: pa.DataType) -> tuple[Any, Any] | None:
-    """Return the bounds of a column as JSON has them; None where it can't have them."""
+    """Return the bounds of a column as JSON values; None if they can't be expressed."""
     if types.is_binary(type):
         return None
     try:
@@ -114,7 +116,7 @@ def _bounds(chunks: list[Any], type: pa.DataType) -> tuple[Any, Any] | None:
             least, most = min(c.min_raw for c in chunks), max(c.max_raw for c in chunks)
             return (_day(least), _day(most)) if types.is_date(type) else _moments(least, most, type.tz is not None)
         least, most = min(c.min for c in chunks), max(c.max for c in chunks)
-    except (OverflowError, ValueError):  # a year that Python has no date for, or a text that is not UTF-8
+    except (OverflowError, ValueError):  # a year outside of Python's range, or text that is not UTF-8
         return None
     return _as_json(least, most)
 
@@ -129,7 +131,7 @@ def _as_json(least: Any, most: Any) -> tuple[Any, Any] | None:
 
 
 def _number(value: Decimal) -> orjson.Fragment:
-    """Return a number with all of its digits, which a float would not have."""
+    """Return a JSON number with all digits, which a float would lose."""
     return orjson.Fragment(format(value, "f"))
 
 
@@ -138,8 +140,8 @@ def _day(days: int) -> str:
 
 
 def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
-    """Return moments in milliseconds, as Delta has them. They are rounded outwards, as not every reader adds what was
-    cut off."""
+    """Return timestamps in milliseconds, Delta's precision. Rounds outward, since not every reader allows for
+    truncation."""
     ending = "Z" if is_instant else ""
     first, last = least_us // 1000, -(-most_us // 1000)
     return tuple(  # type: ignore[return-value]  # of two
@@ -148,7 +150,7 @@ def _moments(least_us: int, most_us: int, is_instant: bool) -> tuple[str, str]:
 
 
 def _text_above(text: str) -> str:
-    """Return a text that is not less than ``text`` and, as a rule, of bounded length."""
-    # Behind the first character that has a greater one. A text without any is its own bound.
+    """Return a short string, where possible, that is not less than ``text``."""
+    # Cut after the limit at a character that can be replaced by a greater one. Without one, the text is its own bound.
     end = next((at for at in range(_LONGEST_TEXT, len(text)) if text[at] != _LAST_CHARACTER), None)
     return text if end is None else text[:end] + _LAST_CHARACTER

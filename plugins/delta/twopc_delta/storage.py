@@ -1,4 +1,4 @@
-"""Where a table is: its files through fsspec, its log through delta-rs, both with the same options."""
+"""Access to a table's folder: its files through fsspec, its log through delta-rs, both with the same options."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from twopc.threads import call_at_once
 from twopc_delta.stores import STORES, Store
 
 NOTES = "_twopc"
-"""The folder of notes, below the table's own. Readers of Delta look at the log alone; VACUUM skips a folder whose name
-starts with an underscore."""
+"""The folder of notes, inside the table's folder. Delta's readers go by the log alone; VACUUM skips folders whose names
+start with an underscore."""
 
 _BLOCK_BYTES = 8 * 1024 * 1024
-"""How much of a file is in memory before a part of it goes to a store. s3fs would hold 50 MiB per open file."""
+"""How much of a file is buffered before a part is uploaded. s3fs's default is 50 MiB per open file."""
 
-_SHORTEST_SECRET = 4  # a shorter value would blot out words of a message
+_SHORTEST_SECRET = 4  # masking a shorter value would garble messages
 
 _READ_AS_URL = {True: re.compile("%"), False: re.compile(r"[%#?\x00-\x1f]|//|(?:^|/)\.\.?(?=/|$)")}
-"""What delta-rs takes for parts of a URL in a path on a disk (True) and at a store, or leaves out of one: it would read
-another folder's log than the one to which entries go."""
+"""What delta-rs interprets or drops in a path as if in a URL, on a disk (True) and in a store (False): it would read
+another folder's log than the one to which entries are written."""
 
 _REQUESTS_AT_ONCE = 32
 _REMOVED_AT_ONCE = 8  # files of a disk
 LONGEST_NAME_ON_DISKS = 255
 _LONGEST_KEY_BYTES = 1024
 _FILE = "/" + "x" * 255
-"""Room for a file's name and those of folders of short values."""
+"""Room for the name of a file, and of folders with short values."""
 
-_KEYS_PER_DELETION = 1000  # S3's DeleteObjects takes no more
+_KEYS_PER_DELETION = 1000  # the limit of S3's DeleteObjects
 _PATTERN = frozenset("*?[")
-"""fsspec takes a path with one of these for a pattern where it removes several."""
+"""Characters by which fsspec treats a path as a pattern when it removes several files."""
 
 ResultT = TypeVar("ResultT")
 WorkT = TypeVar("WorkT")
@@ -55,8 +55,8 @@ class Storage:
     """The folder of one table.
 
     Attributes:
-        url: a plain path for a local disk, else a URL.
-        options: what fsspec needs.
+        url: a plain path for a local disk, otherwise a URL.
+        options: the options for fsspec.
     """
 
     url: str
@@ -101,12 +101,12 @@ class Storage:
 
     @property
     def path(self) -> str:
-        """The folder as fsspec's file system names it."""
+        """The folder as a path of fsspec's file system."""
         return self.url if self.store is None else self.store.path_of(self._rest)
 
     @property
     def delta_url(self) -> str:
-        """The folder as delta-rs names it."""
+        """The folder as a URL of delta-rs."""
         return self.url if self.store is None else f"{self.store.protocols[0]}://{self.path}"
 
     @property
@@ -115,20 +115,20 @@ class Storage:
 
     @property
     def filesystem(self) -> Any:
-        """Fsspec's file system. It keeps no listings: other processes write, too."""
+        """The file system of fsspec, without cached listings, since other processes write, too."""
         return fsspec.filesystem("file") if self.store is None else self.store.client(self.url, self.options)
 
     @property
     def longest_folder_bytes(self) -> int:
-        """The longest name of a partition's folder: that of a disk, or what S3's limit for a key leaves beside the
-        table's path and the file's name."""
+        """The maximum length of a partition folder's name. On S3, it is the limit for a key minus the table's path and
+        the file's name."""
         return LONGEST_NAME_ON_DISKS if self.is_local else _LONGEST_KEY_BYTES - len(f"{self.path}{_FILE}".encode())
 
     def delta_options(self) -> dict[str, str]:
-        """Return the options as delta-rs names them.
+        """Return the options with delta-rs's names.
 
         Raises:
-            ConfigurationError: one has no counterpart, so that tasks and driver would reach different places.
+            ConfigurationError: an option has no counterpart, so tasks and driver would access different locations.
         """
         if self.store is None:
             return {}
@@ -151,7 +151,7 @@ class Storage:
         return ObjectFolder(self.filesystem, f"{self.path}/{NOTES}")
 
     def content(self, folder: LocalFolder | ObjectFolder, name: str) -> bytes | None:
-        """Return the content of a file in the folder of notes; None where there is none."""
+        """Return the content of a file in the folder of notes; None if it does not exist."""
         with self.meaning():
             try:
                 return folder.read(name)
@@ -160,7 +160,7 @@ class Storage:
 
     @contextlib.contextmanager
     def meaning(self) -> Iterator[None]:
-        """Around requests: errors of a store's client become OSErrors, as those of a disk are."""
+        """Convert errors of a store's client to OSErrors, like those of a disk."""
         try:
             yield
         except Exception as error:
@@ -170,42 +170,42 @@ class Storage:
             raise OSError(meant.errno, self.without_secrets(str(meant.strerror))) from None
 
     def create(self, path: str) -> IO[bytes]:
-        """Open a new file below the folder for writing. It is durable when it is closed."""
+        """Open a new file in the folder for writing. It is durable once closed."""
         if self.is_local:
             return SyncedFile(Path(self.path) / path)
         opened: IO[bytes] = self.filesystem.open(f"{self.path}/{path}", "wb", block_size=_BLOCK_BYTES)
         return opened
 
     def write(self, path: str, data: bytes) -> None:
-        """Create a file below the folder, durably."""
+        """Durably create a file in the folder."""
         with self.meaning():
             file = self.create(path)
             file.write(data)
             file.close()
 
     def open(self, path: str) -> Any:
-        """Open a file below the folder for reading: at once by Arrow, if it is on a disk."""
+        """Open a file in the folder for reading; on a disk, directly with Arrow."""
         whole = f"{self.path}/{path}"
         return pa.OSFile(whole) if self.is_local else self.filesystem.open(whole, "rb")
 
     def read(self, path: str, start: int, length: int) -> bytes:
-        """Return a part of a file below the folder. Raises FileNotFoundError."""
+        """Return a part of a file in the folder. Raises FileNotFoundError."""
         with self.meaning():
             return bytes(self.filesystem.cat_file(f"{self.path}/{path}", start, start + length))
 
     def size_bytes(self, path: str) -> int | None:
-        """Return how long a file is; None where there is none."""
+        """Return the size of a file; None if it does not exist."""
         whole = f"{self.path}/{path}"
         with self.meaning():
             try:
                 if self.is_local:
-                    return os.stat(whole).st_size  # noqa: PTH116  # of hundreds, a Path takes most of the time
+                    return os.stat(whole).st_size  # noqa: PTH116  # pathlib would take most of the time
                 return int(self.filesystem.info(whole)["size"])
             except FileNotFoundError:
                 return None
 
     def sizes_bytes(self, paths: Sequence[str]) -> list[int | None]:
-        """Return how long each of many files is, in their order; None where there is none."""
+        """Return the sizes of many files in their order; None for missing ones."""
         if self.is_local:
             return [self.size_bytes(path) for path in paths]
         by_folder: dict[str, list[str]] = defaultdict(list)
@@ -214,13 +214,12 @@ class Storage:
         listed: dict[str, int] = {}
         for found in self.at_once(lambda folder: self._listed(folder, by_folder[folder]), list(by_folder)):
             listed.update(found)
-        unlisted = [path for path in paths if path not in listed]  # a listing may be behind; a look at one file is not
+        unlisted = [path for path in paths if path not in listed]  # a listing may be stale, a request for one is not
         looked_at = dict(zip(unlisted, self.at_once(self.size_bytes, unlisted), strict=True))
         return [listed[path] if path in listed else looked_at[path] for path in paths]
 
     def _listed(self, folder: str, paths: Sequence[str]) -> dict[str, int]:
-        """Return the sizes of those of several objects in one folder that a single listing finds. It lists only objects
-        whose names begin as theirs do."""
+        """Return the sizes of several objects in one folder, as far as one listing of their common prefix has them."""
         if len(paths) == 1:
             return {}
         prefix = os.path.commonprefix([path.rpartition("/")[2] for path in paths])  # noqa: RUF071  # not of folders
@@ -229,23 +228,24 @@ class Storage:
         return {name.removeprefix(f"{self.path}/"): int(info["size"]) for name, info in found.items()}
 
     def at_once(self, call: Callable[[WorkT], ResultT], work: Sequence[WorkT]) -> list[ResultT]:
-        """Call with each of ``work``: at a store, up to ``_REQUESTS_AT_ONCE`` at a time."""
+        """Return the result of ``call`` for each of ``work``. For a store, up to ``_REQUESTS_AT_ONCE`` calls run
+        concurrently."""
         return call_at_once(call, work, 1 if self.is_local else _REQUESTS_AT_ONCE)
 
     def remove(self, path: str) -> None:
-        """Remove a file, or do nothing if there is none."""
+        """Remove a file, ignoring a missing one."""
         with self.meaning(), contextlib.suppress(FileNotFoundError):
             if self.is_local:
-                os.unlink(f"{self.path}/{path}")  # noqa: PTH108  # of hundreds, a Path takes most of the time
+                os.unlink(f"{self.path}/{path}")  # noqa: PTH108  # pathlib would take most of the time
             else:
                 self.filesystem.rm_file(f"{self.path}/{path}")
 
     def remove_all(self, paths: Sequence[str]) -> None:
-        """Remove many files, up to a thousand per request to a store. Files that remain are not reported."""
+        """Remove many files, up to a thousand per request to a store. Does not report files that remain."""
         if len(paths) < 2:
             self._remove_each(paths)
         elif self.is_local:
-            # A disk may take a millisecond for a file that was just synced, and removes others meanwhile.
+            # A disk may take a millisecond to remove a file that was just synced, but removes others concurrently.
             shares = [paths[start::_REMOVED_AT_ONCE] for start in range(_REMOVED_AT_ONCE)]
             call_at_once(self._remove_each, shares, _REMOVED_AT_ONCE)
         elif self.store is not None and (not self.store.removes_many or _PATTERN & {*self.path}):
@@ -262,5 +262,5 @@ class Storage:
         try:
             with self.meaning():
                 self.filesystem.rm([f"{self.path}/{path}" for path in paths])
-        except (OSError, NotImplementedError):  # not every server takes such a request
+        except (OSError, NotImplementedError):  # not every server supports such a request
             self.at_once(self.remove, paths)

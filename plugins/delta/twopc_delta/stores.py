@@ -1,7 +1,8 @@
-"""The object stores that hold tables: what differs between S3, Azure and Google Cloud Storage.
+"""The differences between the object stores for tables: S3, Azure and Google Cloud Storage.
 
-Two clients reach each table: fsspec's has the files, delta-rs has the log. Users give fsspec's options. Here they are
-translated, and one that delta-rs has no counterpart of is refused: the two clients would reach different places.
+Two clients access each table: fsspec its files, delta-rs its log. Users give fsspec's options, which this module
+translates for delta-rs. An option without a counterpart is refused, since the two clients would access different
+locations.
 """
 
 from __future__ import annotations
@@ -25,32 +26,32 @@ _CONNECTION_STRING = "AZURE_STORAGE_CONNECTION_STRING"
 _EMULATOR_OF_GCS = "STORAGE_EMULATOR_HOST"
 
 _ACCOUNT = re.compile(r"(.+)\.(?:dfs|blob)\.core\.windows\.net")
-"""The host in a URL of Azure, from which adlfs takes the account."""
+"""The host in an Azure URL, from which adlfs takes the account."""
 
 
 _SIGNATURE = re.compile(r"sig=([^&]+)")
 
 
 _NO_CREDENTIALS = '{"disable_oauth": true, "client_email": "", "private_key": "", "private_key_id": ""}'
-"""Requests without credentials, as emulators take them: with ``google_skip_signature`` delta-rs signs writes all the
-same."""
+"""Credentials for unsigned requests, as emulators accept them. With ``google_skip_signature``, delta-rs would still
+sign writes."""
 
 
 class Store(ABC):
     """One kind of object store.
 
     Attributes:
-        name: for messages.
-        protocols: of URLs; the first one is delta-rs's.
-        package: has fsspec's client; it comes with the extra ``extra``.
-        names: fsspec's options → delta-rs's. Those without a name there are for fsspec alone: both clients reach the
-            same objects with them and without.
-        inside: the same for options inside of an option.
-        secrets: delta-rs's options whose values no message may have.
-        client_options: what fsspec's client is given besides.
-        removes_many: whether one request removes up to a thousand objects.
+        name: the store's name in messages.
+        protocols: the protocols of its URLs; the first one is delta-rs's.
+        package: the package of fsspec's client, installed by the extra ``extra``.
+        names: fsspec's options → delta-rs's; "" for options of fsspec alone, which do not change the objects that a
+            client accesses.
+        inside: the same for options nested in an option.
+        secrets: delta-rs's options whose values must not appear in messages.
+        client_options: further options for fsspec's client.
+        removes_many: whether one request can remove up to a thousand objects.
         beside_spark: why Spark must not write to the table while a query runs.
-        advice: ends the error for a store that the sink can't use.
+        advice: the end of the error for a store that the sink can't use.
     """
 
     name: ClassVar[str]
@@ -65,16 +66,16 @@ class Store(ABC):
     beside_spark: ClassVar[str]
     advice: ClassVar[str] = ""
 
-    def spelling(self, protocol: str) -> str:  # noqa: ARG002  # they all name one place
-        """Return the protocol under which messages name the table."""
+    def spelling(self, protocol: str) -> str:  # noqa: ARG002  # all protocols name the same location
+        """Return the protocol for the table's URL in messages."""
         return self.protocols[0]
 
     def path_of(self, rest: str) -> str:
-        """Return the bucket and folder of a URL without its protocol, as fsspec's client names them."""
+        """Return the bucket and folder, as fsspec's client names them. ``rest`` is a URL without its protocol."""
         return rest
 
     def client(self, url: str, options: Mapping[str, Any]) -> Any:
-        """Return fsspec's client. It keeps no listings: other processes write, too. Raises OSError."""
+        """Return fsspec's client, without cached listings, since other processes write, too. Raises OSError."""
         try:
             return file_system(url, **{**options, "use_listings_cache": False, **self.client_options})[0]
         except (TypeError, ValueError) as error:
@@ -82,8 +83,8 @@ class Store(ABC):
             raise OSError(errno.EACCES, text) from None
 
     def require_usable(self) -> None:
-        """Raise ConfigurationError if fsspec's client is not installed, or this process is set to something that the
-        sink can't do."""
+        """Raise ConfigurationError if fsspec's client is not installed, or the environment asks for something
+        unsupported."""
         if find_spec(self.package) is None:
             raise ConfigurationError(
                 f"the delta sink needs the package {self.package} for {self.name}. Run pip install"
@@ -91,10 +92,10 @@ class Store(ABC):
             )
 
     def delta_options(self, rest: str, options: Mapping[str, Any]) -> dict[str, str]:
-        """Return the options as delta-rs names them, for the URL that is ``rest`` behind its protocol.
+        """Return the options with delta-rs's names. ``rest`` is the table's URL without its protocol.
 
         Raises:
-            ConfigurationError: one has no counterpart.
+            ConfigurationError: an option has no counterpart.
         """
         found: dict[str, str] = {}
         inside = [(options.get(name) or {}, names, f"{name}.") for name, names in self.inside.items()]
@@ -117,21 +118,21 @@ class Store(ABC):
         return [*self.names, *(f"{outer}.{name}" for outer, names in self.inside.items() for name in names)]
 
     def _complete(self, found: dict[str, str], rest: str, options: Mapping[str, Any]) -> None:  # noqa: B027
-        """Change what an option of fsspec means beyond its name. ``found`` is changed in place."""
+        """Adapt options for which a new name is not enough. Changes ``found`` in place."""
 
     @abstractmethod
     def listed(self, client: Any, folder: str, after: str, limit: int) -> tuple[list[str], bool]:
-        """Return the first ``limit`` names of a folder that come after ``after``, in the store's order, and whether
-        there may be more."""
+        """Return the first ``limit`` names of a folder after ``after``, in the store's order, and whether there may be
+        more."""
 
     def secrets_in(self, rest: str, options: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the values of credentials, as options and as a server or a URL may repeat them."""
+        """Yield the values of credentials, in each form in which a server or a URL may repeat them."""
         found = self.delta_options(rest, options)
         yield from (found[name] for name in self.secrets if name in found)
 
     def meaning(self, error: Exception) -> OSError | None:
-        """Return what an error of the client means, with an errno of ``twopc.stores.errors``; None if that is what it
-        is. An unknown error must not look like that of a disk, which may pass."""
+        """Map an error of the client to an OSError with an errno that ``twopc.stores.errors`` classifies; None to leave
+        it unchanged. An unknown error must not look like one of a disk, which may be temporary."""
         if isinstance(error, OSError) and error.errno in (errno.EIO, errno.ENODEV):
             return OSError(errno.EPROTO, error.strerror)
         return None
@@ -165,9 +166,7 @@ class _S3(Store):
         ),
     }
     secrets = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
-    client_options: ClassVar = {
-        "fixed_upload_size": True
-    }  # Cloudflare R2 takes no upload whose parts differ, but for the last
+    client_options: ClassVar = {"fixed_upload_size": True}  # Cloudflare R2 requires equal parts, except for the last
     removes_many = True
     beside_spark = "Spark's log stores for S3 do not ask the store to refuse a version that exists."
     advice = (
@@ -215,7 +214,7 @@ class _Azure(Store):
         "client_secret": "azure_storage_client_secret",
         "anon": "azure_skip_signature",
         "account_host": "azure_storage_endpoint",
-        "connection_string": "",  # has some of the others in it
+        "connection_string": "",  # contains some of the others
         **dict.fromkeys(("timeout", "connection_timeout", "read_timeout", "max_concurrency"), ""),
     }
     secrets = ("azure_storage_account_key", "azure_storage_sas_token", "azure_storage_client_secret")
@@ -227,10 +226,10 @@ class _Azure(Store):
         "sharedaccesssignature": "azure_storage_sas_token",
         "blobendpoint": "azure_storage_endpoint",
     }
-    """Parts of a connection string, whose case Azure's client ignores."""
+    """Parts of a connection string. Azure's client ignores their case."""
 
     def spelling(self, protocol: str) -> str:
-        return protocol  # Spark and catalogs know the table by the user's
+        return protocol  # Spark and catalogs use the user's spelling
 
     def path_of(self, rest: str) -> str:
         authority, _, folder = rest.partition("/")
@@ -252,7 +251,7 @@ class _Azure(Store):
             blobs = f"{parts['accountname']}.blob.{parts['endpointsuffix']}"
             found["azure_storage_endpoint"] = f"{protocol}://{blobs}"
         if not {*self.secrets}.isdisjoint(found):
-            found.pop("azure_skip_signature", None)  # adlfs signs where it has a key
+            found.pop("azure_skip_signature", None)  # adlfs signs requests if it has a key
         used = found.get("azure_storage_account_name")
         if account and used != account[1]:
             raise ConfigurationError(
@@ -267,7 +266,7 @@ class _Azure(Store):
                 yield from (signature[1], unquote(signature[1]))
 
     def listed(self, client: Any, folder: str, after: str, limit: int) -> tuple[list[str], bool]:
-        found = client.names_from(folder, after, limit + 1)  # from it on: it may be the first of them
+        found = client.names_from(folder, after, limit + 1)  # may include ``after``
         names = [name for name in found if name != after]
         return names[:limit], len(found) > limit
 
@@ -278,7 +277,7 @@ class _Gcs(Store):
     package, extra = "gcsfs", "gcs"
     names: ClassVar = {
         "endpoint_url": "google_base_url",
-        "token": "",  # a method, a file, or what is in it
+        "token": "",  # a method, a file, or a file's content
         **dict.fromkeys(("project", "requests_timeout", "timeout", "default_location"), ""),
     }
     secrets = ("google_service_account_key",)
@@ -305,12 +304,12 @@ class _Gcs(Store):
         yield from super().secrets_in(rest, options)
         if isinstance(token := options.get("token"), Mapping):
             for name in ("private_key", "refresh_token", "client_secret"):
-                yield " ".join(str(token.get(name) or "").split())  # as blanks are in a message
+                yield " ".join(str(token.get(name) or "").split())  # messages have single blanks
 
     def listed(self, client: Any, folder: str, after: str, limit: int) -> tuple[list[str], bool]:
         bucket, key, _ = client.split_path(folder)
         prefix = f"{key}/"
-        page = {"prefix": prefix, "startOffset": prefix + after, "maxResults": limit + 1}  # from ``after`` on
+        page = {"prefix": prefix, "startOffset": prefix + after, "maxResults": limit + 1}  # may include ``after``
         names, next_page = list[str](), True
         while next_page and len(names) <= limit:  # a page may be short, or empty
             found = client.call("GET", "b/{}/o", bucket, json_out=True, **page)

@@ -1,4 +1,4 @@
-"""What a table is like at one version of its log: looked at on the coordinator, and sent to the tasks as a value."""
+"""A table at one version of its log, as an immutable value: made on the coordinator, and sent to tasks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from pyarrow import types
 from twopc.errors import ConfigurationError
 
 CHECKPOINT_PROTECTION = "checkpointProtection"
-"""A table with this feature asks who removes entries of its log for more than this sink looks at: they stay."""
+"""With this feature, a writer needs further checks before it removes entries of the log. The sink does not make them,
+and keeps the entries."""
 
 WRITER_FEATURES = frozenset(
     {
         "allowColumnDefaults",  # as long as no column has one
         "appendOnly",
-        "changeDataFeed",  # rows that are only added need no change files; changes of rows are refused
+        "changeDataFeed",  # appends need no change files; changes of rows are refused
         "checkConstraints",  # as long as there is none
         CHECKPOINT_PROTECTION,
         "columnMapping",  # as long as its mode is none
@@ -31,7 +32,7 @@ WRITER_FEATURES = frozenset(
         "invariants",  # as long as there is none; NOT NULL is checked
         "timestampNtz",
         "v2Checkpoint",
-        "vacuumProtocolCheck",  # asks something of VACUUM alone
+        "vacuumProtocolCheck",  # concerns only VACUUM
         "variantType",  # as long as there is no such column
         "variantType-preview",
     }
@@ -42,17 +43,18 @@ READER_FEATURES = frozenset(
         *("variantType", "variantType-preview"),
     }
 )
-"""Table features with which an append of this sink is right for every reader. delta-rs commits with some more."""
+"""Table features with which every reader reads this sink's appends correctly. delta-rs also commits with some
+others."""
 
 _DROPPABLE = frozenset({"inCommitTimestamp", "rowTracking", "typeWidening"})
-"""Features that Delta 4.4 for Spark removes from a table. It removes no other of those that the sink lacks."""
+"""Unsupported features that Delta 4.4 for Spark can remove from a table. It can't remove any of the others."""
 
 _COPY = "Only a copy of the table lacks it: CREATE TABLE … USING delta AS SELECT"
 
 _BY_FEATURES = (3, 7)
-"""The newest versions of reader and writer. They name what a table uses feature by feature."""
+"""The newest reader and writer versions. With them, a table lists its features by name."""
 _IDENTITY_COLUMNS = 6
-"""The version of writers that stands for identity columns, which delta-rs does not write."""
+"""The writer version that implies identity columns, which delta-rs can't write."""
 
 _OF_COLUMNS = {
     "delta.invariants": "invariants",
@@ -60,7 +62,7 @@ _OF_COLUMNS = {
     "delta.identity.start": "identityColumns",
     "CURRENT_DEFAULT": "allowColumnDefaults",
 }
-"""A key in a column's metadata → the table feature that is in use with it."""
+"""A key in a column's metadata → the table feature that it uses."""
 
 _BOUNDED_TEXT = "__CHAR_VARCHAR_TYPE_STRING"
 _VARCHAR = re.compile(r"varchar\(([0-9]+)\)")
@@ -71,7 +73,7 @@ _TYPES = re.compile(
 )
 
 RETENTION_OF_MARKS = "delta.setTransactionRetentionDuration"
-"""A table with this property forgets marks."""
+"""The property by which a table forgets marks."""
 
 _INTERVAL = re.compile(r"(?:interval\s+)?([0-9]+)\s+(second|minute|hour|day|week)s?", re.IGNORECASE)
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86_400, "week": 7 * 86_400}
@@ -82,15 +84,15 @@ class TableView:
     """A table at one version.
 
     Attributes:
-        id: the table's own; a table that was dropped and made again has another.
-        version: of the log.
-        schema: its columns, as Arrow has them.
-        fields: the same, as the log has them.
+        id: the table's id; a table that was dropped and created again has another one.
+        version: the version of the log.
+        schema: its columns, with Arrow's types.
+        fields: the same, as JSON objects from the log.
         partition_by: the columns whose values are in the log and not in the files.
         configuration: the table's properties.
-        reader_version: which readers it needs.
-        writer_version: which writers it needs.
-        features: what it names of table features, of readers and writers.
+        reader_version: the lowest reader version that it requires.
+        writer_version: the lowest writer version that it requires.
+        features: its reader and writer features.
     """
 
     id: str
@@ -105,7 +107,7 @@ class TableView:
 
     @classmethod
     def of(cls, table: DeltaTable) -> TableView:
-        """Look at a table that delta-rs has loaded. Makes no request."""
+        """Return the view of a table that delta-rs has loaded. Makes no request."""
         metadata, protocol, schema = table.metadata(), table.protocol(), table.schema()
         return cls(
             id=str(metadata.id),
@@ -121,18 +123,18 @@ class TableView:
 
     @property
     def required(self) -> tuple[tuple[str, ...], ...]:
-        """The columns that are NOT NULL, and what is NOT NULL inside of them: each by the names on the way to it."""
+        """The paths of all NOT NULL columns and nested fields."""
         return tuple(path for field in self.schema for path in _required((), field))
 
     def longest_text(self, name: str) -> int | None:
-        """Return how many characters a column of type ``varchar(n)`` holds; None for other columns."""
+        """Return the maximum length of a ``varchar(n)`` column in characters; None for other columns."""
         [field] = [field for field in self.fields if field["name"] == name]
         found = _VARCHAR.fullmatch(str(field["metadata"].get(_BOUNDED_TEXT, "")))
         return int(found[1]) if found else None
 
     def obstacle(self) -> str | None:
-        """Return why this sink must not write to the table: each table feature or property by its name, with the
-        statement that removes it. None if the sink may write."""
+        """Return why this sink must not write to the table: each obstacle by name, with the statement that removes it.
+        None if the sink may write."""
         return "; ".join([*self._protocol(), *self._properties(), *self._columns()]) or None
 
     def _protocol(self) -> Iterator[str]:
@@ -198,7 +200,7 @@ def seconds_of(interval: str) -> int | None:
 
 
 def _required(outer: tuple[str, ...], field: pa.Field) -> Iterable[tuple[str, ...]]:
-    """Yield the paths of NOT NULL fields: ``field`` itself, and those in it."""
+    """Yield the paths of NOT NULL fields: ``field`` itself and nested ones."""
     path = (*outer, field.name)
     if not field.nullable:
         yield path
@@ -214,7 +216,7 @@ def _required(outer: tuple[str, ...], field: pa.Field) -> Iterable[tuple[str, ..
 
 
 def _nested(fields: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Yield all fields, those of structs inside included. An array's or map's element counts as one of its name."""
+    """Yield all fields, including nested ones. The elements of an array or map have its name."""
     for field in fields:
         yield field
         yield from _inside(field["name"], field["type"])

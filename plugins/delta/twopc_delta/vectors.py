@@ -1,4 +1,4 @@
-"""Deletion vectors: which rows of a file a version of the table no longer has, as Delta's protocol stores them."""
+"""Deletion vectors, in the format of Delta's protocol: the deleted rows of a file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ _UUID_CHARACTERS = 20
 
 
 def path_of(name: uuid.UUID, prefix: str = "") -> str:
-    """Return where the file of a vector is, below the table's folder."""
+    """Return the path of a vector's file, relative to the table's folder."""
     return f"{prefix}/deletion_vector_{name}.bin".lstrip("/")
 
 
 def file_of(vectors: Mapping[str, BitMap64], name: uuid.UUID) -> tuple[bytes, dict[str, dict[str, object]]]:
-    """Return the content of a file with several vectors, and for each key of ``vectors`` its descriptor in the log."""
+    """Return the content of a file with several vectors, and their descriptors for the log, by the keys of
+    ``vectors``."""
     content, descriptors = bytearray(_FILE_FORMAT), dict[str, dict[str, object]]()
     for key, rows in vectors.items():
         data = vector_of(rows.serialize())
@@ -46,7 +47,7 @@ def read(storage: Storage, descriptor: Mapping[str, Any]) -> BitMap64:
     """Return the rows of a vector. Errors of the store pass through.
 
     Raises:
-        ValueError: it is damaged, or is none of this table's folder.
+        ValueError: it is damaged, or outside the table's folder.
     """
     kind, where, size = descriptor["storageType"], descriptor["pathOrInlineDv"], int(descriptor["sizeInBytes"])
     if kind == "i":

@@ -1,4 +1,4 @@
-"""Parquet files of one task: which record goes into which, and what the log will have of each."""
+"""Writes the Parquet files of one task, and describes each for the log."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from twopc_delta.statistics import FloatBounds, indexed, statistics
 from twopc_delta.storage import Storage
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024
-"""The size of a row group, in bytes of Arrow."""
+"""The target size of a row group, in bytes of Arrow data."""
 
 
 class _OpenFile(RowGroups):
-    """A file that is being written. Attributes as of ``twopc.open_files.OpenFile``."""
+    """A file that is being written. For its attributes, see ``twopc.open_files.OpenFile``."""
 
     def __init__(
         self, output: IO[bytes], schema: pa.Schema, target_bytes: int, finished: Callable[[_OpenFile], None]
@@ -61,7 +61,7 @@ class _OpenFile(RowGroups):
     def discard(self) -> None:
         super().discard()
         for closes in (self._writer.close, functools.partial(discard, self.output)):
-            with contextlib.suppress(Exception):  # whatever it is, the file goes away
+            with contextlib.suppress(Exception):  # the file is removed, whatever the error
                 closes()
 
 
@@ -70,14 +70,14 @@ class TaskFiles:
 
     Args:
         storage: the table's folder.
-        fit: how the records go into the table.
-        name: a part of every file's name; the same in all files of the transaction.
+        fit: how records map to the table.
+        name: the transaction's name, a part of every file's name.
         target_bytes: the size at which a file is finished.
-        announce: called before new files are created. ``paths`` has theirs by then.
+        announce: called before new files are created, when ``paths`` already includes them.
 
     Attributes:
         paths: the paths of all files.
-        finished: those that are durable.
+        finished: the durable files.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TaskFiles:
         self._open.write(split(self.fit.convert(batch), self.fit.partition_by))
 
     def _create_each(self, partitions: Sequence[Partition]) -> Iterator[_OpenFile]:
-        """Create a file for each partition, once the paths of all are announced."""
+        """Create a file for each partition, after announcing all of their paths."""
         created = [dict(zip(self.fit.partition_by, each, strict=True)) for each in partitions]
         paths = [self._new_path(values, number) for number, values in enumerate(created, len(self.paths))]
         self.paths += paths
@@ -109,8 +109,8 @@ class TaskFiles:
             yield _OpenFile(self._storage.create(path), self._schema, self._target_bytes, finished)
 
     def _new_path(self, values: Mapping[str, str | None], number: int) -> str:
-        # The common prefix lets the driver list the files of a batch at once. The random suffix prevents collisions
-        # where a commit log that is an old copy gives out the names of transactions again.
+        # The common prefix lets the driver list the files of a batch in one request. The random suffix prevents
+        # collisions if a commit log restored from an old copy reuses the names of transactions.
         name = f"part-{self._name}-{number:05d}-{secrets.token_hex(8)}.snappy.parquet"
         return "/".join([*(partition_folder(column, value) for column, value in values.items()), name])
 
@@ -118,7 +118,7 @@ class TaskFiles:
         size_bytes = file.output.tell()
         file.output.close()
         stats = statistics(file.footers[0], self._schema, self._indexed, file.floats)
-        now_ms = int(time.time() * 1000)  # for readers alone; nothing here compares it
+        now_ms = int(time.time() * 1000)  # only for readers; twopc does not use it
         self.finished.append(AddedFile(path, size_bytes, values, now_ms, stats))
 
     def finish(self) -> list[AddedFile]:
@@ -127,7 +127,7 @@ class TaskFiles:
         return self.finished
 
     def discard(self) -> None:
-        """Close what is open, and remove every file."""
+        """Close open files, and remove all files."""
         self._open.discard()
         for path in self.paths:
             self._storage.remove(path)

@@ -1,10 +1,10 @@
-"""The manifests of a batch become one, and one of deletes, so that a batch of any number of tasks adds no more.
+"""Joins the manifests of a batch into one for data files and one for delete files, however many tasks wrote it.
 
-An entry of a manifest that a snapshot adds has neither snapshot id nor sequence number: it inherits both. So entries of
-several such manifests can stand in one file as they are. Their Avro blocks are copied, not decoded.
+Entries of a new manifest inherit their snapshot id and sequence number from the snapshot that adds it. So the entries
+of several manifests fit into one file unchanged: their Avro blocks are copied, not decoded.
 
-The name of the new file follows from the manifests in it, and its bytes, too: whoever commits the batch, and however
-often, writes the same file. So it needs no note, and a failed attempt leaves it to the next one.
+The manifests determine the name and the bytes of the new file: every process that commits the batch writes the same
+file, however often. So the file needs no note, and the next attempt uses what a failed one has left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ItemT = TypeVar("ItemT")
 
 
 class FileChanged(Exception):
-    """A file of a batch is not there as its task has written it.
+    """A file of a batch is missing or differs from what its task wrote.
 
     Attributes:
         location: the file.
@@ -43,9 +43,9 @@ class BatchManifest:
     """A manifest that the snapshot of a batch adds.
 
     Attributes:
-        prepared: where it is, and what a manifest list has of it.
+        prepared: its location, and the facts that a manifest list needs.
         content: its bytes.
-        is_new: whether it is made of several, and to be written.
+        is_new: whether it joins several manifests and has yet to be written.
     """
 
     prepared: Prepared
@@ -53,7 +53,7 @@ class BatchManifest:
     is_new: bool
 
     def files(self) -> Mapping[str, int]:
-        """Return the location of each data or delete file, and its length, as the manifest has them."""
+        """Return the length of each data or delete file in the manifest, by location."""
         entries = self.prepared.manifest_file(snapshot_id=0).fetch_manifest_entry(InMemory(self.content))  # type: ignore[arg-type]
         return {entry.data_file.file_path: entry.data_file.file_size_in_bytes for entry in entries}
 
@@ -70,8 +70,8 @@ def of_batch(
     Args:
         io: access to the table's files.
         prepared: the manifests of all transactions.
-        target_bytes: the size limit of a manifest.
-        locate: returns the location of a metadata file of a given name.
+        target_bytes: the maximum size of a manifest.
+        locate: returns the location for a metadata file, given its name.
 
     Raises:
         FileChanged: a manifest is missing or was changed.
@@ -101,9 +101,10 @@ def packed(items: Sequence[ItemT], target_bytes: int, length: Callable[[ItemT], 
 
 
 def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str], str]) -> list[BatchManifest]:
-    """Return one manifest; or all as they are, if their headers differ: the table's codec was changed."""
+    """Return one joined manifest, or all of them unchanged if their headers differ because the table's codec was
+    changed."""
     names = hashlib.sha256("\n".join(each.manifest for each in pack).encode()).hexdigest()[:32]
-    location = locate(f"{names}-m0.avro")  # no longer than the tasks' names: those were not refused
+    location = locate(f"{names}-m0.avro")  # as short as the tasks' names, which the store accepted
     try:
         contents = _contents(io, pack)
     except FileChanged as changed:
@@ -117,8 +118,8 @@ def _of_pack(io: DurableFileIO, pack: Sequence[Prepared], locate: Callable[[str]
 
 
 def _made_before(io: DurableFileIO, pack: Sequence[Prepared], location: str, changed: FileChanged) -> BatchManifest:
-    """Return what a commit has made of manifests that are gone: the catalog has lost that commit, or does not show it
-    yet."""
+    """Return the manifest that an earlier commit joined from manifests that are gone now. The catalog has lost that
+    commit, or does not show it yet."""
     try:
         with reading(location):
             found = _described(pack, location, io.read(location))
@@ -146,7 +147,7 @@ def _contents(io: DurableFileIO, pack: Sequence[Prepared]) -> list[bytes]:
 
 
 def _described(pack: Sequence[Prepared], location: str, content: bytes) -> BatchManifest:
-    """Return the manifest that was made of several, by its bytes."""
+    """Describe the manifest that joins ``pack``, given its bytes."""
     first, (found, _) = pack[0], header(content)
     layout = Layout.from_manifest(found.meta["schema"], first.spec, found.meta["partition-spec"])
     joined = replace(

@@ -1,4 +1,4 @@
-"""The catalog, and the table in it. Both are loaded where they are used: a sink travels to the tasks without them."""
+"""The catalog and its table. Each process loads its own: a sink is sent to the tasks without them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from twopc_iceberg.pyiceberg_internals import limit_tokens, offers, post, raise_
 from twopc_iceberg.table import are_expiring, are_given_out, assume_end
 
 HTTP_TIMEOUT_S = (10, 60)
-"""How long a REST catalog may take to accept a connection, and to send anything. pyiceberg has no limit of its own."""
+"""How long a REST catalog may take to accept a connection, and to respond. pyiceberg sets no timeout."""
 
 POSTGRES_LIMITS: Mapping[str, str] = {
     "connect_timeout": "10",  # seconds
@@ -42,41 +42,41 @@ POSTGRES_LIMITS: Mapping[str, str] = {
     "keepalives_interval": "10",
     "options": "-c statement_timeout=30000 -c lock_timeout=10000",  # milliseconds
 }
-"""The same for a catalog in PostgreSQL, where its URI does not set them."""
+"""The same for a catalog in PostgreSQL, unless its URI sets them."""
 
 
 _HTTP = re.compile(r"https?://[^@\s]+")
 
 _TRANSACTION = Endpoint(http_method=HttpMethod.POST, path="/v1/{prefix}/transactions/commit")
-"""The request that changes several tables."""
+"""The endpoint that changes several tables in one request."""
 
 
 class Lake:
-    """A catalog and one table of it.
+    """A catalog and one of its tables.
 
-    Loaded metadata is kept, and may be older than the catalog's. That is safe for a commit, whose requirements the
-    catalog compares with its own. Errors of pyiceberg and of the catalog's client pass through.
+    Caches the table's metadata, which may be older than the catalog's. A commit is still safe: the catalog checks its
+    requirements against its own metadata. Errors of pyiceberg and of the catalog's client pass through.
     """
 
     def __init__(self, options: IcebergOptions) -> None:
         self._options = options
         self._catalog: Catalog | None = None
         self._table: Table | None = None
-        self._is_renewing = False  # whether each load brings credentials of its own
+        self._is_renewing = False  # whether each load returns new credentials
 
     def load(self) -> Table:
         """Return the table as the catalog has it now."""
         try:
             table = self._table = self.catalog().load_table(self._options.table)
         except CATALOG_ERRORS:
-            self.close()  # what the catalog found out as it connected may be wrong, too
+            self.close()  # what the catalog learned when it connected may be wrong, too
             raise
         self._is_renewing = are_given_out(table.io.properties) and not are_given_out(self._options.properties)
         assume_end(table.io.properties)
         return table
 
     def table(self) -> Table:
-        """Return the table as it was last seen, with credentials that do not end soon."""
+        """Return the table as last loaded, with credentials that are not about to expire."""
         if self._table is None or are_expiring(io_of(self._table.io.properties).properties):
             return self.load()
         return self._table
@@ -88,12 +88,13 @@ class Lake:
         self._table = Table(seen.name(), metadata, metadata_location, seen.io, seen.catalog, seen.config)
 
     def forget_table(self) -> None:
-        """Load the table anew before its next use."""
+        """Reload the table before its next use."""
         self._table = None
 
     def failed(self, error: Exception) -> Exception:
-        """Return what a failed request means, and load the table anew before the next one: its credentials may have
-        ended, as not every catalog reports when. Credentials that no catalog renews are refused for good."""
+        """Return the error that a failed request means, and reload the table before the next one: its credentials may
+        have expired, and not every catalog reports when. Refused credentials that no catalog renews are a permanent
+        error."""
         self.forget_table()
         if not is_refused_by_store(error):
             return error
@@ -104,19 +105,20 @@ class Lake:
         return io_of(self.table().io.properties)
 
     def catalog(self) -> Catalog:
-        """Return the catalog, connected to."""
+        """Return the catalog. Connects on first use."""
         if self._catalog is None:
             self._catalog = connected(self._options)
         return self._catalog
 
     @property
     def group(self) -> str | None:
-        """An id shared by tables that one request can change; None if there is no such request. Sends nothing."""
+        """An id shared by all tables that one request can change, or None if the catalog has no such request. Sends
+        nothing."""
         catalog = self._catalog
         return catalog.identity if isinstance(catalog, TransactionalCatalog) and catalog.changes_several else None
 
     def close(self) -> None:
-        """Forget the connections. The next use makes new ones."""
+        """Close the catalog. The next use reconnects."""
         catalog, self._catalog, self._table = self._catalog, None, None
         if catalog is not None:
             with contextlib.suppress(Exception):
@@ -127,7 +129,7 @@ def connected(options: IcebergOptions) -> Catalog:
     """Return the catalog that ``options`` name.
 
     Raises:
-        ConfigurationError: it is of a kind that the sink is not tested with, or a property or package is missing.
+        ConfigurationError: the sink is not tested with this type of catalog, or a property or package is missing.
     """
     properties: dict[str, Any] = {**(Config().get_catalog_config(options.catalog) or {}), **options.properties}
     if "uri" not in properties and str(properties.get("type")).lower() != CatalogType.GLUE.value:
@@ -171,27 +173,27 @@ def _kind(options: IcebergOptions, properties: Mapping[str, Any]) -> CatalogType
         given = properties.get("type")
         return CatalogType(str(given).lower()) if given else infer_catalog_type(options.catalog, {**properties})  # type: ignore[return-value]
     except ValueError:
-        pass  # raised below, as an error from here would carry the URI, which may have a password
+        pass  # raised below: an error raised here would chain one that quotes the URI, which may have a password
     raise ConfigurationError(f"catalog {options.catalog!r} needs the option '{OF_CATALOG}type', one of {_KINDS}.")
 
 
 class TransactionalCatalog(RestCatalog):
-    """A REST catalog that may be able to change several tables by one request, for which pyiceberg has no call. None of
-    its requests waits without a limit.
+    """A REST catalog that may support changing several tables in one request, for which pyiceberg has no call. Every
+    request has a timeout.
 
     Attributes:
-        identity: the same for all connections to one catalog with the same properties and credentials.
-        changes_several: whether the catalog lists the request, and has not refused it.
+        identity: equal for all connections to one catalog with the same properties and credentials.
+        changes_several: whether the catalog lists that endpoint and has not refused such a request.
     """
 
     def __init__(self, name: str, **properties: Any) -> None:
         super().__init__(name, **properties)
         given = json.dumps(properties, sort_keys=True, default=str)
-        self.identity = hashlib.sha256(given.encode()).hexdigest()  # they may have credentials
+        self.identity = hashlib.sha256(given.encode()).hexdigest()  # hashed, since properties may have credentials
         self.changes_several = offers(self, _TRANSACTION)
 
     def _config_headers(self, session: Session) -> None:
-        """Set up a session, before it is first used to fetch a token."""
+        """Set the timeout of a session before it first fetches a token."""
         session.request = functools.partial(session.request, timeout=HTTP_TIMEOUT_S)  # type: ignore[method-assign]
         super()._config_headers(session)
 
@@ -201,8 +203,8 @@ class TransactionalCatalog(RestCatalog):
         return session
 
     def commit_tables(self, changes: Sequence[CommitTableRequest]) -> None:
-        """Ask once to change several tables. The answer to success has no content. Raises like ``commit_table``, and
-        nothing is repeated, not even for a token that has expired."""
+        """Send one request to change several tables. A successful response is empty. Raises like ``commit_table``.
+        Never retries, not even when a token has expired."""
         bodies = b",".join(change.model_dump_json().encode() for change in changes)
         response = post(self, "transactions/commit", b'{"table-changes":[%b]}' % bodies)
         try:
@@ -213,14 +215,14 @@ class TransactionalCatalog(RestCatalog):
 
 
 class KeptSqlCatalog(KeepsMetadata, SqlCatalog):
-    """A SQL catalog, whose database is asked for the location of the metadata alone."""
+    """A SQL catalog that queries its database only for the location of a table's metadata."""
 
     def load_table(self, identifier: str | Identifier) -> Table:
         load = functools.partial(super().load_table, identifier)
         return self._kept_table(identifier, self._location(identifier), load)
 
     def _location(self, identifier: str | Identifier) -> str | None:
-        """Return the location of the table's metadata by the database."""
+        """Return the location of the table's metadata from the database."""
         wanted = select(IcebergTables.metadata_location).where(
             IcebergTables.catalog_name == self.name,
             IcebergTables.table_namespace == Catalog.namespace_to_string(Catalog.namespace_from(identifier)),
@@ -233,7 +235,7 @@ class KeptSqlCatalog(KeepsMetadata, SqlCatalog):
 def _sql(options: IcebergOptions, properties: dict[str, Any]) -> Catalog:
     try:
         url = make_url(properties["uri"])
-    except Exception:  # noqa: BLE001  # its text would have the URI
+    except Exception:  # noqa: BLE001  # its text would quote the URI
         url = None
     if url is None or url.get_backend_name() not in ("sqlite", "postgresql"):
         raise ConfigurationError(
@@ -244,5 +246,5 @@ def _sql(options: IcebergOptions, properties: dict[str, Any]) -> Catalog:
         missing = {name: value for name, value in POSTGRES_LIMITS.items() if name not in url.query}
         url = url.update_query_dict(missing)
     properties["uri"] = url.render_as_string(hide_password=False)
-    # The sink creates nothing. pre_ping: a connection may be lost while it waits in its pool for the next batch.
+    # The sink creates no tables. pre_ping: a pooled connection may break between batches.
     return KeptSqlCatalog(options.catalog, **{"pool_pre_ping": "true", **properties, "init_catalog_tables": "false"})

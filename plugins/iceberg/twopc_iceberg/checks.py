@@ -1,4 +1,4 @@
-"""The checks of ``twopc doctor``: settings of a table that cost time, or that lose uncommitted batches."""
+"""The checks of ``twopc doctor``: table settings that slow commits down or lose uncommitted batches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from twopc_iceberg.options import IcebergOptions
 
 MANY_SNAPSHOTS = 200
-"""Each commit writes, and with a REST catalog reads, the list of all snapshots that a table keeps."""
+"""More snapshots than this draw a warning: each commit writes, and with a REST catalog also reads, the list of all of
+them."""
 
 MANY_DELETE_FILES = 100
-"""Readers open every file of keys that may apply to a data file. Of positions, a data file has one file."""
+"""More equality delete files than this draw a warning: readers open each one that may apply to a data file. A data file
+has only one file of position deletes."""
 
 _CHANGING = (Operation.OVERWRITE, Operation.DELETE)
 
@@ -34,7 +36,7 @@ _DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
 
 
 def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterator[CheckResult]:
-    """Yield the result of each check of a table that the sink supports."""
+    """Yield the result of each check. The sink must support the table."""
     metadata = table.metadata
     columns = ", ".join(metadata.schema().column_names)
     yield CheckResult.passed(f"{options}: existence", f"format version {metadata.format_version}, columns {columns}")
@@ -61,7 +63,7 @@ def examine(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterato
 
 
 def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> Iterator[CheckResult]:
-    """Report the delete files of the branch, if it has any."""
+    """Yield a check of the branch's delete files, if it has any."""
     snapshot = table.metadata.snapshot_by_name(options.branch)
     of_deletes = [each for each in ManifestLists().live(io, snapshot) if each.content is ManifestContent.DELETES]
     found = [entry.data_file.content for each in of_deletes for entry in entries(io, each)]
@@ -78,7 +80,7 @@ def _delete_files(table: Table, options: IcebergOptions, io: DurableFileIO) -> I
 
 
 def _changing_rows(metadata: TableMetadata, options: IcebergOptions) -> Iterator[CheckResult]:
-    """Report whether the branch has only grown so far, if it has rows: others may stream from it."""
+    """Warn if the branch has rows and has only ever been appended to: a query that streams from it would stop."""
     snapshot = metadata.snapshot_by_name(options.branch)
     if snapshot is None or snapshot.summary is None or snapshot.summary["total-records"] in (None, "0"):
         return

@@ -1,7 +1,8 @@
-"""The types of Arrow that fit into those of Iceberg, and records as a data file has them. It makes no request.
+"""Which Arrow types fit into which Iceberg types, and the conversion of records for a data file. No I/O.
 
-Columns are found by name, as Spark's own Iceberg writer does by default for streams. A type fits if each of its values
-is kept as it is: an integer or a float in a wider one, a decimal in one with more digits, text in ``uuid``.
+Columns are found by name, as Spark's own Iceberg writer does by default for streams. A type fits if the column
+preserves every value: an integer or a float fits into a wider one, a decimal into one with more digits, text into
+``uuid``.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ _TIMESTAMPS = (pa.timestamp("s"), pa.timestamp("ms"), pa.timestamp("us"))
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The Arrow types that a column of one type keeps exactly. All others are refused.
+    """The Arrow types whose values a column of one Iceberg type preserves. The sink refuses all others.
 
     Attributes:
-        given: the types of Arrow of which every value is kept.
-        cast: what to cast others to, as Spark's SQL names it.
-        more: the types with parameters that are kept as well, in words.
+        given: the Arrow types.
+        cast: the type to cast others to, in Spark SQL.
+        more: further types with parameters, in words.
     """
 
     given: tuple[pa.DataType, ...]
@@ -78,8 +79,8 @@ KEPT: Mapping[type[IcebergType], Kept] = {
     FixedType: Kept((), "BINARY", "fixed_size_binary of that length; in a top-level column also binary, large_binary"),
     UUIDType: Kept((pa.uuid(), pa.binary(16)), "STRING", "in a top-level column also string, large_string"),
 }
-"""The type of a column → what it keeps. ``list``, ``map`` and ``struct`` keep the same of Arrow's, if their parts fit.
-A dictionary counts as its values."""
+"""The type of a column → the Arrow types that fit. ``list``, ``map`` and ``struct`` take their Arrow counterparts if
+the parts fit. A dictionary counts as its values."""
 
 
 def _is_kept(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:
@@ -90,7 +91,7 @@ def _is_kept(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:
             return given.tz is not None and pa.timestamp(given.unit) in _TIMESTAMPS
         case BinaryType() if types.is_fixed_size_binary(given):
             return True
-        case FixedType():  # of variable length, each value is looked at as it is written
+        case FixedType():  # binary of variable length is checked value by value when written
             return given == pa.binary(wanted.root) or (given in _BYTES and not is_nested)
         case UUIDType() if given in _TEXTS:
             return not is_nested
@@ -99,7 +100,7 @@ def _is_kept(given: pa.DataType, wanted: IcebergType, is_nested: bool) -> bool:
 
 
 def check_columns(records: pa.Schema, table: Schema, what: str) -> None:
-    """Make sure that records of a schema fit into the table. ``what`` names the table.
+    """Check that records of a schema fit into the table. ``what`` names the table in errors.
 
     Raises:
         SchemaMismatch: names the column.
@@ -143,24 +144,25 @@ def _check(given: pa.DataType, wanted: IcebergType, what: str, name: str, is_nes
 
 
 _RULES = (NOT_UTF8, TIMES, YEARS, KEY_TWICE)
-"""What readers misread, and what pyiceberg can't hold: it would find out when it makes the statistics of a file."""
+"""Values that readers misread, and values that pyiceberg can't represent, which would otherwise fail only when it
+computes a file's statistics."""
 
 _REQUIRED = Rule(
     lambda field: not field.nullable, first_null, f"the value is null, and the column is required. {ADVICE}"
 )
-"""Parquet would take a null in a nested column."""
+"""Parquet would accept a null in a required nested column."""
 
 
 def aligned(batch: pa.RecordBatch, schema: Schema, arrow_schema: pa.Schema) -> pa.RecordBatch:
-    """Return the records as a data file has them: the table's columns, in its order, with null where one is missing.
+    """Return the records in the layout of a data file: the table's columns in its order, with null for a missing one.
 
     Args:
-        batch: records that ``check_columns`` has accepted.
+        batch: records whose schema ``check_columns`` has accepted.
         schema: the table's.
         arrow_schema: the same for pyarrow.
 
     Raises:
-        RecordRefused: a value does not fit; with its column and its position in ``batch``.
+        RecordRefused: a value does not fit. Has its column and its position in ``batch``.
         SchemaMismatch: the records have a column that the table lacks. Its values would be lost.
     """
     check_names(batch.schema.names, [field.name for field in schema.fields], "the table")
@@ -187,7 +189,7 @@ def _converted(given: pa.Array, field: NestedField, target: pa.Field) -> pa.Arra
 
 
 def _uuids(given: pa.Array, column: str) -> pa.Array:
-    """Return the values of text as those of ``uuid``, which Spark has no type for."""
+    """Parse text as ``uuid`` values, for which Spark has no type."""
     found = []
     for position, value in enumerate(given.to_pylist()):
         try:

@@ -1,7 +1,8 @@
-"""Position deletes of a snapshot: the delete files of its data files, as they are read and written.
+"""Reads and writes the position deletes of a snapshot.
 
-A data file has one delete file: a deletion vector in format version 3, which the specification demands, and a file of
-positions in version 2. Rows that others have deleted are in it, too, and it replaces the one that the data file had.
+Each data file has at most one delete file: a deletion vector in format version 3, as the specification requires, or a
+position delete file in version 2. A new delete file includes the rows that other writers have deleted, and replaces the
+data file's previous one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from twopc_iceberg.files import DurableFileIO
 
 PATH, POSITION = 2147483546, 2147483545
-"""The ids of the columns of a file of positions."""
+"""The column ids of a position delete file."""
 
 _POSITIONS = pa.schema(
     [
@@ -56,7 +57,7 @@ _POSITIONS = pa.schema(
 )
 _PUFFIN = b"PFA1"
 _REFERENCED, _OFFSET, _LENGTH = 17, 18, 19
-"""The fields of a delete file for its data file and for the place of its vector."""
+"""Fields of a delete file's entry: its data file, and the offset and the length of its deletion vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,11 @@ class LiveFile:
 
     Attributes:
         path: its location.
-        format: of which kind it is.
+        format: its file format.
         spec: the id of its partition spec.
         partition: its partition.
-        sequence_number: when it came.
-        bounds: the bounds of the key's columns, as the manifest has them; None where one is not known.
+        sequence_number: of the snapshot that added it.
+        bounds: the lower and upper bounds of the key's columns, encoded as in the manifest; None for an unknown bound.
     """
 
     path: str
@@ -90,14 +91,14 @@ class LiveFile:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """The changes that a snapshot makes to older files.
+    """What a snapshot deletes from older files.
 
     Attributes:
-        manifests: the manifests of delete files that it gets.
-        replaced: the locations of those that it does not keep.
+        manifests: its new manifests of delete files.
+        replaced: the locations of the parent's manifests that it drops.
         written: the locations of all files that were written for it.
-        bytes: how large its delete files are.
-        summary: what the summary of the snapshot has of them.
+        bytes: the total size of its new delete files.
+        summary: their counts for the snapshot's summary.
     """
 
     manifests: tuple[ManifestFile, ...] = ()
@@ -111,15 +112,15 @@ NO_CHANGES = Changes()
 
 
 def layout_of(metadata: TableMetadata, spec_id: int) -> Layout | None:
-    """Return a partition spec with columns that manifests of it can be written with: those of the newest schema that
-    has its sources. None if there is none."""
+    """Return a layout with which manifests of a partition spec can be written: the spec, and the newest schema that has
+    all of its source columns. None if there is no such schema."""
     spec = metadata.specs()[spec_id]
     sources = {each.source_id for each in spec.fields}
     schemas = (metadata.schema(), *reversed(metadata.schemas))
     return next((Layout.of(each, spec) for each in schemas if sources <= each.field_ids), None)
 
 
-# What a snapshot deletes already. -------------------------------------------------------------------------------------
+# Existing deletes. ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,7 @@ class DeletesOfSnapshot:
 
     Attributes:
         io: access to the table's files.
-        entries: the manifests of delete files, and what is in each.
+        entries: the manifests of delete files, with their entries.
         by_path: the location of a data file → the deletes for it alone.
         others: deletes for several data files.
     """
@@ -158,7 +159,8 @@ class DeletesOfSnapshot:
         return found
 
     def of_file(self, file: LiveFile) -> list[DataFile]:
-        """Return the delete files that may be for a data file. Raises Unsearchable: one can't be read."""
+        """Return the delete files that may apply to a data file. Raises Unsearchable if one has an unsupported
+        format."""
         found: list[DataFile] = []
         others = (entry for entry in self.others if _applies(entry.data_file, file))
         for entry in (*self.by_path.get(file.path, ()), *others):
@@ -188,7 +190,7 @@ class DeletesOfSnapshot:
 
 
 def _only_path(delete: DataFile) -> str | None:
-    """Return the data file that a file of position deletes is for; None if it may be for several."""
+    """Return the only data file that a position delete file applies to; None if there may be several."""
     if delete[_REFERENCED] is not None:
         return str(delete[_REFERENCED])
     lower, upper = (delete.lower_bounds or {}).get(PATH), (delete.upper_bounds or {}).get(PATH)
@@ -196,8 +198,8 @@ def _only_path(delete: DataFile) -> str | None:
 
 
 def _applies(delete: DataFile, file: LiveFile) -> bool:
-    """Whether deletes for several files may name ``file``: only in its partition, as Iceberg's specification has it,
-    and within their bounds."""
+    """Return whether deletes for several files may name ``file``. By the Iceberg specification they must be in its
+    partition, and its path within their bounds."""
     places = range(len(file.partition))
     if delete.spec_id != file.spec or not all(_is_same(delete.partition[at], file.partition[at]) for at in places):
         return False
@@ -206,17 +208,17 @@ def _applies(delete: DataFile, file: LiveFile) -> bool:
 
 
 def _is_same(one: Any, other: Any) -> bool:
-    """Whether two values of a partition are the same one. NaN is, although it does not equal itself."""
+    """Return whether two partition values are the same. NaN is the same as NaN."""
     return one == other or all(isinstance(each, float) and math.isnan(each) for each in (one, other))
 
 
-# What is written. -----------------------------------------------------------------------------------------------------
+# New deletes. ---------------------------------------------------------------------------------------------------------
 
 
 def written(
     table: Table, io: DurableFileIO, snapshot_id: int, deletes: DeletesOfSnapshot, touched: Mapping[LiveFile, BitMap64]
 ) -> Changes:
-    """Write delete files with all deleted rows of the touched data files, and the manifests with them."""
+    """Write delete files with all deleted rows of the touched data files, and manifests of them."""
     metadata, name = table.metadata, uuid.uuid4()
     locations = table.location_provider()
     has_vectors = metadata.format_version >= NUMBERS_ROWS
@@ -271,9 +273,9 @@ def _manifest(
     before: Sequence[ManifestEntry],
     gone: Collection[tuple[str, int | None]],
 ) -> ManifestFile:
-    """Write a manifest of the added delete files, and of those before, as the snapshot keeps or removes them."""
+    """Write a manifest with the added delete files, and with the previous ones as existing or deleted."""
     layout, in_memory = layout_of(metadata, spec), InMemory(location=location)
-    assert layout is not None  # else its files would be unfit
+    assert layout is not None  # otherwise ``unfit`` has refused its files
     schema = Schema(*layout.columns.fields)
     with ManifestWriter(ManifestContent.DELETES, metadata, layout.spec, schema, in_memory, snapshot_id) as writer:
         for each in added:
@@ -337,7 +339,7 @@ def _delete(
         partition=file.partition,
         record_count=len(rows),
         file_size_in_bytes=length,
-        # Readers take equal bounds for a file that is for one data file alone.
+        # Readers infer from equal bounds that the file applies to a single data file.
         lower_bounds={PATH: file.path.encode()},
         upper_bounds={PATH: file.path.encode()},
         referenced_data_file=file.path,

@@ -1,8 +1,8 @@
-"""Files of a table, at any location that the sink supports: written to survive a power cut, listed, removed.
+"""Durable writes, listing and removal of a table's files, at any location that the sink supports.
 
-Object stores keep what they have acknowledged. A local disk does so only after ``fsync``, which pyiceberg does not
-call. Catalogs that the sink loads write the table's metadata with ``DurableFileIO``, too: else a power cut could leave
-a catalog that names an empty metadata file.
+An object store keeps what it has acknowledged. A local disk does so only after ``fsync``, which pyiceberg does not
+call. The sink's catalogs also write the table's metadata with ``DurableFileIO``: otherwise a power cut could leave a
+catalog that points to an empty metadata file.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from twopc.threads import call_at_once
 LOCAL = "file"
 S3 = ("s3", "s3a", "s3n")
 SUPPORTED = (LOCAL, *S3)
-"""Schemes of locations that the sink is tested with."""
+"""The URI schemes with which the sink is tested."""
 
 ASIDE = ".aside"
-"""The end of the name under which a file of a disk is written before it replaces the file."""
+"""The suffix of the temporary file that a write to disk renames into place."""
 
 _CANNOT_BE = (errno.ENAMETOOLONG, errno.ENOTDIR)
-"""A file of such a name can't exist: its creation failed, and its note stayed."""
+"""Errors for a name that can't exist: a task failed to create the file after its note was written."""
 
 AT_ONCE = 16
-"""Requests to an object store at a time. Each mostly waits."""
+"""How many requests to an object store run concurrently. They mostly wait."""
 
 
 class DurableFile(PyArrowFile):
-    """A file that is on the disk when its stream is closed.
+    """A file that is durable once its stream is closed.
 
     Attributes:
-        stream: the stream of the last ``create``.
+        stream: the stream that the last ``create`` returned.
         local: its path on a disk; None in a store.
     """
 
@@ -61,7 +61,7 @@ class DurableFileIO(PyArrowFileIO):
         return found
 
     def names_in(self, folder: str) -> list[str]:
-        """Return the names of the files in a folder; none where there is no folder."""
+        """Return the names of the files in a folder; none if the folder does not exist."""
         filesystem, path = self._located(folder)
         found = filesystem.get_file_info(FileSelector(path, allow_not_found=True))
         return [info.base_name for info in found if info.type == FileType.File]
@@ -77,7 +77,7 @@ class DurableFileIO(PyArrowFileIO):
             stream.write(data)
 
     def write(self, location: str, data: bytes) -> None:
-        """Create or replace a file. On a local disk, a crash leaves the old file or the new one."""
+        """Create or replace a file. A crash leaves either the old or the new file, also on a local disk."""
         if self.scheme(location) != LOCAL:
             self.create(location, data)
             return
@@ -87,10 +87,10 @@ class DurableFileIO(PyArrowFileIO):
         sync_folder(Path(path).parent)
 
     def write_same(self, location: str, data: bytes) -> None:
-        """Create a file whose content follows from its name, whoever else does so at the same time.
+        """Create a file whose name determines its content, even while other processes do the same.
 
-        On a disk, all write the same bytes into one file aside, which none truncates. So it is whole as soon as one of
-        them has written it, and is moved once. A killed process leaves nothing that the next one does not use.
+        On a disk, all processes write the same bytes into one temporary file, without truncating it. So it is complete
+        as soon as one of them has finished, and is renamed once. The next process reuses what a killed one has left.
         """
         if self.scheme(location) != LOCAL:
             self.write(location, data)
@@ -109,11 +109,11 @@ class DurableFileIO(PyArrowFileIO):
         sync_folder(path.parent)
 
     def written(self, location: str) -> list[str]:
-        """Return the locations at which ``write`` may have left something, even if its process was killed."""
+        """Return the locations at which ``write`` may leave a file, including after a crash."""
         return [location + ASIDE, location] if self.scheme(location) == LOCAL else [location]
 
     def remove(self, locations: Iterable[str]) -> None:
-        """Remove files, or do nothing for those that are gone. On return, they stay gone after a power cut."""
+        """Remove files, ignoring missing ones. Once this returns, the removal survives a power cut."""
         remote, paths = list[str](), list[str]()
         for location in locations:
             scheme, _, path = self.parse_location(location, self.properties)
@@ -129,7 +129,7 @@ class DurableFileIO(PyArrowFileIO):
                 sync_folder(Path(folder))
 
     def first_changed(self, lengths: Mapping[str, int]) -> str | None:
-        """Return the first of the files that is gone or has another length; None if there is none."""
+        """Return the first file that is missing or has another length than given; None if there is none."""
         found = zip(lengths.items(), self.at_once(self._length, list(lengths)), strict=True)
         return next((location for (location, wanted), length in found if length != wanted), None)
 
@@ -141,7 +141,7 @@ class DurableFileIO(PyArrowFileIO):
             return None
 
     def at_once(self, call: Callable[[str], Any], locations: Sequence[str]) -> list[Any]:
-        """Return the result of ``call`` for each location; in threads if a request to a store takes long."""
+        """Return the result of ``call`` for each location. Calls to an object store run on threads."""
         is_local = locations and self.scheme(locations[0]) == LOCAL
         return call_at_once(call, locations, 1 if is_local else AT_ONCE)
 
@@ -162,9 +162,9 @@ def _remove(remove: Callable[[str], None], name: str) -> None:
 
 
 IO_CLASS = f"{__name__}.{DurableFileIO.__name__}"
-"""The class as catalogs are told it."""
+"""The class as it is named in the catalog's property ``py-io-impl``."""
 
 
 def io_of(properties: Mapping[str, Any]) -> DurableFileIO:
-    """Return access to files with the properties of a table's own, such as its credentials."""
+    """Return access to files with the given properties of a table's file access, such as its credentials."""
     return DurableFileIO({name: value for name, value in properties.items() if isinstance(value, str)})

@@ -1,5 +1,5 @@
-"""AWS Glue as a catalog, by its own interface. Its commit is ``UpdateTable`` with the ``VersionId`` that was read: Glue
-refuses it with ``ConcurrentModificationException`` if the table has another one by then."""
+"""AWS Glue as a catalog, through its native API. A commit is ``UpdateTable`` with the ``VersionId`` that was read: if
+the table has another version by then, Glue rejects it with ``ConcurrentModificationException``."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from twopc_iceberg.options import IcebergOptions
 
 RETRIES = 3
-"""How often the client repeats a request. It takes the refusal of a repeated update for a conflict, which is right: the
-table is loaded again then."""
+"""How often the client retries a request. If a retried update is rejected because its first attempt succeeded, the
+client reports a conflict. That is safe: after a conflict the table is reloaded."""
 
 _LONGEST_COMMENT = 255  # characters, in one line
 
 _OF_OTHERS = ("Description", "Owner", "LastAccessTime", "LastAnalyzedTime", "Retention", "PartitionKeys")
-"""What an update removes unless it repeats it, and pyiceberg does not."""
+"""Fields that an update must repeat to preserve. pyiceberg does not."""
 
 _BUSY = frozenset(
     (
@@ -42,7 +42,7 @@ _BUSY = frozenset(
         *("InternalServiceException", "ServiceUnavailableException", "ResourceNotReadyException"),
     )
 )
-"""Codes that go away by themselves. Glue returns most of them with the status 400."""
+"""Codes of transient errors. Glue returns most of them with status 400."""
 
 _DENIED = frozenset(
     (
@@ -53,7 +53,7 @@ _DENIED = frozenset(
 
 
 def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tuple[float, float]) -> KeptGlueCatalog:
-    """Return the catalog. Sends nothing.
+    """Create the catalog, without sending a request.
 
     Args:
         options: the sink's.
@@ -61,7 +61,7 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
         timeout_s: how long a request may take to connect, and to be answered.
 
     Raises:
-        ConfigurationError: AWS's client does not take the properties, or finds no region.
+        ConfigurationError: AWS's client rejects the properties, or finds no region.
     """
     session = Session()
     session.set_default_client_config(Config(connect_timeout=timeout_s[0], read_timeout=timeout_s[1]))
@@ -77,7 +77,7 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
 
 
 class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
-    """AWS Glue, whose errors mean what ``outcomes`` says."""
+    """AWS Glue, with its errors mapped to those that ``outcomes`` classifies."""
 
     _known: Any
 
@@ -91,7 +91,7 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
             return super().commit_table(table, requirements, updates)
 
     def probe(self, table: Table) -> None:
-        """Ask to replace the table by itself, by an older ``VersionId``."""
+        """Try to replace the table with itself under an older ``VersionId``."""
         database, name = self.identifier_to_database_and_table(table.name())
         with self.answers():
             kind = self.glue.get_database(Name=database)["Database"].get("FederatedDatabase", {}).get("ConnectionType")
@@ -106,7 +106,7 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
                 raise OSError(errno.EBUSY, f"table {database}.{name} was changed by another writer just now")
             same = glue_input(name, location, metadata, known)
             older = int(known.get("VersionId", "")) - 1
-            if older < 0:  # a new table, of which a second version is made first
+            if older < 0:  # a new table: create a second version first
                 older = 0
                 self._update_glue_table(database, name, same, str(older))
             self._update_glue_table(database, name, same, str(older))
@@ -126,12 +126,12 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
         return self._known
 
     def _update_glue_table(self, database_name: str, table_name: str, table_input: Any, version_id: str) -> None:
-        """Change what is Iceberg's. What other tools have set stays, as it was at ``version_id``."""
+        """Update only Iceberg's fields. Fields set by other tools keep their values as of ``version_id``."""
         stored, wanted = self._known.get("StorageDescriptor", {}), table_input["StorageDescriptor"]
         columns = {column["Name"].lower(): column for column in stored.get("Columns", ())}
         for column in wanted["Columns"]:
             known = columns.get(column["Name"].lower(), {})
-            # Glue refuses longer comments, after the decision. The table's metadata keeps them.
+            # Glue would reject a longer comment, and only after the decision. The table's metadata keeps it whole.
             comment = " ".join(column.get("Comment", "").split())[:_LONGEST_COMMENT] or known.get("Comment")
             column["Parameters"] = {**known.get("Parameters", {}), **column["Parameters"]}
             if comment:
@@ -142,7 +142,7 @@ class KeptGlueCatalog(KeepsMetadata, GlueCatalog, ProbedCatalog):
 
 
 def _meaning(error: ClientError | BotoCoreError) -> Exception:
-    """Return an error of AWS's client as one that ``outcomes`` knows. An unknown code is a RESTError."""
+    """Map an error of AWS's client to one that ``outcomes`` classifies. An unknown code becomes a RESTError."""
     code = error.response["Error"].get("Code") if isinstance(error, ClientError) else None
     if code in _BUSY:
         return OSError(errno.EBUSY, str(error))

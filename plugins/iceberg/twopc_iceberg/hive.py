@@ -1,12 +1,12 @@
-"""Hive Metastore as a catalog. Its commit is ``alter_table`` under an exclusive lock of the table: the metastore itself
-compares nothing, so whatever may still be on its way keeps its lock.
+"""Hive Metastore as a catalog. A commit is ``alter_table`` under an exclusive lock on the table. The metastore itself
+compares nothing, so a change that may still arrive must keep its lock.
 
-A lock is dropped by the process that took it. If the answer to a change was lost, the process drops it when it sees the
-change, or ``LATE_S`` later; if another answer was lost, at once, by a new connection.
+The process that took a lock drops it. If the response to a change was lost, the process drops the lock when it sees the
+change, or after ``LATE_S``. If any other response was lost, it drops the lock at once over a new connection.
 
-A killed process leaves its lock. Another process of the same machine sees that its holder has ended, and drops it
-``LATE_S`` after that. Elsewhere, nobody knows whether the holder is dead or was suspended amid a change: the lock stays
-until the metastore expires it, and the next commit waits and names it.
+A killed process leaves its lock behind. Another process on the same machine can see that the holder has ended, and
+drops the lock ``LATE_S`` after that. On any other machine, the holder could be dead or suspended in the middle of a
+change: the lock stays until the metastore expires it, and the next commit waits and names it.
 """
 
 from __future__ import annotations
@@ -58,12 +58,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LATE_S = 900.0
-"""How long after a lost answer a change may still be made: Linux sends what is on its way for about 100 s after a
-connection's end, and a metastore works for 600 s on a request (its setting ``hive.metastore.client.socket.timeout``)
-without noticing that its client is gone."""
+"""How long after a lost response a change may still take effect. Linux keeps sending pending data for about 100 s after
+a connection is closed, and a metastore works on a request for up to 600 s (its setting
+``hive.metastore.client.socket.timeout``) without noticing that its client is gone."""
 
 _LONGEST_NAME, _LONGEST_VALUE = 256, 4000
-"""Characters of a table's parameter that every version of the metastore takes. Iceberg's metadata has them all."""
+"""The most characters in the name and the value of a table parameter that every version of the metastore accepts.
+Longer ones are omitted: Iceberg's metadata has all of them."""
 
 _PROC = Path("/proc")
 
@@ -74,13 +75,13 @@ _ADDRESS = re.compile(r"thrift://([^@\s,/:]+):(\d+)/?")
 
 @dataclass(frozen=True, slots=True)
 class _Left:
-    """A lock that this process may have left.
+    """A lock that this process may have left behind.
 
     Attributes:
-        table: what is locked.
-        is_known: whether the metastore has answered with its id. If not, the lock may still come.
-        replaces: the location of the metadata that an unanswered change replaces; None if there is no such change.
-        since_s: when the answer was lost, by the monotonic clock.
+        table: the locked database and table.
+        is_known: whether the metastore has returned the lock's id. If not, the lock may still be created.
+        replaces: the metadata location that an unanswered change replaces; None if there is no such change.
+        since_s: when the response was lost, by the monotonic clock.
     """
 
     table: tuple[str, str]
@@ -90,16 +91,16 @@ class _Left:
 
 
 _left: dict[tuple[tuple[str, int], str], _Left] = {}
-"""By the metastore's address and the lock's ``agentInfo``. A catalog is connected to anew after an error, so the
-process keeps them."""
+"""Abandoned locks by the metastore's address and the lock's ``agentInfo``. Kept per process, since a catalog reconnects
+after an error."""
 
 _ended: dict[str, float] = {}
-"""When this process saw that the holder of a lock has ended, by the monotonic clock and the lock's ``agentInfo``. Other
-metastores may give the same ids."""
+"""A lock's ``agentInfo`` → when this process saw that its holder had ended, by the monotonic clock. Lock ids would not
+do: another metastore may use the same ones."""
 
 
 def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tuple[float, float]) -> KeptHiveCatalog:
-    """Return the catalog. Sends nothing.
+    """Create the catalog, without sending a request.
 
     Args:
         options: the sink's.
@@ -107,7 +108,7 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
         timeout_s: how long a request may take to connect, and to be answered.
 
     Raises:
-        ConfigurationError: the URI is not that of a metastore, or a property is not supported.
+        ConfigurationError: the URI does not name a metastore, or a property is not supported.
     """
     address = _ADDRESS.fullmatch(str(properties["uri"]))
     if address is None:
@@ -124,7 +125,7 @@ def connected(options: IcebergOptions, properties: dict[str, Any], timeout_s: tu
 
 
 class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
-    """Hive Metastore 2 or 3, whose errors mean what ``outcomes`` says."""
+    """Hive Metastore 2 or 3, with its errors mapped to those that ``outcomes`` classifies."""
 
     connections: _Connections
     _agent = ""
@@ -142,7 +143,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
                 return super().commit_table(table, requirements, updates)
 
     def probe(self, table: Table) -> None:
-        """Ask for two locks at a time."""
+        """Request two locks on the table at once: the second must wait."""
         database, name = self.identifier_to_database_and_table(table.name())
         try:
             hive_columns(table.schema(), table.location())
@@ -157,7 +158,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
     @contextlib.contextmanager
     def _locking(self, *table: str) -> Iterator[None]:
-        """Name this process in its locks. Drop the locks that a broken connection leaves behind."""
+        """Name this process in its locks, and drop those that a broken connection leaves behind."""
         self._agent = f"twopc {uuid.uuid4().hex} {_process()}"
         try:
             yield
@@ -179,7 +180,7 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
                 ids = [each.lockid for each in locks if each.agentInfo == agent]
                 left_s = LATE_S - (time.monotonic() - of_us.since_s)
                 if of_us.replaces == now and left_s > 0:
-                    for lock_id in ids:  # a lock without a heartbeat expires
+                    for lock_id in ids:  # a heartbeat, without which the lock would expire
                         client.check_lock(ttypes.CheckLockRequest(lockid=lock_id))
                     raise TimeoutError(
                         f"the answer to a change of {'.'.join(table)} was lost, and it may still be made. This process"
@@ -238,13 +239,13 @@ class KeptHiveCatalog(KeepsMetadata, HiveCatalog, ProbedCatalog):
 
 
 class _Calls(Client):  # type: ignore[misc]  # it has no types
-    """One connection to the metastore.
+    """A connection to the metastore, with the state of its lock.
 
     Attributes:
-        agent: that of the lock that was asked for.
-        lockid: the metastore's id of it.
-        left: the lock, until the metastore has answered that it is dropped.
-        before: the table as the metastore has it.
+        agent: the ``agentInfo`` of the requested lock.
+        lockid: the lock's id in the metastore.
+        left: the lock, until the metastore has confirmed that it is dropped.
+        before: the table as last read from the metastore.
     """
 
     agent = ""
@@ -270,16 +271,16 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
         replaces = new_tbl.parameters[PREVIOUS_METADATA_LOCATION]
         new_tbl.parameters = _short(new_tbl.parameters, self.before.parameters)
         new_tbl.sd = _changed(self.before.sd, new_tbl.sd)
-        # Metastores with HIVE-26882 compare it.
+        # Metastores with HIVE-26882 check this.
         expected = {"expected_parameter_key": METADATA_LOCATION, "expected_parameter_value": replaces}
         environment_context.properties.update(expected)
-        # A process that was suspended may have lost its lock. This also tells the metastore that it lives.
+        # A process that was suspended may have lost its lock. This call is also a heartbeat.
         if super().check_lock(ttypes.CheckLockRequest(lockid=self.lockid)).state != ttypes.LockState.ACQUIRED:
             raise CommitFailedException(f"{dbname}.{tbl_name}: the lock was lost before the change")
         locked, self.left = self.left, _Left((dbname, tbl_name), True, replaces, 0.0)
         try:
             super().alter_table_with_environment_context(dbname, tbl_name, new_tbl, environment_context)
-        except (TTransportException, TProtocolException):  # it may still be made, so the lock stays
+        except (TTransportException, TProtocolException):  # the change may still be made, so the lock stays
             raise
         except TException:
             self.left = locked
@@ -294,7 +295,7 @@ class _Calls(Client):  # type: ignore[misc]  # it has no types
 
 
 class _Socket(TSocket):  # type: ignore[misc]  # it has no types
-    """A socket that is closed where an answer does not come in time: the next request would take it for its own."""
+    """A socket that closes when a response is late. Otherwise the next request would read that response as its own."""
 
     def read(self, sz: int) -> bytes:
         try:
@@ -306,7 +307,7 @@ class _Socket(TSocket):  # type: ignore[misc]  # it has no types
 
 
 class _Connections:
-    """Connects to the metastore, for requests that end. Each use has a connection of its own."""
+    """Opens connections to the metastore, with timeouts. Each ``with`` block has its own connection."""
 
     def __init__(self, address: tuple[str, int], ugi: list[str] | None, timeout_s: tuple[float, float]) -> None:
         self.address, self._ugi, self._timeout_s = address, ugi, timeout_s
@@ -329,7 +330,7 @@ class _Connections:
 
 
 def _short(parameters: dict[str, str], known: dict[str, str]) -> dict[str, str]:
-    """Return the parameters that any metastore takes, and those that this one has taken."""
+    """Return the parameters that are short enough for every metastore, and those that this one already has."""
     return {
         name: value
         for name, value in parameters.items()
@@ -338,8 +339,8 @@ def _short(parameters: dict[str, str], known: dict[str, str]) -> dict[str, str]:
 
 
 def _changed(known: Any, wanted: Any) -> Any:
-    """Return how a table is stored, with other columns and another location. Formats, the SerDe and its properties, and
-    the comments of columns that Iceberg has none of are those of other tools."""
+    """Return the known storage descriptor with the wanted columns and location. Formats, the SerDe with its properties,
+    and column comments that Iceberg lacks belong to other tools and are kept."""
     comments = {column.name.lower(): column.comment for column in known.cols or ()}
     for column in wanted.cols:
         column.comment = column.comment or comments.get(column.name.lower())
@@ -348,15 +349,15 @@ def _changed(known: Any, wanted: Any) -> Any:
 
 
 def _process() -> str:
-    """Return the machine, the id and the start of this process, which no other has; "" where Linux does not show them.
-    The machine is its boot, its network hardware, which a clone of its memory may have another of, and its namespace of
-    process ids."""
+    """Return the machine, the process id and the start time, which together identify this process; "" if Linux does not
+    show them. The machine is identified by its boot id, its MAC address (a clone of a running machine may have another
+    one) and its PID namespace."""
     try:
         if (_PROC / "self").readlink().name != str(os.getpid()):
             return ""
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         node = uuid.getnode()
-        mac = 0 if node >> 40 & 1 else node  # without network hardware, Python draws a number that has this bit
+        mac = 0 if node >> 40 & 1 else node  # without network hardware, Python draws a number with this bit set
         machine = f"{boot}/{mac:x}/{(_PROC / 'self/ns/pid').stat().st_ino}"
         return f"{machine} {os.getpid()} {_started(os.getpid())}"
     except OSError:
@@ -368,7 +369,8 @@ def _started(pid: int) -> str:
 
 
 def _has_ended(hostname: str, agent: str | None) -> bool:
-    """Return whether the process that took a lock has certainly ended: it is one of ours, on this machine."""
+    """Return whether the process that took a lock has certainly ended. Only known for twopc processes on this
+    machine."""
     found = _AGENT.fullmatch(agent or "")
     if found is None or hostname != socket.gethostname() or not _process().startswith(f"{found['machine']} "):
         return False
@@ -384,12 +386,12 @@ def _has_ended(hostname: str, agent: str | None) -> bool:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user id without a name
+    except (KeyError, OSError):  # a user id without a name, as in containers
         return str(os.getuid())
 
 
 def _meaning(error: Any) -> Exception:
-    """Return an error of the metastore as one that ``outcomes`` knows. Any but a lost connection is a RESTError."""
+    """Map an error of the metastore to one that ``outcomes`` classifies. By default, it becomes a RESTError."""
     text = getattr(error, "message", error)
     match error:
         case TTransportException() | TProtocolException():
@@ -398,7 +400,7 @@ def _meaning(error: Any) -> Exception:
             return NoSuchTableError(text)
         case ttypes.NoSuchLockException() | ttypes.TxnAbortedException():
             return CommitFailedException(f"the lock was lost: {text}")
-        case TApplicationException(type=TApplicationException.INTERNAL_ERROR):  # such as its database, which is away
+        case TApplicationException(type=TApplicationException.INTERNAL_ERROR):  # for example, its database is down
             return OSError(errno.EBUSY, f"the metastore: {text}")
         case TApplicationException():
             return RESTError(f"the metastore is none of version 2 or 3: {text}")

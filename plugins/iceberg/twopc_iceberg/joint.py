@@ -1,10 +1,11 @@
-"""The commit of a batch to several tables of one REST catalog, by one request: ``POST .../transactions/commit``.
+"""Commits a batch to several tables of one REST catalog in one request, ``POST .../transactions/commit``.
 
-It is a best effort, after which each table's own commit finds out what happened (``snapshot.py``, whose rules hold for
-each table). So no answer is believed. A table for which something is wrong is left out: its own commit reports that.
+This is a best effort. Afterwards each table's own commit finds out what happened (the rules of ``snapshot.py`` hold for
+each table), so no response is trusted. A table with a problem is left out, and its own commit reports the problem.
 
-The specification has the catalog change all tables or none. Iceberg's own server compares all requirements, then
-changes one table after the other: it may change a part, or report success for a table that it has not changed.
+By the specification, the catalog changes all tables or none. Iceberg's own server checks all requirements and then
+changes one table after the other: it may change only some of them, or report success for a table that it has not
+changed.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ from twopc_iceberg.snapshot import Added, BatchCommitter, DecidedBatch, Proposal
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 5
-"""How often in a row another writer may be faster in one of the tables, before each commits by itself."""
+"""How many times in a row the joint commit may lose a race before each table commits by itself."""
 
 REFUSALS = (ForbiddenError, NotImplementedError)
-"""After these answers, the catalog is not asked to change several tables again until it is connected to anew."""
+"""After these errors, no joint commit is sent until the catalog reconnects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,10 @@ class Part:
     """One table's part of a joint commit.
 
     Attributes:
-        lake: the table.
-        committer: remembers the attempts.
+        lake: the catalog and the table.
+        committer: the committer of this table, which remembers the attempts.
         batch: the batch.
-        manifests: writes the manifests of the batch the first time, and returns them. Raises FileChanged.
+        manifests: returns the batch's manifests, and writes them on the first call. Raises FileChanged.
     """
 
     lake: Lake
@@ -49,17 +50,18 @@ class Part:
     manifests: Callable[[], Added] = field(repr=False)
 
     def proposal(self) -> Proposal | None:
-        """Return what the request has to change in the table; None if it is done, or left to the table's own commit."""
+        """Return the request's change to the table; None if the batch is visible, or is left to the table's own
+        commit."""
         try:
             proposal = self.committer.proposal(self.batch, self.manifests)
         except (TwoPhaseCommitError, FileChanged) as error:
             logger.debug("%s, and left out of the joint commit: %s", self.batch.what, error)
             return None
-        # pyiceberg takes such a token for all later requests. One request can't carry those of several tables.
+        # pyiceberg uses such a token for all later requests. One request can't carry the tokens of several tables.
         return None if proposal is None or TOKEN in proposal.table.config else proposal
 
     def look_again(self) -> None:
-        """Load the table after another writer was faster."""
+        """Reload the table after a lost race."""
         try:
             self.committer.clean_up(self.lake.load())
         except CATALOG_ERRORS as error:
@@ -68,11 +70,12 @@ class Part:
 
 
 def commit_parts(begins: Sequence[Callable[[], Part]]) -> None:
-    """Try to commit the parts together. Each of ``begins`` returns one, or raises if its own commit would."""
+    """Try to commit the parts together. Each of ``begins`` returns a part, or raises what the table's own commit
+    would."""
     parts = [part for part in call_at_once(_begun, begins, len(begins)) if part is not None]
     for number in range(ATTEMPTS):
         found = zip(parts, call_at_once(Part.proposal, parts, len(parts)), strict=True)
-        # By the table's UUID: one request can't change a table twice, as two sinks or two branches would have it.
+        # By the table's UUID: one request can't change a table twice, for two sinks or two branches.
         proposals = {part.batch.table: (part, proposal) for part, proposal in found if proposal is not None}
         if len(proposals) < 2:
             return
@@ -80,7 +83,7 @@ def commit_parts(begins: Sequence[Callable[[], Part]]) -> None:
         failure = _asked([proposal for _, proposal in proposals.values()])
         if failure is None or answer(failure) is not CatalogAnswer.CONFLICT:
             for part in parts:
-                part.lake.forget_table()  # each one's own commit loads it
+                part.lake.forget_table()  # its own commit reloads the table
             return
         call_at_once(Part.look_again, parts, len(parts))
         pause(number)
@@ -95,7 +98,7 @@ def _begun(begin: Callable[[], Part]) -> Part | None:
 
 
 def _asked(proposals: Sequence[Proposal]) -> Exception | None:
-    """Send the request once. Returns the error, which does not mean that no table was changed."""
+    """Send the request once. Return the error, if any; tables may have been changed even so."""
     catalogs = [proposal.table.catalog for proposal in proposals]
     assert isinstance(catalogs[0], TransactionalCatalog)
     try:

@@ -1,7 +1,8 @@
-"""Catalogs that keep a table's metadata in a file: its commits do not become slower with each snapshot that it keeps.
+"""Caches metadata for catalogs that store it in a file, so that commits do not slow down as a table's snapshots
+accumulate.
 
-pyiceberg compares the requirements of a commit with that file, in this process. The catalog only replaces the file's
-location, and refuses if it is another one by then.
+pyiceberg checks the requirements of a commit against that file in this process. The catalog only replaces the file's
+location, and refuses if the location has changed by then.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from twopc_iceberg.outcomes import reading
 
 
 class _Shared(IcebergBaseModel):
-    """A table's metadata, of which a changed copy shares what has not changed."""
+    """Table metadata whose modified copies share the unchanged parts."""
 
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Any:  # noqa: ARG002
         return super().model_copy(update=update)
@@ -45,18 +46,18 @@ class _SharedV3(_Shared, TableMetadataV3):
 
 
 def _shared(metadata: TableMetadata) -> TableMetadata:
-    """Return the same metadata. That of version 1, which the sink refuses, is left as it is."""
+    """Return the metadata as a class whose copies share. Version 1, which the sink refuses, is returned unchanged."""
     match metadata:
         case TableMetadataV2():
             return _SharedV2.model_construct(**dict(metadata))
-        case TableMetadataV3():  # pyiceberg creates such tables without the number that the specification has
+        case TableMetadataV3():  # pyiceberg creates these without next-row-id, which the specification requires
             return _SharedV3.model_construct(**{**dict(metadata), "next_row_id": metadata.next_row_id or 0})
         case _:
             return metadata
 
 
 class _NewSequenceNumber(ValidatableTableRequirement):
-    """A snapshot has a sequence number that no other has. pyiceberg looks at it in version 2 alone."""
+    """Requires that a snapshot's sequence number is new. pyiceberg checks this only in version 2."""
 
     type: str = "twopc-new-sequence-number"
     snapshot: Snapshot
@@ -69,12 +70,12 @@ class _NewSequenceNumber(ValidatableTableRequirement):
 
 
 class KeepsMetadata(MetastoreCatalog):
-    """Keeps the metadata of the table that it was last asked for, and reads the file only if the location is new."""
+    """Keeps the metadata of the table that was loaded last, and reads the file only if its location has changed."""
 
     _kept: tuple[str, TableMetadata] | None = None
 
     def answers(self) -> contextlib.AbstractContextManager[None]:
-        """Around requests: errors of the catalog's client become those that ``outcomes`` knows."""
+        """Return a context that maps errors of the catalog's client to those that ``outcomes`` classifies."""
         return contextlib.nullcontext()
 
     def load_table(self, identifier: str | Identifier) -> Table:
@@ -82,7 +83,7 @@ class KeepsMetadata(MetastoreCatalog):
             return super().load_table(identifier)  # type: ignore[safe-super]
 
     def _kept_table(self, identifier: str | Identifier, location: str | None, load: Callable[[], Table]) -> Table:
-        """Return the table whose metadata is at ``location`` by the catalog."""
+        """Return the table whose metadata the catalog has at ``location``."""
         kept = self._kept
         if kept is None or kept[0] != location:
             with reading(location):
@@ -103,11 +104,11 @@ class KeepsMetadata(MetastoreCatalog):
 
 
 class ProbedCatalog(Catalog):
-    """A catalog whose refusals no false requirement can test: pyiceberg finds that one before it asks."""
+    """A catalog that a false requirement can't test: pyiceberg finds it false before sending a request."""
 
     @abstractmethod
     def probe(self, table: Table) -> None:
-        """Ask for what the catalog must refuse, if two commits are to exclude each other.
+        """Request a change that the catalog must refuse if concurrent commits are to exclude each other.
 
         Raises:
             CommitFailedException: the catalog refuses.

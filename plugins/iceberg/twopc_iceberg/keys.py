@@ -1,13 +1,13 @@
-"""Equality deletes: a file of keys beside the records of a batch, so that a record replaces the one of its key.
+"""Equality deletes: files of keys beside a batch's records, so that a record replaces the row with its key.
 
 A delete file applies to every data file with a smaller sequence number. All files of a snapshot share its number, so a
-batch never deletes its own records, and rows that compaction has moved are still found: Iceberg gives rewritten files
-the number of the snapshot that they were read from. Nothing of the table is read for a batch. So whatever other writers
-have done to the rows meanwhile, a decided batch can be committed.
+batch never deletes its own records. Rows that a compaction has moved are still deleted: Iceberg gives rewritten files
+the number of the snapshot that they were read from. A commit reads none of the table's rows, so a decided batch can be
+committed whatever other writers have done to them.
 
-The files belong to a partition spec without fields, as the specification has such deletes apply to all partitions. A
-table that was created with partitions has no such spec: the first batch adds one before its decision
-(``require_spec``), and the table's default spec stays.
+The files belong to a partition spec without fields: by the specification, only such deletes apply to all partitions. A
+table that was created with partitions has no such spec. The first batch adds one before its decision
+(``require_spec``), without changing the table's default spec.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ KEY_TYPES = (
     *(BooleanType, IntegerType, LongType, DecimalType, DateType, TimestampType, TimestamptzType),
     *(StringType, BinaryType),
 )
-"""The types of which every reader takes the same values for equal. Iceberg bars floating-point numbers. Iceberg for
-Java misorders ``uuid``, and so passes over delete files; Spark has no ``time``."""
+"""The types for which all readers agree on which values are equal. Iceberg forbids floating-point keys. Iceberg for
+Java misorders ``uuid``, and so skips delete files; Spark has no ``time``."""
 
 
 def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
-    """Make sure that records of the table can be found by a key. ``what`` names the table.
+    """Check that the table can be keyed by these columns. ``what`` names the table in errors.
 
     Raises:
-        ConfigurationError: the table lacks a column of the key, or has it with another type than ``KEY_TYPES``.
+        ConfigurationError: the table lacks a column of the key, or the column's type is not one of ``KEY_TYPES``.
     """
     by_name = {field.name: field for field in schema.fields}
     require_key_columns(key, by_name, what)
@@ -72,7 +72,7 @@ def require_key(schema: Schema, key: Sequence[str], what: str) -> None:
 
 
 def require_whole(records: pa.Schema, table: Schema, what: str) -> None:
-    """Make sure that records have every column of the table, as a record replaces a whole row.
+    """Check that records have every column of the table, since a record replaces a whole row.
 
     Raises:
         SchemaMismatch: names the column.
@@ -99,11 +99,11 @@ def _lacking(given: pa.DataType, wanted: IcebergType, path: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """The columns and the partition spec of delete files.
+    """The columns and the partition spec of equality delete files.
 
     Attributes:
-        schema: the columns of the key, in its order.
-        file_schema: the same, with names that any reader takes.
+        schema: the columns of the key, in the key's order.
+        file_schema: the same, with column names that every reader accepts.
         spec: the partition spec without fields.
     """
 
@@ -113,7 +113,7 @@ class Deletes:
 
     @classmethod
     def of(cls, metadata: TableMetadata, key: Sequence[str], what: str) -> Deletes:
-        """Return what deletes by ``key`` need. Raises like ``require_key``."""
+        """Return the columns and the spec for deletes by ``key``. Raises like ``require_key``."""
         require_key(metadata.schema(), key, what)
         by_name = {field.name: field for field in metadata.schema().fields}
         schema = Schema(*[by_name[name] for name in key])
@@ -124,10 +124,10 @@ class Deletes:
         return [field.field_id for field in self.schema.fields]
 
     def keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the keys of a batch as a delete file has them.
+        """Return the keys of a batch in the layout of a delete file.
 
         Raises:
-            RecordRefused: a key has a null, which equals null in Iceberg, or a value that its column can't have; with
+            RecordRefused: a key has a null (in Iceberg null equals null) or a value that does not fit its column. Has
                 the record's position.
         """
         require_keys(batch, self.schema.column_names)
@@ -136,17 +136,17 @@ class Deletes:
 
 
 def spec_of_deletes(metadata: TableMetadata) -> PartitionSpec:
-    """Return the table's spec without fields, or the one that ``require_spec`` adds.
+    """Return the table's spec without fields, or the one that ``require_spec`` will add.
 
-    A spec whose every field was dropped has ``void`` fields in a table that was upgraded from version 1. Not every
-    reader takes it for one without.
+    In a table that was upgraded from version 1, a spec whose fields were all dropped has ``void`` fields. Not every
+    reader treats it as a spec without fields.
     """
     found = (spec for spec in metadata.partition_specs if not spec.fields)
     return next(found, PartitionSpec(spec_id=max(spec.spec_id for spec in metadata.partition_specs) + 1))
 
 
 def require_spec(table: Table) -> bool:
-    """Add a spec without fields to the table if it has none. Returns whether the table was changed. Errors of the
+    """Add a spec without fields to the table if it has none. Return whether the table was changed. Errors of the
     catalog pass through."""
     spec = spec_of_deletes(table.metadata)
     if spec in table.metadata.partition_specs:

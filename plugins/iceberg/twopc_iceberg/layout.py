@@ -1,8 +1,8 @@
-"""The columns and the partition spec that files are written with, and which tables can read them. It makes no request.
+"""The columns and the partition spec with which files are written, and which tables can read the files. No I/O.
 
-Iceberg finds columns by their ids, and null stands for a column that a file lacks. So a table reads files that were
-written before its columns were renamed, dropped, reordered or widened, or before optional ones were added: the result
-is as if the files had been committed before the change.
+Iceberg finds columns by id, and reads null for a column that a file lacks. So a table can read files written before its
+columns were renamed, dropped, reordered or widened, or before optional ones were added. The result is as if the files
+had been committed before the change.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pyiceberg.types import (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns and the partition spec that files were written with.
+    """The columns and the partition spec with which files were written.
 
     Attributes:
         columns: the columns, with their ids.
@@ -46,7 +46,7 @@ class Layout:
 
     @classmethod
     def from_manifest(cls, schema: str, spec_id: int, fields: str) -> Layout:
-        """Read what a manifest's header has, as JSON."""
+        """Parse the schema and the partition fields that a manifest's header has as JSON."""
         spec = PartitionSpec(*map(PartitionField.model_validate, json.loads(fields)), spec_id=spec_id)
         return cls.of(Schema.model_validate_json(schema), spec)
 
@@ -60,7 +60,7 @@ class Layout:
         return [field.field_type for field in self.spec.partition_type(Schema(*self.columns.fields)).fields]
 
     def unreadable_by(self, table: Layout) -> str | None:
-        """Return why a table of another layout can't read the files; None if it can."""
+        """Return why a table with layout ``table`` can't read the files; None if it can."""
         if self.spec != table.spec:
             return f"its partition spec {self.spec.spec_id} is another one now"
         if not {field.field_id for field in self.columns.fields} & {field.field_id for field in table.columns.fields}:
@@ -98,7 +98,8 @@ def _parts(of: IcebergType) -> tuple[NestedField, ...]:
 
 
 def _reads(written: IcebergType, now: IcebergType) -> bool:
-    """Return whether values of a type are read as those of another, by the promotions that format version 2 permits."""
+    """Return whether values written with one type can be read as another, by the type promotions of format version
+    2."""
     match written, now:
         case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
             return True

@@ -1,8 +1,8 @@
-"""Manifests and manifest lists, in the format versions 2 and 3. pyiceberg 0.12 reads version 3 without the fields that
-are new in it, and does not write it.
+"""Manifests and manifest lists of format versions 2 and 3. pyiceberg 0.12 reads version 3 without its new fields, and
+does not write it.
 
-The list of a batch is the one before it and a manifest more. So the list that this process wrote last is kept, and its
-Avro blocks are copied: a commit neither reads nor encodes again what the table had before.
+A batch's manifest list is the previous list plus one manifest. So this process keeps the list that it wrote last and
+copies its Avro blocks: a commit neither reads nor encodes the table's earlier manifests again.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ if TYPE_CHECKING:
     from twopc_iceberg.files import DurableFileIO
 
 NUMBERS_ROWS: Final = 3
-"""The format version from which on each row has an id, and deletion vectors take the place of position delete files."""
+"""The format version that introduced row ids, and replaced position delete files by deletion vectors."""
 
 PARTITION, EQUALITY_IDS, ELEMENT = 102, 135, 136
-"""Ids of fields of a manifest."""
+"""Field ids in a manifest."""
 
 _OF_LIST = len(MANIFEST_LIST_FILE_SCHEMAS[2].fields)
 _FIRST_ROW_ID = 16
-"""The field for the first row's id in a record of a manifest list, and in a record of a data file."""
+"""The positions of the first row's id in the records of a manifest list and of a data file."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewSnapshot:
-    """The snapshot that a manifest list belongs to.
+    """The snapshot for which a manifest list is written.
 
     Attributes:
-        snapshot_id: the snapshot's.
-        sequence_number: the snapshot's, which only one snapshot of the table ever has.
-        manifest_list: the file that is written for it.
-        parent_snapshot_id: the snapshot that the branch had.
-        first_row_id: the id of the first row that gets one; None before format version 3.
+        snapshot_id: the snapshot's id.
+        sequence_number: the snapshot's sequence number, unique in the table's history.
+        manifest_list: the location of its manifest list.
+        parent_snapshot_id: the branch's previous snapshot.
+        first_row_id: the first row id that it assigns; None before format version 3.
     """
 
     snapshot_id: int
@@ -74,13 +74,13 @@ class NewSnapshot:
     first_row_id: int | None
 
 
-# Avro files in memory, taken apart and put together without decoding their blocks. ----------------------------------
+# Avro files in memory, split and joined without decoding their blocks. ----------------------------------------------
 
 _HEADER = construct_reader(META_SCHEMA, {-1: AvroFileHeader})
 
 
 def header(content: bytes) -> tuple[AvroFileHeader, int]:
-    """Return the header of an Avro file, and where the sync marker at its end begins."""
+    """Return the header of an Avro file, and the offset of the sync marker that ends it."""
     decoder = new_decoder(content)
     return _HEADER.read(decoder), decoder.tell() - SYNC_SIZE
 
@@ -90,7 +90,7 @@ def blocks_of(content: bytes, start: int) -> Iterator[bytes]:
 
     Args:
         content: the file.
-        start: where the sync marker of its header begins.
+        start: the offset of the sync marker that ends its header.
 
     Raises:
         EOFError: the file is cut short.
@@ -108,13 +108,13 @@ def blocks_of(content: bytes, start: int) -> Iterator[bytes]:
 
 
 def with_blocks(content: bytes, start: int, others: Iterable[bytes]) -> bytes:
-    """Return a file with the header of ``content``, which ends at ``start``, and with other blocks."""
+    """Return a file with other blocks and the header of ``content``, which ends at ``start``."""
     sync = content[start : start + SYNC_SIZE]
     return b"".join([content[:start], sync, *(part for block in others for part in (block, sync))])
 
 
 class InMemory(BytesIO):
-    """A file in memory, as pyiceberg asks for one, and the stream to it."""
+    """A file in memory that is also its own input, output and stream, for pyiceberg."""
 
     def __init__(self, content: bytes = b"", location: str = "") -> None:
         super().__init__(content)
@@ -140,10 +140,11 @@ class InMemory(BytesIO):
 
 
 def entries(io: DurableFileIO, manifest: ManifestFile) -> list[ManifestEntry]:
-    """Return the files of a manifest, with what they inherit from it. Errors of the store pass through.
+    """Return the live entries of a manifest, with the values that they inherit from it. Errors of the store pass
+    through.
 
     Raises:
-        Damaged: the manifest is.
+        Damaged: the manifest is damaged.
     """
     with reading(manifest.manifest_path):
         file = AvroFile[ManifestEntry](
@@ -171,16 +172,16 @@ def entries(io: DurableFileIO, manifest: ManifestFile) -> list[ManifestEntry]:
 
 
 class ManifestWriter(ManifestWriterV2):
-    """Writes manifests of data files or of delete files. pyiceberg has neither the latter nor version 3.
+    """Writes manifests of data files or delete files. pyiceberg supports neither delete files nor version 3.
 
     Args:
-        content: the kind of the files.
-        metadata: the table's.
+        content: whether the files are data or delete files.
+        metadata: the table's metadata.
         spec: the partition spec of the files.
-        schema: their columns.
-        output: where the manifest goes.
-        snapshot_id: the snapshot that writes it; None for entries that inherit that of the manifest list which first
-            names the manifest.
+        schema: the columns of the files.
+        output: the file to write.
+        snapshot_id: the snapshot that adds the manifest; None if its entries inherit the id from the first manifest
+            list that names it.
     """
 
     def __init__(
@@ -212,8 +213,9 @@ class ManifestWriter(ManifestWriterV2):
         return {**super()._meta, "content": self._content.name.lower()}
 
     def _with_partition(self, format_version: Any) -> Schema:
-        """Return the schema of entries, as specified. Column ids are ``int``; pyiceberg has ``long``. Partition fields
-        are optional; pyiceberg requires those of required columns, whose struct may be null."""
+        """Return the schema of entries, corrected to the specification. Column ids are ``int``; pyiceberg has ``long``.
+        Partition fields are optional; pyiceberg makes them required if their column is, although a struct around it may
+        be null."""
         schema = super()._with_partition(format_version)
         return Schema(*[_as_specified(field) for field in schema.fields])
 
@@ -240,9 +242,11 @@ def _as_specified(field: NestedField) -> NestedField:
 
 
 def _with_both_zeros(manifest: ManifestFile, types: Iterable[IcebergType]) -> ManifestFile:
-    """Return the manifest's entry, with partition bounds that end at one zero widened to enclose both.
+    """Widen partition bounds that end at a zero, so that they include both -0.0 and 0.0. Changes and returns
+    ``manifest``.
 
-    Iceberg for Java orders -0.0 before 0.0. Python, and so pyiceberg, takes whichever came first.
+    Iceberg for Java orders -0.0 before 0.0. For Python, and so for pyiceberg, they are equal, and the bound is
+    whichever came first.
     """
     for summary, of_type in zip(manifest.partitions or (), types, strict=False):
         if isinstance(of_type, FloatType | DoubleType):
@@ -261,8 +265,8 @@ class _Written:
     """A manifest list that this process wrote.
 
     Attributes:
-        location: its file, which never changes.
-        form: the format version, and how its blocks are compressed.
+        location: its file, which is never modified.
+        form: the format version and the codec of its blocks.
         blocks: its Avro blocks.
         manifests: the manifests in it.
     """
@@ -274,12 +278,12 @@ class _Written:
 
 
 class ManifestLists:
-    """Reads and writes the manifest lists of one table, and keeps the last ones that it wrote and read.
-    Errors of the store pass through."""
+    """Reads and writes the manifest lists of one table, and caches the last one written and the last one read. Errors
+    of the store pass through."""
 
     def __init__(self) -> None:
         self._last: _Written | None = None
-        self._read: tuple[str, Sequence[ManifestFile]] | None = None  # the location of the last one read, and it
+        self._read: tuple[str, Sequence[ManifestFile]] | None = None  # location and manifests of the last one read
 
     def read(self, io: DurableFileIO, snapshot: Snapshot) -> Sequence[ManifestFile]:
         """Return the manifests of a snapshot. Raises Damaged."""
@@ -291,7 +295,7 @@ class ManifestLists:
         return self._read[1]
 
     def live(self, io: DurableFileIO, snapshot: Snapshot | None) -> list[ManifestFile]:
-        """Return the manifests of a snapshot that have files."""
+        """Return the manifests of a snapshot that have live files."""
         found = [] if snapshot is None else self.read(io, snapshot)
         return [manifest for manifest in found if manifest.has_added_files() or manifest.has_existing_files()]
 
@@ -304,15 +308,15 @@ class ManifestLists:
         parent: Snapshot | None = None,
         without: Collection[str] = (),
     ) -> int:
-        """Write the manifest list of a proposed snapshot. Returns how many rows it gives ids.
+        """Write the manifest list of a proposed snapshot. Return the number of rows to which it assigns ids.
 
         Args:
             io: access to the table's files.
-            metadata: the table's.
+            metadata: the table's metadata.
             new: the snapshot.
-            manifests: what the snapshot has beside the manifests of ``parent``.
+            manifests: the snapshot's manifests besides those of ``parent``.
             parent: the snapshot whose manifests it keeps; None to keep none.
-            without: the locations of manifests that it does not keep.
+            without: the locations of the parent's manifests that it drops.
         """
         form = metadata.format_version, avro_compression(metadata.properties)
         last = None if without else self._written_for(parent)
@@ -347,14 +351,14 @@ def _parsed(file: Any) -> list[ManifestFile]:
 
 
 def _first_row_id(manifest: ManifestFile) -> int | None:
-    """Return the id of the first row in a manifest that has no id of its own."""
+    """Return the first row id that a manifest list has assigned to a manifest; None if it has not."""
     found: int | None = manifest[_OF_LIST] if len(manifest) > _OF_LIST else None
     return found
 
 
 def _encoded(form: tuple[int, str], new: NewSnapshot, manifests: Iterable[ManifestFile]) -> tuple[bytes, int]:
-    """Return the bytes of a list, and how many rows it gives ids. In version 3, manifests of data files without an id
-    of their first row get one."""
+    """Return the bytes of a manifest list, and the number of rows to which it assigns ids. In version 3, each manifest
+    of data files that has no first row id gets one."""
     version, codec = form
     meta = {
         "snapshot-id": str(new.snapshot_id),

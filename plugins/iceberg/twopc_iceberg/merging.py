@@ -1,11 +1,11 @@
-"""Many small manifests become few large ones, so that readers and commits stay fast however long a query runs.
+"""Merges small manifests into large ones, so that readers and commits stay fast however long a query runs.
 
-A batch adds a manifest. After a day of one batch per second, a reader would open 86 400 of them. Iceberg
-for Java merges in the commit that adds; here a commit of its own does it, after the batch is visible: a failure costs
-nothing, and is repeated after the next batch.
+Each batch adds a manifest. After a day of one batch per second, a reader would open 86 400 of them. Iceberg for Java
+merges manifests in the commit that adds one. Here a separate commit does so once the batch is visible, so a failed
+merge costs nothing and is retried after the next batch.
 
-Manifests are merged with others of their size, ten times smaller to ten times larger: so each data file's entry is
-copied a few times in its life, and not with every merge.
+Manifests are merged only with others of the same order of magnitude. So a data file's entry is copied a few times in
+its life rather than with every merge.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ logger = logging.getLogger(__name__)
 
 
 def target_bytes(properties: Mapping[str, str]) -> int:
-    """Return how large a manifest of the table may become."""
+    """Return the maximum size of a manifest in the table."""
     found = property_as_int({**properties}, TableProperties.MANIFEST_TARGET_SIZE_BYTES, 8 * 2**20)
     assert found is not None
     return found
 
 
 class ManifestMerger:
-    """Merges the small manifests of one table. A failure is logged, and stops no query."""
+    """Merges the small manifests of one table. A failure is logged and does not stop the query."""
 
     def __init__(self, lake: Lake, lists: ManifestLists) -> None:
         self._lake = lake
@@ -57,12 +57,12 @@ class ManifestMerger:
         self._has_warned = False
 
     def merge(self, branch: str) -> None:
-        """Merge the branch's small manifests, if there are as many as the table's properties name."""
+        """Merge the branch's small manifests once there are as many as the table's properties require."""
         try:
             _merge(self._lake, self._lists, branch)
         except CommitFailedException as error:  # another writer was faster
             logger.debug("manifests are not merged now: %s", told(error))
-        except Exception as error:  # noqa: BLE001  # whatever it is, the batch is visible
+        except Exception as error:  # noqa: BLE001  # the batch is visible, whatever the error
             log = logger.debug if self._has_warned else logger.warning
             self._has_warned = True
             log("manifests of %s are not merged, and commits become slower with each batch: %s", branch, told(error))
@@ -98,10 +98,10 @@ def _merge(lake: Lake, lists: ManifestLists, branch: str) -> None:
 
 
 def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
-    """Return whether pyiceberg can write what it reads of a manifest with a partition spec.
+    """Return whether pyiceberg can rewrite manifests of a partition spec without changing them.
 
-    It needs the types of the columns that the spec is made from. And it reads doubles as floats: the partitions' values
-    would change, which Spark takes for those of the records.
+    It needs the types of the spec's source columns. And it reads doubles as floats, which would change partition
+    values, and Spark uses those as the records' values.
     """
     spec, schema = metadata.specs().get(spec_id), metadata.schema()
     if spec is None or not all(field.source_id in schema.field_ids for field in spec.fields):
@@ -110,7 +110,7 @@ def _can_rewrite(metadata: TableMetadata, spec_id: int) -> bool:
 
 
 def mergeable(found: Sequence[ManifestFile], properties: dict[str, str]) -> Iterator[list[ManifestFile]]:
-    """Yield groups of manifests that are to become one each."""
+    """Yield groups of manifests, each to be merged into one."""
     target = target_bytes(properties)
     least = property_as_int(properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, 100)
     assert least is not None
@@ -125,7 +125,7 @@ def mergeable(found: Sequence[ManifestFile], properties: dict[str, str]) -> Iter
 
 
 def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], attempt: Attempt) -> ManifestFile:
-    """Write one manifest with the files of several. Each file keeps its snapshot and its sequence number."""
+    """Write one manifest with the entries of several. Each file keeps its snapshot id and its sequence number."""
     metadata = table.metadata
     location = table.location_provider().new_metadata_location(f"{uuid.uuid4()}-m0.avro")
     with ManifestWriter(
@@ -145,7 +145,7 @@ def _merged(table: Table, io: DurableFileIO, group: Sequence[ManifestFile], atte
 def _summary(
     parent: Snapshot, merged: Sequence[ManifestFile], kept: Sequence[ManifestFile], replaced: set[str]
 ) -> Summary:
-    """Return the summary: totals are those of the parent, as no file comes or goes."""
+    """Return the snapshot's summary. The totals are those of the parent, since no file is added or removed."""
     before = parent.summary.additional_properties if parent.summary else {}
     totals = {name: value for name, value in before.items() if name.startswith("total-")}
     counts = {

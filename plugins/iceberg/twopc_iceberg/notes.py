@@ -1,15 +1,16 @@
-"""A note per open transaction, in a hidden folder of the table: by it, recovery finds what a dead task has left.
+"""A note per open transaction, in a hidden folder of the table, by which recovery finds the files of a dead task.
 
-A note names every file of its transaction, and is written before them. So no listing of the table is needed, and a
-table whose files have hashed paths is no exception. Order upholds that a file of a visible batch is never removed:
+A note names every file of its transaction, and is written before them. So recovery never lists the table, which would
+fail for hashed paths. The order of steps ensures that a file of a visible batch is never removed:
 
 1. The task writes the note, then the files it names.
 2. The commit removes the notes of a decided batch, durably, before it asks the catalog.
-3. An abort removes files only while their note is there; the note goes last.
+3. An abort removes files only while their note exists, and removes the note last.
 
-On a disk, a note is first written aside. What a task leaves there when it is killed counts as a note, and goes with it.
+On a disk, a note is first written to a temporary file. One that a killed task has left counts as a note, and is removed
+like one.
 
-``remove_orphan_files`` of Spark passes over the folder, as it does over all whose names begin with ``_``.
+Spark's ``remove_orphan_files`` skips the folder, as it does every folder whose name begins with ``_``.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Note:
 
     @classmethod
     def from_json(cls, name: str, data: bytes) -> Note:
-        """Read what ``to_json`` makes.
+        """Parse ``to_json`` output.
 
         Raises:
-            ValueError: it is anything else, or names a file of another transaction than ``name``. An abort would remove
-                that file.
+            ValueError: the data is something else, or names a file of a transaction other than ``name``, which an abort
+                would then remove.
         """
         match json.loads(data):
             case {"manifest": str(manifest), "files": [*files]} if all(isinstance(each, str) for each in files):
@@ -66,8 +67,8 @@ class Notes:
 
     Args:
         io: access to the table's files.
-        location: the table's.
-        scope: the start of the names of the sink's transactions.
+        location: the table's location.
+        scope: the prefix of the sink's transaction names.
     """
 
     def __init__(self, io: DurableFileIO, location: str, scope: str) -> None:
@@ -95,7 +96,7 @@ class Notes:
         return self._io.new_input(self._note(name)).exists()
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove notes. On return they stay gone after a power cut."""
+        """Remove notes. Once this returns, the removal survives a power cut."""
         self._io.remove([location for name in names for location in self._io.written(self._note(name))])
 
     def _note(self, name: str) -> str:
@@ -108,15 +109,15 @@ class Notes:
 PREFIX = "twopc.committed."
 
 SCOPE, BATCH = "twopc.scope", "twopc.batch"
-"""Entries in the summary of a batch's snapshot, beside the mark in the table's properties."""
+"""Keys in the summary of a batch's snapshot, in addition to the mark in the table's properties."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The mark of one sink of one log.
+    """The mark of one sink of one log: a table property with the newest visible batch.
 
     Attributes:
-        scope: the start of the names of the sink's transactions, without the last dot.
+        scope: the prefix of the sink's transaction names, without the last dot.
     """
 
     scope: str
@@ -127,10 +128,10 @@ class Mark:
         return f"{PREFIX}{self.scope}"
 
     def found(self, metadata: TableMetadata) -> int | None:
-        """Return the newest visible batch by the table's property; None if there is no such property.
+        """Return the newest visible batch, from the table's property; None if it has no such property.
 
         Raises:
-            OperatorRequired: the property is not a number. Which batches are visible is not known then.
+            OperatorRequired: the property is not a number, so it is unknown which batches are visible.
         """
         value = metadata.properties.get(self.property)
         if value is not None and not (value.isascii() and value.isdecimal()):

@@ -1,4 +1,4 @@
-"""The options of the Iceberg sink: named, checked and given their defaults here and nowhere else."""
+"""The options of the Iceberg sink, with their checks and defaults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from twopc.options import UPSERT_BY, Kind, Option, choice, names, parse, text, u
 OWNER = "the iceberg sink"
 
 OF_CATALOG = "catalog."
-"""The start of every option that is passed on to pyiceberg's catalog."""
+"""The prefix of options that are passed on to pyiceberg's catalog."""
 
 EQUALITY, POSITION = "equality", "position"
-"""How rows are deleted."""
+"""The ways to delete rows."""
 
 _PASSED_ON = f"and {OF_CATALOG}* for the properties of the catalog"
 
@@ -69,7 +69,7 @@ OPTIONS = (
 )
 
 NOT_PASSED_ON = ("py-io-impl", "py-catalog-impl", "init_catalog_tables")
-"""Properties of catalogs that the sink sets itself."""
+"""Catalog properties that the sink sets itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,10 @@ class IcebergOptions:
     Attributes:
         table: the namespace and the name, with dots.
         catalog: the catalog's name.
-        properties: those of the catalog that were given, without the prefix.
+        properties: the given properties of the catalog, without the prefix.
         branch: the branch that batches are appended to.
         deletes: how rows are deleted, ``equality`` or ``position``.
-        target_file_bytes: when a task begins a new data file; None for the table's own setting.
+        target_file_bytes: the size at which a task begins a new data file; None for the table's setting.
         upsert_by: the columns by which a record replaces a row; empty if records are only added.
     """
 

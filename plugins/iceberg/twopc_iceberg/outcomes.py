@@ -1,7 +1,7 @@
-"""The meaning of errors of catalogs and stores. This module makes no request.
+"""Classifies errors of catalogs and stores. No I/O.
 
-A failed commit may have landed all the same: the request may be on its way, and answers get lost. So no error of a
-commit is believed by itself. The table is loaded again; what is in it counts. See ``snapshot.py``.
+A failed commit may have taken effect: its response may be lost, or the request may still be on its way. So the error of
+a commit alone decides nothing. The table is reloaded, and its content decides. See ``snapshot.py``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from twopc.stores.errors import DISK_AWAY, TEMPORARY, is_untrusted, of_status
 
 
 class CatalogAnswer(Enum):
-    """The response to an error of a catalog or a store."""
+    """How to respond to an error of a catalog or a store."""
 
     CONFLICT = "look again, then repeat"
     REPEAT = "repeat"
@@ -73,8 +73,8 @@ CATALOG_ERRORS = (
     UnreadableError,
     ValueError,
 )
-"""What pyiceberg and its clients raise. NotImplementedError: HTTP's 501. ValueError: an update that does not fit the
-metadata, such as a snapshot whose sequence number is taken."""
+"""The errors that pyiceberg and its clients raise. NotImplementedError stands for HTTP 501. ValueError is an update
+that does not fit the metadata, such as a snapshot whose sequence number is taken."""
 
 _DENIALS = (
     ForbiddenError,
@@ -85,7 +85,7 @@ _DENIALS = (
     NotImplementedError,
     ProgrammingError,
 )
-"""Refusals that have nothing to do with the state of the table. ProgrammingError: SQL for which a right is missing."""
+"""Refusals that do not depend on the state of the table. ProgrammingError is SQL without the required privilege."""
 
 _DENIED = (HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 
@@ -102,9 +102,9 @@ ANSWERS: tuple[tuple[tuple[type[Exception], ...], CatalogAnswer], ...] = (
         CatalogAnswer.REPEAT,
     ),
 )
-"""Kinds of errors → what to do; the first that fits counts. In what else an error's class does not decide, its code
-does, by the tables below. What is in none of them stops the query: unknown is not temporary. UnreadableError: an answer
-that the specification does not have, such as the page of a proxy."""
+"""Classes of errors → how to respond; the first match counts. For other classes, the error's code decides, by the
+tables below. An error that no table has stops the query: unknown does not mean temporary. UnreadableError is a response
+that violates the specification, such as a proxy's error page."""
 
 _BUSY_STORE = re.compile(
     r"AWS Error (NETWORK_CONNECTION|INTERNAL_FAILURE|SERVICE_UNAVAILABLE|SLOW_DOWN|THROTTLING|REQUEST_TIMEOUT"
@@ -112,47 +112,48 @@ _BUSY_STORE = re.compile(
     r"|: Unable to parse ExceptionName: (InternalError|ServiceUnavailable|SlowDown|RequestTimeout|OperationAborted"
     r"|TooManyRequests|InvalidPart) "
 )
-"""pyarrow reports these by text alone. NO_SUCH_UPLOAD, InvalidPart: a server that was killed has lost an upload or its
-parts, or has completed it without an answer. The next attempt begins an upload of its own."""
+"""pyarrow reports these only as text. NO_SUCH_UPLOAD, InvalidPart: a killed server has lost an upload or its parts, or
+has completed it without responding. The next attempt begins a new upload."""
 
 _BUSY_DATABASE = re.compile(
-    # Of SQLite.
+    # SQLite.
     r"database( table)? is locked|disk I/O error|database or disk is full|interrupted"
-    # What libpq reports of a server that it does not reach. A server's own refusal is FATAL.
+    # libpq, if it can't reach a server. A refusal by the server itself is FATAL.
     r"|connection to server .* failed: (?!.*FATAL)|could not (connect to|receive data from|send data to) server"
     r"|could not translate host name|failed to resolve host|the connection is (lost|closed)"
     r"|server closed the connection|SSL (SYSCALL|connection)|timeout expired"
-    # Of a server in PostgreSQL that starts, stops or is full.
+    # A PostgreSQL server that is starting, stopping or full.
     r"|the database system is |too many (clients|connections)|remaining connection slots|terminating connection",
     re.DOTALL,
 )
 
 _BUSY_MYSQL = (
-    *(1020, 1205, 1213, 3572),  # a row that was changed, a lock, a deadlock
+    *(1020, 1205, 1213, 3572),  # a changed row, a lock timeout, a deadlock
     *(1021, 1037, 1040, 1041, 1203),  # disk, memory, connections
-    *(1053, 1158, 1159, 1160, 1161, 1290, 1836),  # a shutdown, the network, a server that is read-only for now
+    *(1053, 1158, 1159, 1160, 1161, 1290, 1836),  # a shutdown, the network, a temporarily read-only server
     *(2002, 2003, 2006, 2013, 2055),  # no connection
 )
-"""Numbers of errors of MySQL and MariaDB, and of their clients."""
+"""Transient error numbers of MySQL and MariaDB, and of their clients."""
 
 _BUSY_SQLSTATE = ("08", "40", "53", "55P03", "55006", "57", "58")
-"""The start of SQLSTATEs: connections, serialization, resources, locks, operators and the system."""
+"""Prefixes of transient SQLSTATEs: connections, serialization, resources, locks, operator intervention and system
+errors."""
 
 
 class Damaged(ValueError):
-    """A file that was read back is not what was written. The message names it."""
+    """A file does not contain what was written. The message names it."""
 
 
 class Unsearchable(Damaged):
-    """The rows of a file can't be found as it is. The message says what to do."""
+    """A file's rows can't be searched in its present form. The message says what to do."""
 
 
 @contextlib.contextmanager
 def reading(location: str | None) -> Iterator[None]:
-    """Around the decoding of a file: whatever else a decoder raises, the file is damaged.
+    """Convert errors of decoding a file: any unexpected exception means that the file is damaged.
 
     Raises:
-        Damaged: names the file. Errors of the catalog, of the store and of this process's memory pass through.
+        Damaged: names the file. Errors of the catalog and the store, and MemoryError, pass through.
     """
     try:
         yield
@@ -167,16 +168,16 @@ _REFUSED_BY_STORE = re.compile(
     r"|REQUEST_TIME_TOO_SKEWED|UNKNOWN \(HTTP status 40[013]\)) "
     r"|: Unable to parse ExceptionName: (ExpiredToken|XAdminUserNotFound) "
 )
-"""pyarrow reports these by text alone. XAdminUserNotFound: versitygw knows no such key. To HEAD,
-AWS answers 400 without a word where a token has expired."""
+"""pyarrow reports these only as text. XAdminUserNotFound: versitygw does not know the key. To a HEAD request with an
+expired token, AWS responds with a bare 400."""
 
 _MISSING_TABLES = ("no such table", "iceberg_tables")
 
 
 def answer(error: Exception) -> CatalogAnswer:
-    """Return what to do about an error of a request that may be repeated."""
+    """Return how to respond to the error of a request that may be repeated."""
     if isinstance(error, DBAPIError) and all(word in str(error.orig) for word in _MISSING_TABLES):
-        return CatalogAnswer.MISSING  # SQLite reports by an operational error that there is no catalog
+        return CatalogAnswer.MISSING  # SQLite reports a missing catalog as an operational error
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return CatalogAnswer.REPEAT
     if is_denial(error):
@@ -187,18 +188,18 @@ def answer(error: Exception) -> CatalogAnswer:
 
 
 def _is_busy(error: Exception) -> bool:
-    """Return whether an error's code is one that goes away by itself."""
+    """Return whether an error's code is transient."""
     match error:
         case requests.HTTPError(response=requests.Response(status_code=status)):
             return of_status(status) == errno.EBUSY
         case DBAPIError():
-            # psycopg2 has the one, psycopg 3 the other.
+            # psycopg2 has pgcode, psycopg 3 sqlstate.
             state = getattr(error.orig, "pgcode", None) or getattr(error.orig, "sqlstate", None) or ""
             if next(iter(getattr(error.orig, "args", ())), None) in _BUSY_MYSQL:
                 return True
             return state.startswith(_BUSY_SQLSTATE) or (not state and bool(_BUSY_DATABASE.search(str(error.orig))))
         case OSError():
-            kinds = FileNotFoundError | ConnectionError | TimeoutError  # pyarrow's have no errno
+            kinds = FileNotFoundError | ConnectionError | TimeoutError  # pyarrow's errors have no errno
             return (
                 error.errno in TEMPORARY | DISK_AWAY or isinstance(error, kinds) or bool(_BUSY_STORE.search(str(error)))
             )
@@ -207,19 +208,20 @@ def _is_busy(error: Exception) -> bool:
 
 
 def is_denial(error: Exception) -> bool:
-    """Return whether the request would be refused whatever the table looks like, such as for a missing right."""
-    if isinstance(error, requests.HTTPError) and error.response is not None:  # of a server that gives out tokens
+    """Return whether the request would be refused in any state of the table, such as for a missing privilege."""
+    if isinstance(error, requests.HTTPError) and error.response is not None:  # from a token server
         return error.response.status_code in _DENIED
     return isinstance(error, _DENIALS) or is_untrusted(error)
 
 
 def is_refused_by_store(error: Exception) -> bool:
-    """Return whether S3 refuses the credentials, by what pyarrow makes of its answer."""
+    """Return whether S3 refuses the credentials, judging by pyarrow's error text."""
     return isinstance(error, OSError) and _REFUSED_BY_STORE.search(str(error)) is not None
 
 
 def asked_in_vain(error: Exception, what: str) -> TwoPhaseCommitError:
-    """Return the error for a failed request of the coordinator, ``what``, which may be repeated."""
+    """Return the error to raise for a failed request of the coordinator that may be repeated. ``what`` names the
+    request."""
     match answer(error):
         case CatalogAnswer.REPEAT | CatalogAnswer.CONFLICT:
             return Retriable(f"{what}: the catalog or the store gave no answer: {told(error)}")
@@ -244,7 +246,7 @@ def asked_in_vain(error: Exception, what: str) -> TwoPhaseCommitError:
 
 
 def commit_failed(error: Exception, what: str) -> TwoPhaseCommitError:
-    """Return the error for a failed commit. ``what`` names the decided batch."""
+    """Return the error to raise for a failed commit. ``what`` names the decided batch."""
     if answer(error) is CatalogAnswer.MISSING:
         return OutcomeUnknown(
             f"{what}, and the catalog has no such table. Was it renamed? Set the option 'table' to its new name and"
@@ -255,7 +257,7 @@ def commit_failed(error: Exception, what: str) -> TwoPhaseCommitError:
 
 
 def told(error: Exception) -> str:
-    """Return the kind of an error and the first line of its text, which has no credentials and no SQL."""
+    """Return the class of an error and the first line of its text, which has neither credentials nor SQL."""
     cause = getattr(error, "orig", None) or error
     text = str(cause).strip().partition("\n")[0]
     return f"{type(cause).__name__}: {text[:500]}" if text else type(cause).__name__

@@ -1,4 +1,4 @@
-"""The partition of each record, by the transforms of the table's partition spec. It makes no request."""
+"""Splits records into partitions, by the transforms of the table's partition spec. No I/O."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from twopc.open_files import split_by
 LONGEST_NAME = 200
 
 WIDEST = 2**30
-"""The widest ``truncate``. Iceberg for Java adds the width to the remainder of an ``int`` in 32 bits: with a wider one
-it looks for a record in another partition."""
+"""The greatest width of ``truncate``. Iceberg for Java adds the width to the remainder of an ``int`` in 32 bits: a
+greater width overflows, and it looks for records in the wrong partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ class Partition:
     """A partition of one spec, and the content of its files.
 
     Attributes:
-        key: what distinguishes its values from those of every other partition.
-        values: one per field of the spec, as manifests have them.
-        folder: the same as part of a file's path, for people; empty for a table without partitions. Two partitions may
-            have one folder: null and the text ``null`` do.
-        content: the kind of its files.
+        key: text that identifies its values.
+        values: one per field of the spec, encoded as in manifests.
+        folder: the same as a readable part of a file's path; empty for a table without partitions. Two partitions may
+            share a folder: null and the text ``null`` do.
+        content: whether its files are data or delete files.
     """
 
     key: tuple[str, ...]
@@ -48,19 +48,19 @@ class Partition:
     content: DataFileContent = DataFileContent.DATA
 
     def to_path(self) -> str:
-        """Return the folder, as a location provider of pyiceberg asks for it."""
+        """Return the folder. pyiceberg's location providers call this."""
         return self.folder
 
 
 WHOLE = Partition((), Record(), "")
-"""The records of a table without partitions."""
+"""The only partition of a table without partition fields."""
 
 
 def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
-    """Make sure that every transform of the spec is known, and that all readers understand its partitions.
+    """Check that every transform of the spec is known, and that all readers interpret its partitions alike.
 
     Raises:
-        ConfigurationError: one is not, or they don't.
+        ConfigurationError: a transform is unknown, or readers differ.
     """
     for field in spec.fields:
         source = schema.find_type(field.source_id) if field.source_id in schema.field_ids else None
@@ -83,7 +83,7 @@ def check_spec(spec: PartitionSpec, schema: Schema, what: str) -> None:
 
 
 def split(records: pa.RecordBatch, spec: PartitionSpec, schema: Schema) -> Iterator[tuple[Partition, pa.RecordBatch]]:
-    """Yield the records of each partition in their order. They have the columns of ``schema`` in its order."""
+    """Yield each partition with its records in their order. ``records`` have the columns of ``schema`` in its order."""
     if not spec.fields:
         yield WHOLE, records
         return
@@ -105,7 +105,7 @@ def transformed(records: pa.Table | pa.RecordBatch, field: PartitionField, schem
     if isinstance(field.transform, IdentityTransform):
         return column
     if isinstance(field.transform, TruncateTransform) and isinstance(source.field_type, BinaryType):
-        return pc.binary_slice(column, 0, field.transform.width)  # pyiceberg truncates no large_binary
+        return pc.binary_slice(column, 0, field.transform.width)  # pyiceberg can't truncate large_binary
     found = _one_chunk(field.transform.pyarrow_transform(source.field_type)(column))
     if isinstance(field.transform, TruncateTransform):
         _require_held(found, column, source.field_type, field.name, schema.find_column_name(field.source_id))
@@ -113,8 +113,8 @@ def transformed(records: pa.Table | pa.RecordBatch, field: PartitionField, schem
 
 
 def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name: str, source: str | None) -> None:
-    """Refuse a record whose truncated value its type can't hold. Truncation is towards minus infinity: the least
-    integers wrap around to the largest, and a decimal gets one digit more. No reader would look for the record there.
+    """Refuse a record whose truncated value overflows its type. Truncation rounds toward minus infinity: the smallest
+    integers wrap around to the largest, and a decimal gets an extra digit. No reader would look for the record there.
     """
     match of_type:
         case IntegerType() | LongType():
@@ -128,7 +128,7 @@ def _require_held(found: pa.Array, column: pa.Array, of_type: IcebergType, name:
 
 
 def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) -> pa.Array:
-    """Return the column of a field, which may be within structs. Found by its id, as names may have dots."""
+    """Return the column with a field id, which may be nested in structs. Names would not do: they may contain dots."""
     place = schema.accessor_for_field(source_id)
     column = _one_chunk(records.column(place.position))
     while place.inner is not None:
@@ -138,7 +138,7 @@ def _source(records: pa.Table | pa.RecordBatch, schema: Schema, source_id: int) 
 
 
 def _folder(path: str) -> str:
-    """Return a path whose every name a disk takes: at most 255 bytes. A folder's name means nothing to readers."""
+    """Shorten each name in a path to what a disk accepts, 255 bytes. Readers do not interpret folder names."""
     return "/".join(
         name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
         for name in path.split("/")
@@ -150,7 +150,7 @@ def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _physical(value: pa.Scalar) -> Any:
-    """Return a value as Avro has it: dates and times as whole numbers."""
+    """Return a value in its Avro encoding: dates and times are integers."""
     if types.is_date32(value.type):
         value = value.cast(pa.int32())
     elif types.is_temporal(value.type):

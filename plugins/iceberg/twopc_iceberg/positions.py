@@ -1,8 +1,8 @@
-"""Position deletes: which rows of a snapshot the keys of a batch have.
+"""Position deletes: finds the rows of a snapshot that have a batch's keys.
 
-The rows are found when the batch is committed, in the key's columns of the data files that bounds and partitions leave.
-What was found holds for one snapshot, and the request requires that the branch still has it. If another writer was
-faster, the rows are found again.
+The search runs when the batch is committed. It reads the key's columns of each data file that bounds and partitions do
+not rule out. The result holds for one snapshot, and the commit requires that the branch still has it. If another writer
+was faster, the search runs again.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from twopc_iceberg.files import DurableFileIO
 
 REWRITE = "run rewrite_data_files with rewrite-all=true"
-"""What makes all files of a table searchable. By default, it passes over a file of the right size."""
+"""Advice that makes all files of a table searchable. Without rewrite-all, files of the right size are skipped."""
 
 _NAME_MAPPING = "schema.name-mapping.default"
 
@@ -53,7 +53,7 @@ class Keys:
 
     Attributes:
         ids: the ids of the key's columns.
-        tables: the keys, with the columns as their tasks knew them.
+        tables: the keys, with the columns of the table as their tasks saw it.
     """
 
     ids: tuple[int, ...]
@@ -71,7 +71,7 @@ class Keys:
 
 
 def unfit(files: Iterable[LiveFile], metadata: TableMetadata) -> str | None:
-    """Return why rows of these files can't be deleted by their position; None if they can."""
+    """Return why rows of these files can't be deleted by position; None if they can."""
     specs = dict[int, str]()
     for file in files:
         specs.setdefault(file.spec, file.path)
@@ -86,7 +86,7 @@ def unfit(files: Iterable[LiveFile], metadata: TableMetadata) -> str | None:
 
 
 class Positions:
-    """Finds rows in the snapshots of one table, and keeps what it has read of their manifests."""
+    """Finds rows in the snapshots of one table, and caches the manifests that it has read."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[str, tuple[int, ...]], tuple[LiveFile, ...]] = {}
@@ -107,13 +107,14 @@ class Positions:
     def require_searchable(
         self, metadata: TableMetadata, io: DurableFileIO, manifests: Sequence[ManifestFile], keys: Keys
     ) -> None:
-        """Make sure that ``changes`` finds the rows of ``keys`` in a snapshot, and what is deleted of them. Errors of
+        """Check that ``changes`` will be able to find the rows of ``keys`` in a snapshot, and their deletes. Errors of
         the store pass through.
 
-        Opens each file that may have a key, once in this process.
+        Opens each file that may have one of the keys, once per process.
 
         Raises:
-            Unsearchable: the message names what to do. Damaged: a file of the table can't be read.
+            Unsearchable: a file can't be searched; the message says what to do. Damaged: a file of the table can't be
+                read.
         """
         search, known = _Search(io, metadata, keys), self._searchable
         files = [file for file in self.files(io, manifests, keys.ids) if search.may_have(file)]
@@ -128,13 +129,13 @@ class Positions:
     def changes(
         self, table: Table, io: DurableFileIO, snapshot_id: int, manifests: Sequence[ManifestFile], keys: Keys
     ) -> Changes:
-        """Find the rows of ``keys`` in a snapshot, and write what deletes them. Errors of the store pass through.
+        """Find the rows of ``keys`` in a snapshot, and write their delete files. Errors of the store pass through.
 
         Args:
             table: the table.
             io: access to its files.
             snapshot_id: the snapshot that gets the deletes.
-            manifests: those of the snapshot before it.
+            manifests: the manifests of its parent.
             keys: the keys of the batch.
 
         Raises:
@@ -158,7 +159,7 @@ class Positions:
 
 
 class _Search:
-    """Finds the rows of a batch's keys in one data file after the other."""
+    """Searches data files for the keys of a batch."""
 
     def __init__(self, io: DurableFileIO, metadata: TableMetadata, keys: Keys) -> None:
         self._io = io
@@ -167,15 +168,15 @@ class _Search:
         schema = metadata.schema()
         self._schema = Schema(*[schema.find_field(field_id) for field_id in keys.ids])
         self._arrow = schema_to_pyarrow(self._schema, include_field_ids=False)
-        # The key's columns may have been renamed and widened since their files were written.
+        # The key's columns may have been renamed or widened since the files of keys were written.
         tables = [table.rename_columns(self._arrow.names).cast(self._arrow) for table in keys.tables]
         self._keys = pa.concat_tables(tables).combine_chunks()
         self._comparable = [_comparable(column) for column in self._keys.columns]
         self._of_spec = {spec.spec_id: self._partitions(spec) for spec in metadata.partition_specs}
 
     def _partitions(self, spec: PartitionSpec) -> dict[int, pa.Array]:
-        """Return the place of each partition field by which keys can be told apart, and its value of each key. Bounds
-        do as well for other transforms."""
+        """Return the keys' values for each partition field that can exclude files, by the field's position. For other
+        transforms, bounds exclude as much."""
         ids = self._schema.field_ids
         return {
             place: _comparable(pa.chunked_array([transformed(self._keys, each, self._schema)]))
@@ -185,11 +186,11 @@ class _Search:
 
     @property
     def finds_by(self) -> object:
-        """The inputs, besides the file, to the search for its key columns."""
+        """What determines, besides a file itself, whether its key columns are found."""
         return self._schema, self._mapping
 
     def require_columns(self, file: LiveFile) -> None:
-        """Make sure that a file's key columns are found. Raises Unsearchable or Damaged; errors of the store pass
+        """Check that a file's key columns can be found. Raises Unsearchable or Damaged; errors of the store pass
         through."""
         with reading(file.path), self._io.new_input(file.path).open() as source:
             known = self._names(file, pq.read_schema(source))
@@ -202,8 +203,7 @@ class _Search:
         return bool(pc.any(self._may_be_in(file)).as_py())
 
     def rows_of(self, files: Sequence[LiveFile], given_up: threading.Event) -> dict[LiveFile, BitMap64]:
-        """Return the rows that have one of the keys, of each file that has some. Raises Damaged; errors of the store
-        pass through."""
+        """Return the rows with one of the keys, by file. Raises Damaged; errors of the store pass through."""
         found = defaultdict[LiveFile, BitMap64](BitMap64)
         for file, positions in find_rows(self._keys, self._parts(files), given_up):
             found[file] |= BitMap64(positions)
@@ -220,7 +220,7 @@ class _Search:
                 raise Damaged(f"file {file.path} is gone") from None
 
     def _may_be_in(self, file: LiveFile) -> pa.Array:
-        """Return for each key whether the file may have it, by its bounds and its partition."""
+        """Return for each key whether the file may have it, judging by the file's bounds and partition."""
         found = pa.repeat(pa.scalar(True), self._keys.num_rows)
         for column, (lower, upper), each in zip(self._comparable, file.bounds, self._schema.fields, strict=True):
             for bound, compare in ((lower, pc.greater_equal), (upper, pc.less_equal)):
@@ -234,7 +234,7 @@ class _Search:
         return found
 
     def _columns(self, file: LiveFile, parquet: pq.ParquetFile) -> Iterator[tuple[int, list[pa.Array]]]:
-        """Yield parts of the key's columns, each with the position of its first row."""
+        """Yield chunks of the key's columns, each with the position of its first row."""
         known = self._names(file, parquet.schema_arrow)
         names = [known.get(each.field_id) for each in self._schema.fields]
         wanted, start = [name for name in names if name is not None], 0
@@ -255,7 +255,7 @@ class _Search:
                 start += rows
 
     def _names(self, file: LiveFile, schema: pa.Schema) -> dict[int, str]:
-        """Return the name of each column of a file by its id."""
+        """Return the names of a file's columns by field id."""
         with_ids = [each for each in schema if PYARROW_PARQUET_FIELD_ID_KEY in (each.metadata or {})]
         if with_ids:
             return {int(each.metadata[PYARROW_PARQUET_FIELD_ID_KEY]): each.name for each in with_ids}
@@ -269,8 +269,8 @@ class _Search:
         return {by_name[name]: name for name in schema.names if name in by_name}
 
     def _absent(self, file: LiveFile, column: NestedField, kind: pa.DataType, rows: int) -> pa.Array:
-        """Return the values of a column that a file lacks: those of its partition, as after an import of such files, or
-        the default for rows that are older than the column."""
+        """Return the values of a column that a file lacks: its partition's value, as for imported files, or otherwise
+        nulls. Raises Unsearchable if the column has a default for rows older than itself."""
         spec = self._metadata.specs()[file.spec]
         for place, each in enumerate(spec.fields):
             if each.source_id == column.field_id and isinstance(each.transform, IdentityTransform):
@@ -282,7 +282,7 @@ class _Search:
 
 
 def _comparable_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type of a column's values in manifests, which have dates and times as whole numbers."""
+    """Return the type of a column's values in manifests, where dates and times are integers."""
     if pa.types.is_date32(kind):
         return pa.int32()
     return pa.int64() if pa.types.is_timestamp(kind) else kind

@@ -1,4 +1,4 @@
-"""A task's manifests as its committable carries them: their locations, and the facts that a manifest list needs."""
+"""A task's manifests as stored in its committable: their locations, and the facts that a manifest list needs."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ _SEVERAL = "manifests"
 _IF_ANY = ("equality_ids", "by_position")
 
 MOST_SUMMARY_CHARACTERS = 1000
-"""Longer summaries of partitions are left out, as each committable is in the commit log. Readers then open the
+"""Longer partition summaries are omitted, since the commit log has every committable. Readers then open the
 manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A manifest of one transaction, and the table it was written for.
+    """A manifest of one transaction, and the table for which it was written.
 
     Attributes:
         table: the table's UUID.
         manifest: the manifest's location.
         length: its length in bytes.
         spec: the id of the partition spec of its files.
-        layout: the fingerprint of the columns and the partition spec of its files.
-        files: how many files it has.
-        rows: how many records these have.
-        bytes: how large they are.
-        partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if they are left out.
-        digest: of the manifest's bytes as the task made them; None in a log of an older release.
-        equality_ids: if its files are of keys, the ids of the key's columns; None for data files.
-        by_position: whether the commit finds the rows of these keys. Else the files are equality deletes.
+        layout: the fingerprint of its files' columns and partition spec.
+        files: the number of its files.
+        rows: the number of records in them.
+        bytes: their total size.
+        partitions: for each partition field, whether it has nulls and NaN, and its bounds; None if omitted.
+        digest: the digest of the bytes that the task wrote; None in a log of an older release.
+        equality_ids: for files of keys, the ids of the key's columns; None for data files.
+        by_position: whether the commit searches for the rows of these keys. Otherwise the files are equality deletes.
     """
 
     table: str
@@ -110,8 +110,8 @@ class Prepared:
         return ManifestContent.DATA if self.equality_ids is None else ManifestContent.DELETES
 
     def written(self, io: DurableFileIO) -> Layout:
-        """Return the columns and the partition spec of the files, as the manifest has them. Ids of schemas and specs
-        may mean others in the table by now. Errors of the store pass through."""
+        """Return the columns and the partition spec of the files, from the manifest. The table's schema and spec ids
+        may refer to others by now. Errors of the store pass through."""
         file: AvroFile[Any] = AvroFile(io.new_input(self.manifest))
         with file:
             meta = file.header.meta
@@ -139,14 +139,14 @@ class Prepared:
 
 
 def to_handle(prepared: Sequence[Prepared]) -> Mapping[str, JsonValue]:
-    """Return the manifests of a transaction as its committable has them. One without deletes has a single one."""
+    """Return the manifests of a transaction as the handle of its committable. Without deletes there is only one."""
     if len(prepared) == 1 and prepared[0].equality_ids is None:
         return prepared[0].to_json()
     return {_SEVERAL: [each.to_json() for each in prepared]}
 
 
 def of_committable(committable: Committable) -> list[Prepared]:
-    """Read what ``to_handle`` makes. Raises KeyError or TypeError for any other value."""
+    """Parse ``to_handle`` output. Raises KeyError or TypeError for any other value."""
     handle: Mapping[str, Any] = committable.handle
     return [Prepared.from_json(each) for each in handle.get(_SEVERAL, [handle])]
 
@@ -154,7 +154,7 @@ def of_committable(committable: Committable) -> list[Prepared]:
 def joined_partitions(
     summaries: Sequence[list[JsonValue] | None], types: Sequence[IcebergType]
 ) -> list[JsonValue] | None:
-    """Return the summary of all partitions that several summaries have; None if one of them is left out."""
+    """Merge partition summaries; None if one of them was omitted."""
     known = [summary for summary in summaries if summary is not None]
     if len(known) < len(summaries):
         return None
@@ -176,7 +176,7 @@ def _joined(of_type: IcebergType, fields: Sequence[Any]) -> JsonValue:
 
 
 def digest_of(content: bytes) -> str:
-    """Return what shows whether a manifest is as its task made it."""
+    """Return a digest that shows whether a manifest is still as its task wrote it."""
     return hashlib.sha256(content).hexdigest()[:16]
 
 

@@ -1,7 +1,7 @@
-"""pyiceberg beyond its documented names, all in this module, and what a release breaks that has changed them.
+"""Every undocumented name of pyiceberg that the sink uses, and what breaks if a release changes it.
 
-Read in 0.12.0, and ``pyproject.toml`` admits no other minor version. Methods that a class replaces stand in that class,
-and a test compares them with those of pyiceberg.
+Read in 0.12.0; ``pyproject.toml`` admits no other minor version. Overridden methods are in their subclasses, and a test
+compares them with pyiceberg's.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     from pyiceberg.table.metadata import TableMetadata
 
 raise_for = _handle_non_200_response
-"""Raise the error for a REST catalog's answer. A change fails each import of the sink."""
+"""Raise the error for a REST catalog's response. If it changes, the sink's import fails."""
 
 parquet_options = _get_parquet_writer_kwargs
-"""Return pyarrow's options for the properties of a table. A change fails each import of the sink."""
+"""Return pyarrow's options for the properties of a table. If it changes, the sink's import fails."""
 
 
 def data_file(**arguments: Any) -> DataFile:
-    """Return a data or delete file with the fields of format version 3, the newest. A change fails each task."""
+    """Return a data or delete file with the fields of format version 3, the newest. If it changes, each task fails."""
     return DataFile.from_args(_table_format_version=3, **arguments)
 
 
 def offers(catalog: RestCatalog, endpoint: Endpoint) -> bool:
-    """Return whether the catalog lists an endpoint. A change fails the connection to the catalog."""
+    """Return whether the catalog lists an endpoint. If it changes, connecting to the catalog fails."""
     return endpoint in catalog._supported_endpoints  # noqa: SLF001
 
 
 def post(catalog: RestCatalog, path: str, data: bytes) -> requests.Response:
-    """Send a request of our own. A change fails each joint commit."""
+    """Send a POST request to the catalog. If it changes, each joint commit fails."""
     return catalog._session.post(catalog.url(path), data=data)  # noqa: SLF001
 
 
 def limit_tokens(catalog: RestCatalog, timeout_s: tuple[float, float]) -> None:
-    """Limit how long the catalog waits for a new token. If pyiceberg renames ``_refresh_token``, a silent server stops
-    the query without a word."""
+    """Limit how long the catalog waits for a new token. If pyiceberg renames ``_refresh_token``, an unresponsive server
+    silently hangs the query."""
     if isinstance(catalog._auth_manager, OAuth2AuthManager):  # noqa: SLF001
         provider = catalog._auth_manager.token_provider  # noqa: SLF001
         provider._refresh_token = functools.partial(_refresh_token, provider, timeout_s)  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def _refresh_token(provider: OAuth2TokenProvider, timeout_s: tuple[float, float]) -> None:
-    """Do as pyiceberg does, within a limit."""
+    """Refresh the token as pyiceberg does, but with a timeout."""
     data = {"grant_type": "client_credentials"} | ({"scope": provider.scope} if provider.scope else {})
     headers = {"Authorization": provider._client_secret_header}  # noqa: SLF001
     response = requests.post(provider.token_url, data=data, headers=headers, timeout=timeout_s)
@@ -67,20 +67,21 @@ def _refresh_token(provider: OAuth2TokenProvider, timeout_s: tuple[float, float]
 
 
 def glue_input(name: str, location: str, metadata: TableMetadata, known: Any) -> Any:
-    """Return what ``UpdateTable`` gets for a table. A change fails the probe before the first batch."""
+    """Return a table's input to ``UpdateTable``. If it changes, the probe before the first batch fails."""
     from pyiceberg.catalog.glue import _construct_table_input  # needs the extra 'glue'
 
     return _construct_table_input(name, location, metadata.properties, metadata, known)
 
 
 def hive_columns(schema: Schema, location: str) -> Any:
-    """Return a table's columns as Hive has them; KeyError for an unknown type. A change fails the same probe."""
+    """Return a table's columns with Hive's types. Raises KeyError for an unknown type. If it changes, the same probe
+    fails."""
     from pyiceberg.catalog.hive import _construct_hive_storage_descriptor  # needs the extra 'hive'
 
     return _construct_hive_storage_descriptor(schema, location)
 
 
 def connect_hive(catalog: HiveCatalog, connections: Any) -> None:
-    """Have the catalog use other connections. If pyiceberg renames ``_client``, requests have no limit, and locks no
-    name of their process."""
+    """Have the catalog use other connections. If pyiceberg renames ``_client``, requests have no timeout, and locks do
+    not name their process."""
     catalog._client = connections  # noqa: SLF001

@@ -1,8 +1,8 @@
-"""The Iceberg sink: a transaction per task attempt, and one snapshot per batch.
+"""The Iceberg sink: one transaction per task attempt, one snapshot per batch.
 
-A task writes Parquet files and a manifest that names them. No snapshot has them yet, so no reader sees them. The
-coordinator joins the manifests of a batch (``batch_manifests.py``) and commits them as one snapshot, from any process
-(``snapshot.py``).
+A task writes Parquet files and a manifest that names them. Readers do not see them, since no snapshot has them yet. The
+coordinator joins the manifests of a batch (``batch_manifests.py``) and commits them as one snapshot (``snapshot.py``),
+which any process can do.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MARK, _BRANCH = "mark", "branch"
-"""Keys in the handle of a decided transaction: the table's mark before the decision, and the transaction's branch."""
+"""Keys in the handle of a sealed transaction: the table's mark before the decision, and the transaction's branch."""
 
 TRUSTED_S = 60.0
-"""How long a batch's files count as present after ``seal`` has checked them. Clean-up jobs spare new files for far
+"""How long a batch's files count as present after ``seal`` has checked them. Cleanup jobs spare new files for much
 longer."""
 
 _OF_THIS_PROCESS = (
@@ -87,18 +87,18 @@ _OF_THIS_PROCESS = (
     "_committed",
     "_lag",
 )
-"""Attributes that are not sent to tasks."""
+"""Attributes that stay in this process and are not sent to tasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """A batch as ``seal`` has seen it.
+    """What ``seal`` has read of a batch.
 
     Attributes:
-        names: its transactions.
-        since_s: when by the monotonic clock its files were there.
+        names: the names of its transactions.
+        since_s: when its files were last seen, by the monotonic clock.
         manifests: its manifests.
-        keys: the keys whose rows its commit finds.
+        keys: the keys for whose rows its commit searches.
     """
 
     names: frozenset[str]
@@ -108,7 +108,7 @@ class _Look:
 
 
 class IcebergTransaction(Transaction):
-    """A live transaction and its files."""
+    """A live transaction, with its writer and its notes."""
 
     def __init__(self, transaction_id: TransactionId, writer: TransactionWriter, notes: Notes) -> None:
         super().__init__(transaction_id)
@@ -117,12 +117,12 @@ class IcebergTransaction(Transaction):
 
 
 class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransaction]):
-    """Writes records to an Iceberg table, each value to the column of its name. A batch appears as one snapshot.
+    """Writes records to an Iceberg table, matching columns by name. A batch appears as one snapshot.
 
     Args:
         options: ``table``: its namespace and name. ``catalog``: the catalog's name; ``catalog.*``: its properties.
-            ``branch``: the branch to append to. ``target_file_bytes``: when a task begins a new file. ``upsert_by``:
-            the columns by which a record replaces a row. ``deletes``: how the row is deleted.
+            ``branch``: the branch to append to. ``target_file_bytes``: the size at which a task begins a new file.
+            ``upsert_by``: the columns by which a record replaces a row. ``deletes``: how that row is deleted.
 
     Raises:
         ConfigurationError: an option is unknown, missing or wrong. No connection was made.
@@ -136,7 +136,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self._start()
 
     def _start(self) -> None:
-        """Make what stays in this process."""
+        """Create the attributes that stay in this process."""
         self._lake = Lake(self._options)
         self._lists = ManifestLists()
         self._positions = Positions()
@@ -196,7 +196,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return Committable(name, to_handle(prepared), transaction.records)
 
     def discard(self, transaction: IcebergTransaction) -> None:
-        """Remove what the transaction has written, by its own list: no note is needed to find it."""
+        """Remove the transaction's files. Its writer knows them, so no note is needed."""
         with self._writing(transaction.id.exact):
             transaction.writer.discard()
             transaction.notes.remove([transaction.id.exact])
@@ -211,7 +211,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return Refused(f"{says} That does not go away by itself. Correct it, and start again.")
 
     def _is_temporary(self, error: Exception) -> bool:
-        """Return whether a task's error may go away, as with the next credentials that the catalog gives out."""
+        """Return whether a task's error may be transient, for example until the catalog issues new credentials."""
         properties = {} if self._for_tasks is None else self._for_tasks.io_properties
         are_renewed = are_given_out(properties) and not are_given_out(self._options.properties)
         is_over = are_renewed and is_refused_by_store(error)
@@ -220,13 +220,13 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     # On the coordinator, before the decision. -------------------------------------------------------------------
 
     def open(self) -> None:
-        """Load the table, and make sure that the sink can write it and the catalog keeps its word.
+        """Load the table. Check that the sink can write it, and that the catalog enforces requirements.
 
         Raises:
             ConfigurationError: there is no such table or branch, the table has a feature that the sink does not
                 support, or the catalog ignores requirements.
-            LogMismatch: the table lacks the last batch that the log has as committed to it.
-            Retriable: the catalog does not answer, or shows an older table.
+            LogMismatch: the table lacks the last batch that the log records as committed to it.
+            Retriable: the catalog does not respond, or returns an older version of the table.
         """
         what = f"the start of a query into {self._options}"
         with self._undecided(what):
@@ -247,9 +247,9 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             require_whole(schema, columns, what)
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Veto the batch if it can't be committed any more; else note what the table's mark is before the decision.
+        """Veto the batch if it can no longer be committed. Otherwise record the table's mark before the decision.
 
-        Looks at every file of the batch, however many there are: a snapshot that lacks one can't be read.
+        Checks every file of the batch: a snapshot that lacks one can't be read.
         """
         if not committables:
             return committables
@@ -261,7 +261,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             found = self._undecided_mark(metadata, committables)
             if any(each.equality_ids and not each.by_position for each in prepared) and require_spec(table):
                 table = self._lake.load()
-            # Its manifests are what the commit begins with.
+            # The manifests of the branch, on which the commit will build.
             io, key = self._lake.io(), next((each.equality_ids for each in prepared if each.by_position), None)
             manifests = self._lists.live(io, head(metadata, self._options.branch, what))
             if key and (why := unfit(self._positions.files(io, manifests, key), metadata)):
@@ -283,14 +283,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return [replace(committable, handle={**committable.handle, **sealed}) for committable in committables]
 
     def _require_no_gap(self, metadata: TableMetadata) -> None:
-        """Compare the table with the last batch of this sink that the log has as committed. Upholds: no batch follows
-        one that is gone, as with a catalog that was restored while the query was stopped.
+        """Compare the table with the last batch that the log records as committed to this sink. Upholds: no batch
+        follows a lost one, for example after the catalog was restored from a backup while the query was stopped.
 
         Raises:
-            Retriable: the table does not have that batch. LogMismatch: that does not change.
+            Retriable: the table does not have that batch. LogMismatch: the table still lacks it after a while.
         """
         found, last = self._mark().found(metadata), self.last_committed_batch_id
-        # Without a mark, it may be another table than that of the log's batches: the log knows the sink's name alone.
+        # A table without a mark may not be the one of the log's batches: the log knows only the sink's name.
         if found is not None and last is not None:
             self._committed = max(last, self._committed or 0)
         if self._committed is not None and (found is None or found < self._committed):
@@ -298,11 +298,11 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self._lag.end()
 
     def _undecided_mark(self, metadata: TableMetadata, committables: Sequence[Committable]) -> int | None:
-        """Return the table's mark.
+        """Return the table's mark, and check that it fits an undecided batch.
 
         Raises:
-            LogMismatch: the table has this batch, which the log has not decided: it is older than the table. Raises
-                otherwise like ``_require_no_gap``.
+            LogMismatch: the table has this batch although the log has not decided it: the log is older than the table.
+                Otherwise raises like ``_require_no_gap``.
         """
         batch_id = self.transactional_ids.round_of(committables[0].transaction_id).batch_id
         found = self._mark().found(metadata)
@@ -312,8 +312,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return found
 
     def _fell_back(self, committed: int, found: int | None) -> Retriable | LogMismatch:
-        """Return the error for a table that lacks a batch committed to it. The answer may be stale, so it is final only
-        once the catalog has repeated it for a while."""
+        """Return the error for a table that lacks a batch committed to it. The catalog's response may be stale, so the
+        error is final only after the catalog has repeated it for a while."""
         return self._lag.failure(
             f"{self._options} had batch {committed} of this query, and the catalog shows"
             f" {'none' if found is None else f'batch {found}'}",
@@ -328,8 +328,8 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
 
     @contextlib.contextmanager
     def _undecided(self, what: str) -> Iterator[None]:
-        """Map the errors of a request, ``what``, before the decision: nothing is at stake, and what an operator would
-        have to settle refuses the batch."""
+        """Map errors of a request, named by ``what``, before the decision. Nothing is decided yet, so errors that
+        require an operator become refusals of the batch."""
         try:
             with self._asking(what):
                 yield
@@ -337,10 +337,10 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             raise Refused(error.message) from error
 
     def _of_batch(self, prepared: Sequence[Prepared]) -> tuple[list[BatchManifest], Keys | None]:
-        """Return the manifests of a batch, and the keys whose rows its commit finds.
+        """Return the manifests of a batch, and the keys for whose rows its commit searches.
 
         Raises:
-            FileChanged: a file of the batch is not there as its task has written it.
+            FileChanged: a file of the batch is missing or differs from what its task wrote.
         """
         table, io = self._lake.table(), self._lake.io()
         locate = table.location_provider().new_metadata_location
@@ -353,16 +353,16 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         ids = of_keys[0].prepared.equality_ids or []
         return manifests, Keys.read(io, ids, [location for each in of_keys for location in each.files()])
 
-    # After it. --------------------------------------------------------------------------------------------------
+    # On the coordinator, after the decision. --------------------------------------------------------------------
 
     @property
     def commit_group(self) -> Hashable | None:
-        """The catalog, if it can change several tables by one request."""
+        """The catalog, if it can change several tables in one request."""
         return self._lake.group
 
     @classmethod
     def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
-        """Try to make the batch visible in all tables by one request. Each ``commit_batch`` finds out what that did."""
+        """Try to make the batch visible in all tables in one request. Each ``commit_batch`` finds out what that did."""
         commit_parts([functools.partial(sink._part, batch_id, of_sink) for sink, of_sink in due.items()])  # noqa: SLF001  # of this class
 
     def commit_batch(self, batch_id: int, committables: Sequence[Committable]) -> None:
@@ -373,7 +373,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             self._use(TableForTasks.of(self._lake.table()))
 
     def _part(self, batch_id: int, committables: Sequence[Committable]) -> Part:
-        """Return what is to be committed to this table, and protect its files before readers can see them."""
+        """Return this table's part of the batch, after protecting its files from aborts."""
         branch = self._branch(committables)
         where = replace(self._options, branch=branch)
         prepared, names = self._prepared(committables), _names(committables)
@@ -388,12 +388,12 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         )
         if self._protected != names:
             with self._asking(batch.what, commit_failed):
-                self._notes().remove(names)  # a note that is gone protects its files from every abort
+                self._notes().remove(names)  # without its note, no abort removes a transaction's files
             self._protected = names
         return Part(self._lake, self._committer, batch, functools.cache(lambda: self._written(prepared, names)))
 
     def _written(self, prepared: Sequence[Prepared], names: frozenset[str]) -> Added:
-        """Write the manifests of a decided batch, and read its keys. Raises FileChanged."""
+        """Write the joined manifests of a decided batch, and read its keys. Raises FileChanged."""
         look, io = self._look, self._lake.io()
         if look is not None and look.names == names and time.monotonic() - look.since_s < TRUSTED_S:
             manifests, keys = look.manifests, look.keys
@@ -404,13 +404,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return Added([each.prepared for each in manifests if not each.prepared.by_position], keys)
 
     def _use(self, table: TableForTasks) -> None:
-        """Write the next batches to the table as it is now. If its columns are others, records are checked again."""
+        """Use the current table for the next batches. If its columns have changed, records are validated again."""
         if self._for_tasks is None or table.schema != self._for_tasks.schema:
             self._validated = None
         self._for_tasks = table
 
     def _prepared(self, committables: Iterable[Committable]) -> list[Prepared]:
-        """Return the manifests of this sink's transactions. Raises CorruptLog for another one."""
+        """Return the manifests of this sink's transactions. Raises CorruptLog for a transaction that is not this
+        sink's."""
         found: list[Prepared] = []
         for committable in committables:
             self.transactional_ids.exact(committable.transaction_id)
@@ -425,12 +426,12 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         return max((mark for mark in found if isinstance(mark, int)), default=None)
 
     def _branch(self, committables: Sequence[Committable]) -> str:
-        """Return the branch for which the batch was decided, whatever the option is now."""
+        """Return the branch for which the batch was decided, even if the option has changed since."""
         branch = committables[0].handle.get(_BRANCH)
         return branch if isinstance(branch, str) else self._not_ours(committables[0])
 
     def complete(self, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Remove the tasks' manifests that were joined, and merge small ones, now that the batch is visible."""
+        """Remove the tasks' manifests that were joined, and merge the table's small manifests."""
         if not committables:
             return
         what = f"batch {batch_id} is visible in {self._options}, and manifests of its tasks are left over"
@@ -443,14 +444,14 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
         self._merger.merge(self._branch(committables))
 
     def datasets(self, committables: Sequence[Committable]) -> Sequence[Dataset] | None:  # noqa: ARG002
-        """The table by its location, as OpenLineage's integration for Spark names it. ``open`` has found it."""
+        """The table, named by its location as in OpenLineage's Spark integration. None before ``open``."""
         return None if self._for_tasks is None else [of_folder(self._for_tasks.parsed.location)]
 
     def abort(self, committable: Committable) -> None:
-        """Remove the transaction's files, unless a snapshot has them.
+        """Remove the transaction's files, unless a snapshot may have them.
 
-        Its note is gone if it is decided (``commit_batch``), aborted or discarded: then no file is removed. A note
-        may come back where a store lists what was removed, so the table is looked at, too.
+        A decided (``commit_batch``), aborted or discarded transaction has no note, and then no file is removed. Some
+        stores may still list a removed note, so the table is checked, too.
         """
         name = self.transactional_ids.exact(committable.transaction_id)
         with self._asking(f"transaction {name} of {self._options} is to be rolled back"):
@@ -469,21 +470,21 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
             notes.remove([name])
 
     def _may_be_visible(self, name: str, note: Note) -> bool:
-        """Return whether a snapshot may have the transaction's files. An attempt that lost against another one of its
-        task is in no snapshot, although its batch is visible."""
+        """Return whether a snapshot may have the transaction's files. A task attempt that lost to another one is in no
+        snapshot, even if its batch is visible."""
         table = self._lake.load()
         batch_id = self.transactional_ids.round_of(name).batch_id
         found = self._mark().found(table.metadata)
         if found is None or found < batch_id:
             return False
         if (snapshot := self._snapshot_of(batch_id)) is None:
-            return True  # it has expired
+            return True  # the snapshot has expired
         io, files = self._lake.io(), {*note.files}
         added = (each for each in self._lists.read(io, snapshot) if each.added_snapshot_id == snapshot.snapshot_id)
         return any(not files.isdisjoint(_data_files(io, each)) for each in added)
 
     def _snapshot_of(self, batch_id: int) -> Snapshot | None:
-        """Return the snapshot that made the batch visible, if the table, as it was last seen, still has it."""
+        """Return the snapshot that made the batch visible, if the table as last loaded still has it."""
         metadata = self._lake.table().metadata
         snapshot_id = self._mark().snapshot(metadata, batch_id)
         return None if snapshot_id is None else metadata.snapshot_by_id(snapshot_id)
@@ -502,7 +503,7 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def close(self) -> None:
         self._lake.close()
 
-    # What these share. ------------------------------------------------------------------------------------------
+    # Shared by both sides. --------------------------------------------------------------------------------------
 
     def _mark(self) -> Mark:
         return Mark(self.transactional_ids.scope.rstrip("."))
@@ -516,15 +517,15 @@ class IcebergSink(WholeBatchSink[IcebergTransaction], KeyedSink[IcebergTransacti
     def _asking(
         self, what: str, failed: Callable[[Exception, str], TwoPhaseCommitError] = asked_in_vain
     ) -> contextlib.AbstractContextManager[None]:
-        """Map the errors of a request, ``what``."""
+        """Map errors of a request, named by ``what``."""
         return mapped(CATALOG_ERRORS, lambda error: failed(self._lake.failed(error), what))
 
 
 def _files_of_keys(io: DurableFileIO, prepared: Iterable[Prepared]) -> list[str]:
-    """Return the files of keys that a visible batch has left, and whose rows were found."""
+    """Return the files of keys that a visible batch no longer needs: the rows of those keys are deleted by position."""
     found: list[str] = []
     for each in prepared:
-        with contextlib.suppress(FileNotFoundError):  # a process that ended here goes on with the next manifest
+        with contextlib.suppress(FileNotFoundError):  # removed before a process ended here
             found += _data_files(io, each.manifest_file(0)) if each.by_position else ()
     return found
 

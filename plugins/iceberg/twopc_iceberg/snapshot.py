@@ -1,27 +1,27 @@
-"""The commit of a batch: one snapshot with all of its files, and the query's mark, or nothing.
+"""Commits a batch atomically: one snapshot with all of its files, together with the query's mark.
 
-Two processes may commit one batch at the same time, requests get lost or arrive late, answers get lost, and other
-writers append, rewrite and expire meanwhile. These rules make it visible once all the same:
+Two processes may commit a batch at the same time, requests may be lost or late, responses may be lost, and other
+writers append, rewrite and expire meanwhile. These rules make the batch visible exactly once:
 
-1. The snapshot and the mark travel in one ``commit_table``.
-2. It requires that the branch still has the snapshot at which the mark was looked for. Whatever made the batch visible
-   has moved the branch since, so the catalog refuses. pyiceberg's own retry would ask again with a fresh requirement,
-   without looking for the mark, and is not used.
-3. A branch that was moved back by hand has its old snapshot again. The catalog refuses all the same: the sequence
-   number, which never comes back, is taken.
-4. Whatever the answer to ``commit_table``, an error is not believed. The table is loaded again, and its mark counts.
-5. The mark must not be older than it was before the decision. Else it was changed by hand, and only an operator can
-   find out whether the batch is visible.
-6. The files of a failed attempt are removed when another snapshot is seen to have its sequence number. Until then the
-   attempt may still arrive, and is proposed again as it is, if the branch has not moved. If a snapshot of that number
-   has expired, it may have been the attempt's own, whose files later snapshots have.
-7. Catalogs do not compare the sequence number of a snapshot without a parent. So a branch without snapshots, as a new
-   or a replaced table has, first gets an empty one. If that arrives late, it adds no record.
-8. Each attempt looks whether the table can read the files of the batch. The request requires that neither the current
+1. One ``commit_table`` adds the snapshot and sets the mark.
+2. It requires that the branch still points to the snapshot at which the mark was checked. Anything that has made the
+   batch visible since has moved the branch, so the catalog refuses. pyiceberg's own retry is not used: it would repeat
+   the request with a new requirement, without checking the mark.
+3. A branch that was rolled back by hand points to its old snapshot again. The catalog still refuses, since the sequence
+   number is taken. Sequence numbers never go back.
+4. An error of ``commit_table`` is not trusted. The table is reloaded, and its mark counts.
+5. The mark must not be older than it was before the decision. An older mark was changed by hand, and only an operator
+   can find out whether the batch is visible.
+6. The files of a failed attempt are removed once another snapshot is seen with its sequence number. Until then the
+   attempt may still arrive, and is proposed again unchanged if the branch has not moved. If the snapshot with that
+   number has expired, it may have been the attempt's own, and later snapshots may have its files.
+7. Catalogs do not check the sequence number of a snapshot without a parent. So a branch without snapshots, as in a new
+   or replaced table, first gets an empty one. If that arrives late, it adds no record.
+8. Each attempt checks that the table can read the files of the batch. The request requires that neither the current
    schema nor the default partition spec has changed since.
 
 A request for several tables (``joint.py``) has the same requirements and updates per table, and its attempts are
-remembered here like any other. So each rule holds for each of its tables, also if the catalog applies a part of it.
+remembered here like any other. So the rules hold for each of its tables, even if the catalog changes only some of them.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ logger = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 ATTEMPTS = 20
-"""How many races in a row a commit may lose to other writers before it counts as unanswered."""
+"""How many races in a row a commit may lose to other writers before it raises Retriable."""
 
 _PAUSE_S = 0.02
-"""The longest pause after one lost race; after n in a row, n times as long."""
+"""The longest pause after one lost race. After n lost races in a row, n times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +78,13 @@ class DecidedBatch:
     """A batch to make visible.
 
     Attributes:
-        mark: the query's.
+        mark: the query's mark.
         mark_before: the mark's value before the decision.
-        batch_id: the batch.
+        batch_id: the batch's id.
         branch: the branch to append to.
         table: the UUID of the table that the batch was written for.
         prepared: the manifests of all transactions.
-        what: names the batch in errors.
+        what: the name of the batch in errors.
     """
 
     mark: Mark
@@ -97,17 +97,17 @@ class DecidedBatch:
 
     @property
     def added(self) -> list[Prepared]:
-        """The manifests whose files the snapshot gets as they are."""
+        """The manifests that the snapshot adds, as opposed to those of keys whose rows the commit searches for."""
         return [each for each in self.prepared if not each.by_position]
 
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The files of a batch that are written before its first attempt.
+    """The part of a batch that is the same in every attempt.
 
     Attributes:
-        manifests: the manifests that its snapshot gets.
-        keys: the files of keys whose rows each attempt finds.
+        manifests: the manifests that its snapshot adds.
+        keys: the keys for whose rows each attempt searches.
     """
 
     manifests: Sequence[Prepared]
@@ -119,12 +119,12 @@ NOTHING = Added(())
 
 @dataclass(frozen=True, slots=True)
 class Attempt(NewSnapshot):
-    """A snapshot that was proposed to the catalog.
+    """A snapshot proposed to the catalog.
 
     Attributes:
         batch: the batch in it; None for a snapshot that adds no record.
-        changes: which rows of older files it deletes, and the files that were written for that.
-        rows: how many rows get an id by it.
+        changes: the rows of older files that it deletes, and the files written for that.
+        rows: the number of rows to which it assigns ids.
     """
 
     batch: DecidedBatch | None
@@ -133,7 +133,7 @@ class Attempt(NewSnapshot):
 
     @classmethod
     def of(cls, table: Table, parent: Snapshot | None, batch: DecidedBatch | None = None) -> Attempt:
-        """Return the table's next snapshot. Asks nothing of the catalog."""
+        """Return the table's next snapshot. Sends nothing."""
         metadata = table.metadata
         snapshot_id = metadata.new_snapshot_id()
         name = f"snap-{snapshot_id}-0-{uuid.uuid4()}.avro"
@@ -148,29 +148,30 @@ class Attempt(NewSnapshot):
 
     @property
     def files(self) -> list[str]:
-        """The files that were written for it alone."""
+        """The files that belong to this attempt alone."""
         return [self.manifest_list, *self.changes.written]
 
     def is_like(self, other: Attempt) -> bool:
-        """Return whether the other one's manifest list would say the same."""
+        """Return whether the other attempt's manifest list would be the same."""
         mine, its = (
             (each.sequence_number, each.parent_snapshot_id, each.first_row_id, each.batch) for each in (self, other)
         )
         return mine == its
 
     def is_taken(self, metadata: TableMetadata) -> bool:
-        """Return whether a snapshot has the attempt's sequence number: this one or another.
+        """Return whether the attempt's sequence number is taken, by its own or another snapshot.
 
-        Metadata that is older than the catalog's is no exception: it is a state that the table was in.
+        This also holds for metadata that is older than the catalog's: the table was once in that state.
         """
-        assert not isinstance(metadata, TableMetadataV1)  # which have no sequence numbers, and are refused
+        assert not isinstance(metadata, TableMetadataV1)  # has no sequence numbers; the sink refuses it
         return metadata.last_sequence_number >= self.sequence_number
 
     def is_dead(self, metadata: TableMetadata) -> bool:
-        """Return whether the attempt can't land any more, and has not landed: another snapshot has its sequence number.
+        """Return whether the attempt neither has landed nor can land any more: another snapshot has its sequence
+        number.
 
-        If none has, the attempt may have landed and expired since, and later snapshots may have its delete files.
-        Without a parent it may always land: catalogs do not compare its sequence number.
+        If no snapshot has that number, the attempt may have landed and expired since, and later snapshots may have its
+        delete files. An attempt without a parent can always land, since catalogs do not check its sequence number.
         """
         others = {each.sequence_number for each in metadata.snapshots if each.snapshot_id != self.snapshot_id}
         return self.parent_snapshot_id is not None and self.sequence_number in others
@@ -182,10 +183,10 @@ class Attempt(NewSnapshot):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change that the catalog is asked to make.
+    """A change to request from the catalog.
 
     Attributes:
-        table: the table as it was when the mark was looked for.
+        table: the table as it was when the mark was checked.
         attempt: the snapshot to add.
         requirements: what must hold in the catalog.
         updates: the changes.
@@ -213,19 +214,19 @@ class BatchCommitter:
         self._attempts: list[Attempt] = []
 
     def commit(self, batch: DecidedBatch, manifests: Callable[[], Added]) -> None:
-        """Make ``batch`` visible; nothing if it is visible.
+        """Make ``batch`` visible, unless it already is.
 
         Args:
             batch: the batch.
             manifests: writes the manifests of the batch, and returns them. Called before the first attempt. Raises
-                FileChanged: a snapshot without a file can't be read.
+                FileChanged for a missing file, without which the snapshot could not be read.
 
         Raises:
-            Retriable: no answer, or other writers were faster each time.
+            Retriable: the catalog did not respond, or other writers were faster each time.
             TransactionLost: a file is gone.
-            OutcomeUnknown: the table is another one, or its mark was changed; or a file is gone, and an attempt of
-                this process may still land.
-            OperatorRequired: the catalog refuses, the branch is gone, or the table can't read the files any more.
+            OutcomeUnknown: the table was replaced, or its mark was changed; or a file is gone, and an attempt of this
+                process may still land.
+            OperatorRequired: the catalog refuses, the branch is gone, or the table can no longer read the files.
         """
         table = self._asked(self._lake.table, batch)
         added: Added | None = None
@@ -252,10 +253,10 @@ class BatchCommitter:
         raise Retriable(f"{batch.what}: other writers were faster {ATTEMPTS} times in a row")
 
     def proposal(self, batch: DecidedBatch, manifests: Callable[[], Added]) -> Proposal | None:
-        """Return what a request for several tables has to change in this one; None if the batch is visible.
+        """Return this table's part of a request for several tables; None if the batch is visible.
 
-        The request is not sent here. A branch without snapshots gets its empty one here, by a request of its own.
-        ``commit`` must follow. Raises like it, or FileChanged.
+        Does not send that request. Gives a branch without snapshots its empty one, by a separate request. Callers must
+        call ``commit`` afterwards. Raises like it, or FileChanged.
         """
         table = self._asked(self._lake.table, batch)
         if is_visible(table.metadata, batch):
@@ -268,10 +269,10 @@ class BatchCommitter:
         return self._asked(lambda: self._propose(table, batch, added), batch)
 
     def _end(self, table: Table, batch: DecidedBatch) -> None:
-        """Forget the attempts of a batch that is visible.
+        """Forget the attempts of a visible batch.
 
         Raises:
-            OperatorRequired: an attempt of this process has landed, and the table can't be read any more.
+            OperatorRequired: an attempt of this process has landed, and the table can no longer be read.
         """
         landed = [each for each in self._attempts if each.batch == batch and each.has_landed(table.metadata)]
         if landed and (lost := {each.spec for each in batch.added} - table.metadata.specs().keys()):
@@ -279,8 +280,8 @@ class BatchCommitter:
         self.clean_up(table)
 
     def _lost(self, batch: DecidedBatch, gone: str) -> None:
-        """Raise what it means that a file of a decided batch is gone, unless a second look finds the batch visible:
-        another process may have committed it since, and a compaction removed its files."""
+        """Raise the error for a missing file of a decided batch, unless the reloaded table shows the batch as visible:
+        another process may have committed it, and a compaction may have removed its files."""
         table = self._asked(self._lake.load, batch)
         if is_visible(table.metadata, batch):
             return self._end(table, batch)
@@ -302,17 +303,17 @@ class BatchCommitter:
             raise commit_failed(self._lake.failed(error), batch.what) from error
 
     def _unchanged(self, failure: Exception, batch: DecidedBatch) -> Exception:
-        """Return the error for a failed attempt after which the table is as it was: it may still land."""
+        """Return the error for a failed attempt after which the table is unchanged. The attempt may still land."""
         if answer(failure) is CatalogAnswer.CONFLICT:
             return Retriable(f"{batch.what}: the catalog reports a conflict and shows no change: {told(failure)}")
         return commit_failed(self._lake.failed(failure), batch.what)
 
     def _try(self, table: Table, batch: DecidedBatch, added: Added) -> Exception | None:
-        """Propose the batch's snapshot once; or an empty one, if the branch has none. Returns the error, which does not
-        mean that the snapshot has not landed."""
+        """Propose the batch's snapshot once, or an empty one if the branch has no snapshot. Return the error, if any;
+        the snapshot may have landed even so."""
         try:
             proposal = self._propose(table, batch, added)
-        except Damaged as damaged:  # a file of the table that another writer may just have replaced
+        except Damaged as damaged:  # another writer may just have replaced that file of the table
             return damaged
         except CATALOG_ERRORS as error:
             raise commit_failed(self._lake.failed(error), batch.what) from error
@@ -326,10 +327,10 @@ class BatchCommitter:
         return None
 
     def _propose(self, table: Table, batch: DecidedBatch, added: Added) -> Proposal:
-        """Return what to ask of the catalog.
+        """Return the change to request from the catalog.
 
         Raises:
-            OperatorRequired: the branch is gone, or the table can't read the batch's files any more.
+            OperatorRequired: the branch is gone, or the table can no longer read the batch's files.
         """
         metadata, io = table.metadata, self._lake.io()
         parent = head(metadata, batch.branch, batch.what)
@@ -355,10 +356,10 @@ class BatchCommitter:
         return Proposal(table, attempt, requirements(metadata, batch.branch, parent), updates)
 
     def _attempt(self, table: Table, parent: Snapshot | None, batch: DecidedBatch, added: Added) -> Attempt:
-        """Write the manifest list of the next snapshot, unless an attempt that may still land has it."""
+        """Return the next attempt. Reuse an equal attempt that may still land; otherwise write a manifest list."""
         new, io = Attempt.of(table, parent, None if parent is None else batch), self._lake.io()
         known = next((each for each in self._attempts if each.is_like(new)), None)
-        # A clean-up job may have removed the file of an attempt that was proposed days ago.
+        # A cleanup job may have removed the manifest list of an attempt that was proposed days ago.
         if known is not None and io.new_input(known.manifest_list).exists():
             return known
         attempt = known or new
@@ -374,8 +375,8 @@ class BatchCommitter:
         return attempt
 
     def clean_up(self, table: Table) -> None:
-        """Forget attempts that have ended, and remove the files of those that can't land any more. A failure only
-        wastes space."""
+        """Forget attempts whose sequence number is taken, and remove the files of those that can no longer land. A
+        failure only wastes space."""
         ended = [attempt for attempt in self._attempts if attempt.is_taken(table.metadata)]
         self._attempts = [attempt for attempt in self._attempts if attempt not in ended]
         try:
@@ -386,7 +387,7 @@ class BatchCommitter:
 
 
 def pause(number: int) -> None:
-    """Wait after a lost race, longer with each one lost before."""
+    """Wait after a lost race, longer after each further one."""
     time.sleep(random.uniform(0, _PAUSE_S * (number + 1)))  # noqa: S311  # no secret
 
 
@@ -398,8 +399,8 @@ def _spec_was_removed(batch: DecidedBatch, spec: int, how: str) -> OperatorRequi
 
 
 def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdate]:
-    """Yield updates that change nothing, and by which catalogs refuse the request if an older spec is gone: no
-    requirement names it. Not every catalog looks."""
+    """Yield updates without effect that make a catalog refuse the request if an older spec of the batch is gone, for
+    which there is no requirement. Not every catalog checks them."""
     current = metadata.default_spec_id
     for spec in sorted({each.spec for each in batch.added} - {current}):
         yield SetDefaultSpecUpdate.model_validate({"spec-id": spec})
@@ -407,10 +408,11 @@ def _guards(metadata: TableMetadata, batch: DecidedBatch) -> Iterator[TableUpdat
 
 
 def is_visible(metadata: TableMetadata, batch: DecidedBatch) -> bool:
-    """Return whether the batch is in a snapshot of the table, or was: rolled back by hand, expired or rewritten since.
+    """Return whether the batch is visible in the table, or was: its snapshot may have been rolled back by hand, expired
+    or rewritten since.
 
     Raises:
-        OutcomeUnknown: the table is another one, or its mark was moved back by hand.
+        OutcomeUnknown: the table was replaced, or its mark was set back by hand.
         OperatorRequired: its mark is not a number.
     """
     if str(metadata.table_uuid) != batch.table:
@@ -449,10 +451,10 @@ def head(metadata: TableMetadata, branch: str, what: str) -> Snapshot | None:
 
 
 def new_snapshot(metadata: TableMetadata, attempt: Attempt, summary: Summary) -> Snapshot:
-    """Return the snapshot.
+    """Return the snapshot of an attempt.
 
-    Its time is never before that of the table's last change, whatever this machine's clock says: Iceberg for Java reads
-    no table whose times go back by more than a minute.
+    Its timestamp is never before the table's last change, even if this machine's clock is slow: Iceberg for Java can't
+    read a table whose timestamps go back by more than a minute.
     """
     newest = (entry.timestamp_ms for entry in metadata.snapshot_log[-1:])
     return Snapshot(  # type: ignore[call-arg]  # pydantic's aliases
@@ -469,7 +471,7 @@ def new_snapshot(metadata: TableMetadata, attempt: Attempt, summary: Summary) ->
 
 
 def moved(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> tuple[TableUpdate, ...]:
-    """Return the updates that add a snapshot and move the branch to it. The branch keeps its settings of retention."""
+    """Return the updates that add a snapshot and move the branch to it. The branch keeps its retention settings."""
     ref = metadata.refs.get(branch)
     return (
         AddSnapshotUpdate(snapshot=snapshot),
@@ -485,8 +487,8 @@ def moved(metadata: TableMetadata, snapshot: Snapshot, branch: str) -> tuple[Tab
 
 
 def requirements(metadata: TableMetadata, branch: str, parent: Snapshot | None) -> tuple[TableRequirement, ...]:
-    """Return what must hold in the catalog: it is the same table, the branch has not moved, and new files have the
-    columns and the partition spec that they had."""
+    """Return the requirements of a commit: the table is the same, the branch has not moved, and neither the current
+    schema nor the default partition spec has changed."""
     return (
         AssertTableUUID(uuid=metadata.table_uuid),
         AssertRefSnapshotId(ref=branch, snapshot_id=parent.snapshot_id if parent else None),  # type: ignore[call-arg]

@@ -1,4 +1,4 @@
-"""Features of tables and catalogs that the sink supports. It refuses all others by name, before anything is written."""
+"""Checks that the sink supports the features of a table and its catalog, before anything is written."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ FORMAT_VERSIONS = (2, 3)
 _ENCRYPTION = "encryption.key-id"
 _PROBE = "twopc.probe"
 _NO_SNAPSHOT = 1
-"""An id that no snapshot has: Iceberg draws them from 63 bits."""
+"""An id that no snapshot has: Iceberg's ids are random 63-bit numbers."""
 
 
 def require_supported(table: Table, options: IcebergOptions) -> None:
-    """Make sure that the sink can write this table.
+    """Check that the sink can write this table.
 
     Raises:
         ConfigurationError: names the feature.
@@ -73,13 +73,13 @@ def _require_branch(metadata: TableMetadata, options: IcebergOptions) -> None:
 
 
 def require_honest(table: Table, options: IcebergOptions) -> None:
-    """Make sure that the catalog refuses a commit whose requirement does not hold, and that it may be asked to commit.
+    """Check that the catalog refuses a commit whose requirement does not hold, and that the sink is allowed to commit.
 
-    Everything rests on that refusal. A catalog that ignores requirements would make a repeated batch visible twice.
+    Upholds: a repeated batch is visible once. With a catalog that ignores requirements, it would be visible twice.
 
     Raises:
-        ConfigurationError: the catalog made the change, or can't hold this table.
-        Exception: the catalog refused to be asked, or gave no answer.
+        ConfigurationError: the catalog made the change, or does not support this table.
+        Exception: the catalog denied the request, or did not respond.
     """
     try:
         if isinstance(table.catalog, ProbedCatalog):
@@ -104,9 +104,10 @@ def require_honest(table: Table, options: IcebergOptions) -> None:
 
 
 def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> str | None:  # noqa: PLR0911
-    """Return why the table can't take files that were written for it; None if it can. Errors of the store pass through.
+    """Return why the table can no longer accept files that were written for it; None if it can. Errors of the store
+    pass through.
 
-    Asks the store only if the table's columns or partition specs have changed since.
+    Reads from the store only if the table's columns or partition specs have changed since.
     """
     metadata, specs = table.metadata, table.metadata.specs()
     if metadata.format_version not in FORMAT_VERSIONS:
@@ -116,7 +117,7 @@ def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> s
     if foreign := _foreign_scheme([table.location_provider().metadata_path, metadata.location]):
         return f"has files at {foreign}://"
     for each in {(each.content, each.spec, each.layout): each for each in prepared}.values():
-        # Iceberg for Java can't apply deletes by a column that the table has dropped, and so can't read the table.
+        # Iceberg for Java can't read a table that has equality deletes by a dropped column.
         if {*(each.equality_ids or ())} - {field.field_id for field in metadata.schema().fields}:
             return "has lost a column by which records replace others"
         if each.by_position:
@@ -130,6 +131,6 @@ def obstacle(table: Table, prepared: Sequence[Prepared], io: DurableFileIO) -> s
 
 
 def _foreign_scheme(locations: Iterable[str]) -> str | None:
-    """Return the scheme of a location that the sink is not tested with."""
+    """Return the first scheme among the locations with which the sink is not tested; None if there is none."""
     schemes = (PyArrowFileIO.parse_location(location)[0] for location in locations)
     return next((scheme for scheme in schemes if scheme not in SUPPORTED), None)

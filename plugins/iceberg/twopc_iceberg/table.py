@@ -1,7 +1,7 @@
-"""A table as tasks know it: its metadata without history, and access to its files.
+"""A table as sent to tasks: its metadata without history, and access to its files.
 
-A task never reads the table's metadata file: the catalog's next commits may delete it. It asks no catalog either,
-except for new credentials when those that came with the table are about to expire.
+A task never reads the table's metadata file, which later commits may delete. It contacts the catalog only for new
+credentials, when those that came with the table are about to expire.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from twopc_iceberg.notes import PREFIX
 
 _TOKEN, _EXPIRES_AT = "s3.session-token", "s3.session-token-expires-at-ms"  # names
 SHORTEST_LIFE_S = 900.0
-"""How long credentials count as valid whose end the catalog does not report. AWS gives out none for less."""
+"""How long credentials count as valid if the catalog does not report their expiration: the shortest lifetime that AWS
+issues."""
 _MARGIN_S = 600.0
-"""How long before their end credentials count as expired: longer than a task writes, and than clocks differ."""
+"""How long before their expiration credentials count as expired: longer than a task takes to write, plus clock skew."""
 
 
 @dataclass(frozen=True)
 class TableForTasks:
-    """A table as it travels to the tasks.
+    """A table as sent to tasks.
 
     Attributes:
-        metadata: the table's, as JSON, without snapshots.
-        io_properties: for access to files. They may have credentials, so they go into no committable, log or repr.
+        metadata: the table's metadata without snapshots, as JSON.
+        io_properties: for access to files. They may have credentials, so they are in no committable, log or repr.
     """
 
     metadata: str
@@ -46,7 +47,7 @@ class TableForTasks:
 
     @classmethod
     def of(cls, table: Table) -> TableForTasks:
-        """Return what tasks need of ``table``."""
+        """Return the parts of ``table`` that tasks need."""
         slim = IcebergBaseModel.model_dump_json(_without_history(table.metadata))  # pyiceberg 0.12 refuses version 3
         return cls(slim, io_of(table.io.properties).properties)
 
@@ -64,8 +65,8 @@ class TableForTasks:
 
     @cached_property
     def file_schema(self) -> Schema:
-        """The schema of data files: like the table's, with names that any reader takes. What is required within a
-        struct is optional there, as Arrow's Parquet writer takes no null struct with a required part."""
+        """The schema of data files: the table's, with column names that every reader accepts. Required fields of
+        structs are optional here, since Arrow's Parquet writer rejects a null struct with a required field."""
         fields = (
             each.model_copy(update={"field_type": _optional_within(each.field_type)}) for each in self.schema.fields
         )
@@ -73,7 +74,7 @@ class TableForTasks:
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """The same for pyarrow, with the ids of the fields, by which readers find columns."""
+        """The same for pyarrow, with the field ids by which readers find columns."""
         return schema_to_pyarrow(self.file_schema)
 
     @property
@@ -101,18 +102,18 @@ def _optional_within(kind: IcebergType) -> IcebergType:
 
 
 def are_given_out(io_properties: Mapping[str, Any]) -> bool:
-    """Return whether credentials are of the kind that is given out for a while."""
+    """Return whether the credentials are temporary."""
     return _TOKEN in io_properties
 
 
 def are_expiring(io_properties: Mapping[str, str]) -> bool:
-    """Return whether the credentials that a catalog gave with a table end soon."""
+    """Return whether the credentials that came with a table are about to expire."""
     expires_at_ms = io_properties.get(_EXPIRES_AT, "")
     return expires_at_ms.isdecimal() and int(expires_at_ms) / 1000 < time.time() + _MARGIN_S
 
 
 def assume_end(io_properties: dict[str, str]) -> None:
-    """Give an end to credentials for which the catalog has just given none."""
+    """Set an expiration for temporary credentials that the catalog returned without one."""
     if _TOKEN in io_properties and _EXPIRES_AT not in io_properties:
         io_properties[_EXPIRES_AT] = f"{(time.time() + SHORTEST_LIFE_S) * 1000:.0f}"
 
@@ -123,7 +124,7 @@ def avro_compression(properties: Mapping[str, str]) -> Any:
 
 
 def _without_history(metadata: TableMetadata) -> TableMetadata:
-    """Return the metadata without what only commits and readers need."""
+    """Return the metadata without the parts that only commits and readers need."""
     return metadata.model_copy(
         update={
             "snapshots": [],

@@ -1,4 +1,4 @@
-"""A task's part: Parquet files of one transaction, and the manifests that name them."""
+"""Writes the Parquet files of one transaction, and the manifests that name them."""
 
 from __future__ import annotations
 
@@ -44,24 +44,24 @@ from twopc_iceberg.pyiceberg_internals import data_file, parquet_options
 from twopc_iceberg.table import TableForTasks
 
 ROW_GROUP_BYTES = 64 * 2**20
-"""The size of a row group, in bytes of Arrow."""
+"""The target size of a row group, in bytes of Arrow data."""
 
 SAMPLE_RECORDS = 10_000
 MOST_DISTINCT = 0.8
-"""The share of distinct values in a sample, above which a column gets no dictionary."""
+"""The share of distinct values in a sample above which a column gets no dictionary."""
 
 _DELETES = replace(WHOLE, content=DataFileContent.EQUALITY_DELETES)
-"""The keys of a batch: their files have no partition."""
+"""The partition of files of keys: none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How files of one content are written.
+    """How files with one kind of content are written.
 
     Attributes:
         schema: the columns in them.
         spec: their partition spec.
-        equality_ids: the ids of the key's columns, for deletes; else None.
+        equality_ids: the ids of the key's columns; None for data files.
         manifest: the location of their manifest.
     """
 
@@ -72,10 +72,11 @@ class _Form:
 
 
 class _OpenFile(RowGroups):
-    """A Parquet file that is being written. Other attributes as of ``twopc.open_files.OpenFile``.
+    """A Parquet file that is being written. For other attributes, see ``twopc.open_files.OpenFile``.
 
     Attributes:
-        length: how many bytes were written, once the file is closed. Counted here: a store may keep others.
+        length: the number of bytes written, set on close. Not read back from the store, which may have kept other
+            bytes.
     """
 
     length = 0
@@ -95,7 +96,7 @@ class _OpenFile(RowGroups):
         self._floats = {path for path, leaf in self._ids.items() if isinstance(schema.find_type(leaf), floats)}
         names = (schema.find_column_name(self._ids[path]) for path in self._floats)
         modes = {f"{TableProperties.METRICS_MODE_COLUMN_CONF_PREFIX}.{name}": "none" for name in names}
-        self._properties = {**properties, **modes}  # else pyiceberg would warn of each
+        self._properties = {**properties, **modes}  # otherwise pyiceberg would warn about each one
         most = TableProperties.PARQUET_ROW_GROUP_LIMIT
         self._most_rows = int(properties.get(most, TableProperties.PARQUET_ROW_GROUP_LIMIT_DEFAULT))
         self._writer: pq.ParquetWriter | None = None
@@ -109,8 +110,8 @@ class _OpenFile(RowGroups):
             options = {
                 **parquet_options(self._properties),
                 "use_dictionary": sorted(self._ids.keys() - without_dictionary(table)),
-                # Parquet leaves NaN out of bounds, and Spark and DuckDB, for which it is the greatest value, would skip
-                # a file or a row group that has one.
+                # Parquet bounds exclude NaN. Spark and DuckDB treat NaN as the greatest value, and would skip files and
+                # row groups that contain it.
                 "write_statistics": sorted(self._ids.keys() - self._floats),
             }
             stream = self._output.create(overwrite=True)
@@ -122,7 +123,7 @@ class _OpenFile(RowGroups):
         self._finished(self)
 
     def close(self) -> DataFileStatistics:
-        """Finish the file. Its bounds, by which readers pass files over, enclose every value."""
+        """Finish the file. Its bounds, by which readers skip files, enclose every value."""
         assert self._writer is not None
         with self._output.stream as stream:
             self._writer.close()
@@ -132,7 +133,8 @@ class _OpenFile(RowGroups):
         statistics = data_file_statistics_from_parquet_metadata(metadata, plan, ids)
         for group in map(metadata.row_group, range(metadata.num_row_groups)):
             for column in map(group.column, range(metadata.num_columns)):
-                # Of texts longer than 4 kB Arrow keeps no bounds. pyiceberg would take those of the other row groups.
+                # Arrow keeps no bounds for strings longer than 4 kB. pyiceberg would use the bounds of the other row
+                # groups.
                 known = column.statistics
                 if known is None or not (known.has_min_max or known.null_count == column.num_values):
                     statistics.column_aggregates.pop(ids[column.path_in_schema], None)
@@ -152,8 +154,8 @@ class TransactionWriter:
 
     Args:
         table: the table as it was when the task began.
-        name: the transaction's name, with which every file's name begins.
-        announce: makes the transaction's note, before the files that it names exist.
+        name: the transaction's name, the prefix of every file's name.
+        announce: writes the transaction's note, before the files that it names exist.
         options: the sink's.
     """
 
@@ -180,7 +182,7 @@ class TransactionWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Write records.
 
-        Columns are checked here, too: the table's may have changed since the coordinator's check.
+        Checks columns again: the table's may have changed since the coordinator's check.
 
         Raises:
             RecordRefused: a value does not fit.
@@ -205,7 +207,7 @@ class TransactionWriter:
         self._open.write([(_DELETES, self._deletes.keys(keys))])
 
     def _create_each(self, partitions: Sequence[Partition]) -> Iterator[_OpenFile]:
-        """Create a file for each partition, once the note names all of them."""
+        """Create a file for each partition, after a note that names all of them."""
         locations = [self._new_location(each, number) for number, each in enumerate(partitions, len(self._named))]
         self._named += locations
         manifest, *others = (form.manifest for form in self._forms.values())
@@ -237,14 +239,14 @@ class TransactionWriter:
         )
 
     def finish(self) -> list[Prepared]:
-        """Make every record durable, and write the manifests: one of data files, and with a key one of delete files.
-        What is empty has none."""
+        """Make every record durable, and write a manifest of data files and one of delete files, each only if it has
+        files."""
         self._open.finish()
         done = {content: [each for each in self._done if each.content is content] for content in self._forms}
         return [self._described(files, self._forms[content]) for content, files in done.items() if files]
 
     def _described(self, files: Sequence[DataFile], form: _Form) -> Prepared:
-        """Write a manifest."""
+        """Write a manifest of files, and describe it."""
         metadata, in_memory = self._table.parsed, InMemory(location=form.manifest)
         content = ManifestContent.DATA if form.equality_ids is None else ManifestContent.DELETES
         with ManifestWriter(content, metadata, form.spec, self._table.schema, in_memory, None) as writer:
@@ -258,7 +260,7 @@ class TransactionWriter:
         return Prepared.of(table, layout.fingerprint, manifest, sizes, digest, form.equality_ids, by_position)
 
     def changed_file(self) -> str | None:
-        """Return a finished file that the store does not have as it was written; None if there is none."""
+        """Return a finished file that is missing from the store or has another length; None if there is none."""
         return self._io.first_changed({each.file_path: each.file_size_in_bytes for each in self._done})
 
     def discard(self) -> None:
@@ -268,14 +270,15 @@ class TransactionWriter:
 
 
 def _target_file_bytes(properties: dict[str, str]) -> int:
-    """Return when a file is full by the table's property."""
+    """Return the target size of a file, from the table's property."""
     default = TableProperties.WRITE_TARGET_FILE_SIZE_BYTES_DEFAULT
     return int(properties.get(TableProperties.WRITE_TARGET_FILE_SIZE_BYTES, default))
 
 
 def _upper_bound(text: str, length: int | None) -> str | None:
-    """Return the least text of at most ``length`` characters that is not below any text that begins as ``text`` does;
-    None if there is none. pyiceberg's own may be a surrogate, which is no character, and can't be written."""
+    """Return the least string of at most ``length`` characters that is not below any string with the same beginning as
+    ``text``; None if there is none. pyiceberg's own function may return a surrogate, which is not a character and can't
+    be encoded."""
     if length is None or len(text) <= length:
         return text
     for end in range(length, 0, -1):
@@ -285,7 +288,7 @@ def _upper_bound(text: str, length: int | None) -> str | None:
 
 
 def without_dictionary(table: pa.Table) -> set[str]:
-    """Return the columns of ``table`` that gain nothing from a dictionary. Nested ones are not among them."""
+    """Return the columns of ``table`` that gain nothing from a dictionary. Never returns nested columns."""
     sample = table.slice(0, SAMPLE_RECORDS)
     columns = zip(sample.column_names, sample.columns, strict=True)
     return {

@@ -1,5 +1,4 @@
-"""Which Arrow types fit into which column types, as a table, and which keys an upsert needs. This module sends no
-request."""
+"""Which Arrow types fit into which column types, and which keys an upsert needs. No I/O."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ HOLDS: Mapping[pa.DataType, tuple[str, ...]] = {
     pa.string(): _TEXT,
     pa.large_string(): _TEXT,
 }
-"""Arrow type → the column types that hold all of its values, or of which a value that they don't hold is refused, by
-the server in strict mode or by ``rows``. ``Column.keeps`` handles numbers and times. What is missing, such as a SET, is
-refused."""
+"""Arrow type → the column types that hold all of its values, or for which the server in strict mode or ``rows`` refuses
+the others. ``Column.keeps`` handles numbers and times. Missing types, such as SET, are refused."""
 
 EXACT = frozenset(
     (
@@ -39,8 +37,8 @@ EXACT = frozenset(
         *("macce", "macroman", "sjis", "swe7", "ujis"),
     )
 )
-"""Character sets that keep each character or have the server refuse it. MariaDB 11.4.5 makes another character of one
-in cp932, and of hundreds in tis620, without a warning."""
+"""Character sets with which the server either keeps or refuses each character. MariaDB 11.4.5 silently changes one
+character in cp932, and hundreds in tis620."""
 
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
 
@@ -56,11 +54,11 @@ class Column:
         described: the type with its parameters, such as ``int(10) unsigned``.
         precision: the total number of digits of a ``decimal``.
         scale: the number of digits after the decimal point.
-        fraction: the number of digits of a second's fraction.
-        is_nullable: whether the column takes NULL.
+        fraction: the number of digits in the fraction of a second.
+        is_nullable: whether the column accepts NULL.
         default: the default as text; None if there is none.
         extra: ``auto_increment``, ``STORED GENERATED`` and the like.
-        collation: the name of the collation of a column of text.
+        collation: the name of a text column's collation.
         characters: the name of its character set.
         is_key: whether the column is one of ``upsert_by``.
     """
@@ -80,7 +78,7 @@ class Column:
 
     @property
     def takes_spaces_for_equal(self) -> bool:
-        """Whether texts are equal for the server that differ in the spaces at their end."""
+        """Whether the server ignores trailing spaces when it compares texts."""
         name = self.collation
         return name is not None and "nopad" not in name and not name.startswith("utf8mb4_0900_") and name != "binary"
 
@@ -94,17 +92,17 @@ class Column:
 
     @property
     def labels(self) -> list[str]:
-        """The texts of an ENUM."""
+        """The values of an ENUM."""
         return [label.replace("''", "'") for label in _LABEL.findall(self.described)]
 
     @property
     def length(self) -> int:
-        """The length of a BINARY, in bytes."""
+        """The length of a BINARY column, in bytes."""
         return int(self.described.partition("(")[2].partition(")")[0] or 1)
 
     @property
     def has_zero_date(self) -> bool:
-        """Whether the default is a date that strict mode refuses."""
+        """Whether the default is a zero date, which strict mode refuses."""
         return (self.default or "").strip("'").startswith("0000-00-00")
 
     @property
@@ -124,7 +122,7 @@ class Column:
 
     @property
     def _bits(self) -> int:
-        """The bits of an integer column, without that of the sign."""
+        """The bits of an integer column, without the sign."""
         return _BITS[self.type] - (not self.is_unsigned)
 
     def keeps(self, type: pa.DataType) -> bool:
@@ -133,7 +131,7 @@ class Column:
             holds = ("datetime", "timestamp") if type.tz else ("datetime",)
             return self.type in holds and digits is not None and digits <= (self.fraction or 0)
         if pa.types.is_decimal(type):
-            if self.type in _BITS:  # as many digits; the server refuses a number that is too large, or negative
+            if self.type in _BITS:  # the server refuses out-of-range numbers
                 return has_room(type, len(str(2**self._bits)), 0)
             return self.type == "decimal" and has_room(type, self.precision or 0, self.scale or 0)
         if pa.types.is_integer(type):  # the server refuses a negative number for an unsigned column
@@ -164,8 +162,8 @@ def check_upsert(
     columns: Sequence[Column],
     table: str,
 ) -> None:
-    """Make sure that a record with the columns ``names`` can replace a row, and only the row with its key: ON DUPLICATE
-    KEY UPDATE replaces the row of whichever unique key matches first. Raises like ``check_key``."""
+    """Check that a record with the columns ``names`` can replace a row, and only the row with its key: ON DUPLICATE KEY
+    UPDATE replaces the row of the first unique key that matches. Raises like ``check_key``."""
     if upsert_by:
         inexact = {column.name: why for column in columns if (why := _inexact(column))}
         numbered = [column.name for column in columns if column.is_auto_increment and column.name not in names]
@@ -174,7 +172,7 @@ def check_upsert(
 
 
 def _inexact(column: Column) -> str | None:
-    """Return why the server may take different values of a key for equal, and what to do; None if it does not."""
+    """Return why the server may treat different values of a key as equal, and what to do; None if it does not."""
     if column.type in ("float", "double"):
         return "the server may not find the row of a floating-point number: make it a DECIMAL or a text"
     if column.collation is not None and not column.collation.endswith("_bin") and column.type != "enum":

@@ -1,4 +1,4 @@
-"""The options of the MySQL sink: their names, checks and defaults are defined here and nowhere else."""
+"""The options of the MySQL sink, with their checks and defaults."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ PARAMETERS: Mapping[str, Callable[[str], Any]] = {
     **dict.fromkeys(("ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"), flag().read),
     "connect_timeout": whole_number(least=1, most=600).read,
 }
-"""The parameters that a URL may have, all of them PyMySQL's."""
+"""The parameters of PyMySQL that a URL may have."""
 
 
 def _connection(given: Any) -> dict[str, Any]:
-    """Return PyMySQL's arguments for a URL. Raises a bare ValueError: the parser's errors would quote a password."""
+    """Return PyMySQL's arguments for a URL. Raises a ValueError without text, since the parser's errors could quote a
+    password."""
     parts = urlsplit(text().read(given))
     query = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
     database = parts.path.removeprefix("/")
-    # An '@', '/', '?' or '#' of a password that is not percent-encoded ends up in another part of the URL.
+    # An unencoded '@', '/', '?' or '#' in a password would end up in another part of the URL.
     if parts.netloc.count("@") > 1 or parts.fragment or "/" in database or "@" in parts.path:
         raise ValueError
     if parts.scheme.removesuffix("+pymysql") not in ("mysql", "mariadb"):
@@ -56,9 +57,9 @@ def _connection(given: Any) -> dict[str, Any]:
             raise ValueError
         arguments[name] = PARAMETERS[name](value)
     if "unix_socket" in arguments and not any(name.startswith("ssl_") for name in arguments):
-        arguments["ssl_disabled"] = True  # PyMySQL would encrypt, which takes longer than all else of a connection
+        arguments["ssl_disabled"] = True  # encryption would take most of the time to connect
     if "ssl_ca" in arguments:
-        arguments.setdefault("ssl_verify_cert", True)  # PyMySQL would only encrypt, and trust every server
+        arguments.setdefault("ssl_verify_cert", True)  # otherwise PyMySQL would trust every server
     return arguments
 
 

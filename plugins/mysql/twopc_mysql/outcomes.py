@@ -1,6 +1,6 @@
-"""What the server's errors mean, by their numbers, as tables. This module sends no request.
+"""What the server's errors mean, by number. No I/O.
 
-An error that is in no table is neither temporary nor harmless: it stops the query, with the server's words.
+An unknown error is neither temporary nor harmless: it stops the query with the server's message.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ REPEAT: Mapping[int, str] = {
     4031: "MySQL: the session was idle for too long, and has ended",
     9001: "ProxySQL: no server has answered",
 }
-"""Errors of a statement that may be repeated, with what they mean."""
+"""Errors after which a statement may be repeated → what they mean."""
 
 OF_ANOTHER_ROW: Mapping[int, str] = {
     1062: "a unique key",
@@ -79,23 +79,23 @@ OF_ANOTHER_ROW: Mapping[int, str] = {
     1526: "a partition is missing",
     1586: "a unique key",
 }
-"""What another row, or another session, decides, and may change."""
+"""Errors caused by another row or session, which may go away."""
 
 REFUSED = (1044, 1045, 1049, 1142, 1143, 1227, 1370, 1698)
 """Access denied, or an unknown database."""
 
 GONE = (1397, 1402, 1613, 1614)
-"""XAER_NOTA, and the XA_RB* errors: no session can end the transaction, as it has ended or a session still holds it."""
+"""XAER_NOTA and the XA_RB* errors: the transaction can't be ended, because it has ended or a session still holds it."""
 
 IS_NAMED = 1440
-"""XAER_DUPID: a transaction has this name."""
+"""XAER_DUPID: a transaction already has this name."""
 
 NO_TABLE = 1146
 
 NO_CONNECTION = 2003
 
 NO_LOGIN = NO_TLS, _, NO_METHOD = 2026, 2059, 2061
-"""PyMySQL: the connection can't be encrypted, or the user's method of authentication is not there."""
+"""PyMySQL: the connection can't be encrypted, or the user's authentication method is missing."""
 
 RULES: Mapping[int, str] = {
     1048: "NOT NULL",
@@ -117,7 +117,7 @@ RULES: Mapping[int, str] = {
     3819: "CHECK",
     4025: "CHECK",
 }
-"""Rules that a record breaks however often it is written. They stand for the server's messages, which quote values."""
+"""Rules that a record breaks whenever it is written. The texts replace the server's messages, which quote values."""
 
 CONFIGURATION: Mapping[int, str] = {
     1054: "Was the table changed? Start the query again.",
@@ -140,7 +140,7 @@ CONFIGURATION: Mapping[int, str] = {
     ),
     **dict.fromkeys(REFUSED, "Check 'url', and grant this user the rights that the sink's README lists."),
 }
-"""What fails again until somebody changes something, with what to do."""
+"""Errors that recur until an operator changes something → what to do."""
 
 WRITE_ADVICE: Mapping[int, str] = {
     1062: "A row with a key of these records exists. With 'upsert_by', records replace rows.",
@@ -182,13 +182,13 @@ def commit_failed(error: pymysql.MySQLError, what: str) -> TwoPhaseCommitError:
 
 
 def may_repeat(error: pymysql.MySQLError) -> bool:
-    """Return whether the outcome of the statement is open, and the statement can be repeated."""
+    """Return whether the outcome of the statement is unknown, and the statement can be repeated."""
     return number(error) in REPEAT
 
 
 def write_failed(error: pymysql.MySQLError, what: str, columns: Collection[str] | None) -> Refused | RoundAborted:
     """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible.
-    ``columns``: those of the records; None if no record is involved."""
+    ``columns`` are the records' columns; None if no record is involved."""
     if columns is not None and (refused := rule_broken(number(error), str(error), columns)):
         return refused
     failed = f"{what} could not be written: {_told(error)}."

@@ -1,9 +1,9 @@
-"""Records as the text of INSERT statements. This module sends no request.
+"""Converts records to the text of INSERT statements. No I/O.
 
-Records go in by INSERT with many rows, and not by LOAD DATA LOCAL INFILE. The latter was 1.3 to 1.6 times as fast on
-MariaDB 10.11 and 11.4, but it has the semantics of IGNORE even in strict mode: a value that is too long is cut, and a
-record with a duplicate key is left out, each with a mere warning. A NULL for a TIMESTAMP NOT NULL becomes the current
-time without even a warning. It also lets a server read any file of the client. A strict INSERT fails as a whole.
+The sink uses multi-row INSERTs rather than LOAD DATA LOCAL INFILE. The latter was 1.3 to 1.6 times as fast on MariaDB
+10.11 and 11.4, but behaves like IGNORE even in strict mode: it truncates values that are too long and skips records
+with duplicate keys, each with only a warning. A NULL for a TIMESTAMP NOT NULL becomes the current time without even a
+warning. It also lets a server read any file of the client. A strict INSERT fails as a whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from twopc_mysql.columns import Column
 
 STATEMENT_BYTES = 1 << 20
-"""How long a statement becomes, unless a single record is longer."""
+"""The target length of a statement. A single longer record exceeds it."""
 
 _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
@@ -35,8 +35,8 @@ _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 def statements(
     head: bytes, rows: pa.Array, tail: bytes, most_bytes: int, by: bytes = b",", at_once: int = 1 << 31
 ) -> Iterator[bytes]:
-    """Yield statements that have all of ``rows``, each as short as ``STATEMENT_BYTES`` if its records allow, and with
-    ``at_once`` of them at most. ``by`` stands between two rows.
+    """Yield statements that cover all of ``rows``, each of about ``STATEMENT_BYTES`` and with at most ``at_once`` rows.
+    ``by`` separates rows.
 
     Raises:
         RecordRefused: a record is longer than ``most_bytes``, the server's limit. Raised before the first statement.
@@ -63,7 +63,7 @@ def rows(batch: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
     """Return the text of each record, such as ``('1',NULL)``.
 
     Raises:
-        RecordRefused: the server does not hold a value, or would change it without a warning.
+        RecordRefused: the server can't store a value, or would change it without a warning.
     """
     literals = [
         _literals(values, columns[name]) for name, values in zip(batch.schema.names, batch.columns, strict=True)
@@ -74,7 +74,7 @@ def rows(batch: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
 def conditions(keys: pa.RecordBatch, columns: Mapping[str, Column]) -> pa.Array:
     """Return the condition of each key, such as ```(`id`=1)```. Raises like ``rows``.
 
-    A number is no text: beside one, the server would compare both as floating-point numbers.
+    Numbers are not quoted: the server would compare a number and a text as floating-point numbers.
     """
     parts: list[pa.Array | str] = []
     for name, values in zip(keys.schema.names, keys.columns, strict=True):
@@ -97,7 +97,7 @@ def _literals(values: pa.Array, column: Column) -> pa.Array:
     if is_bytes(type):
         return _quoted("_binary'", pc.replace_substring(values.cast(BYTES), "'", "''"))
     if pa.types.is_timestamp(type):
-        values = values.cast(pa.int64()).cast(pa.timestamp(type.unit))  # UTC, as is the session's time zone
+        values = values.cast(pa.int64()).cast(pa.timestamp(type.unit))  # UTC, like the session's time zone
     elif pa.types.is_boolean(type):
         values = values.cast(pa.int8())
     elif pa.types.is_float32(type):
@@ -106,8 +106,9 @@ def _literals(values: pa.Array, column: Column) -> pa.Array:
 
 
 def _required(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
-    """Yield what values must be, as the server might change others without a warning, and the reason for an error."""
-    if not column.is_nullable:  # a TIMESTAMP might become the current time, and an AUTO_INCREMENT the next number
+    """Yield the checks for values that the server might change without a warning: a predicate that is true for fine
+    values, and the reason for an error."""
+    if not column.is_nullable:  # a null might become the current time or the next number
         yield lambda part: not part.null_count, "the column is NOT NULL, and the record has no value for it"
     if is_string(type):
         yield are_utf8, "it is text that is not UTF-8"
@@ -120,7 +121,7 @@ def _required(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.
 
 
 def _required_of_text(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
-    if column.type == "enum":  # which also takes the text of a number for a position, and ignores the case
+    if column.type == "enum":  # the server would read a number's text as a position, and ignore case
         labels = pa.array(column.labels, type)
         yield lambda part: _all(pc.is_in(part.drop_null(), labels)), "the ENUM has no such text"
     if column.type == "uuid":
@@ -138,17 +139,17 @@ def _required_of_text(type: pa.DataType, column: Column) -> Iterator[tuple[Calla
 
 
 def _all(fine: pa.BooleanArray) -> bool:
-    """None of no value is wrong."""
+    """Return whether all are true; also for no values."""
     return pc.all(fine).as_py() is not False
 
 
 _LONGEST_NUMBER = 400
-"""No shorter text is needed for a double, and Python converts no text of many digits."""
+"""Every double has a shorter text, and Python refuses to convert very long ones."""
 
 
 def _is_kept(spelled: str) -> bool:
-    """Whether a JSON column of MySQL keeps a number. Without a point and an exponent, it is an integer of 64 bits.
-    Others become doubles, whose shortest text readers get."""
+    """Return whether a JSON column of MySQL keeps a number. Numbers without a point or an exponent are 64-bit integers.
+    Others become doubles, which readers get as their shortest text."""
     if len(spelled) > _LONGEST_NUMBER:
         return False
     exact = Decimal(spelled)
@@ -160,9 +161,9 @@ def _is_kept(spelled: str) -> bool:
 
 
 def _parsed(spelled: str) -> float | None:
-    """Return the double that MySQL makes of a number without a sign; None for one that is not known here. MySQL has
-    RapidJSON's ``ParseNumber`` without ``kParseFullPrecisionFlag``, which rounds up to three times. The digits are an
-    integer up to 2^53, and with further ones a double, until there are 18. Then it applies a power of ten. In the
+    """Return the double that MySQL parses from an unsigned number; None if this function can't tell. MySQL uses
+    RapidJSON's ``ParseNumber`` without ``kParseFullPrecisionFlag``, which rounds up to three times. It accumulates
+    digits in an integer up to 2^53, then in a double, until there are 18. Then it applies a power of ten. In the
     shortest text of a double, the further digits are zeros, so a fused multiply-add makes no difference."""
     mantissa, _, exponent = spelled.lower().partition("e")
     whole, _, fraction = mantissa.partition(".")

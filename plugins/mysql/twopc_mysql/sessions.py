@@ -1,4 +1,4 @@
-"""Connections to servers. The coordinator's connections are kept between calls, and all waits are bounded."""
+"""Connections to servers. The coordinator's connections are reused, and all waits are bounded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twopc.idle_connections import IdleConnections
 from twopc_mysql.outcomes import NO_CONNECTION, NO_METHOD, NO_TLS
 
 Connection: TypeAlias = Any
-"""A ``pymysql.connections.Connection``, which has no types."""
+"""A ``pymysql.connections.Connection``. PyMySQL has no type annotations."""
 
 ANSWER_TIMEOUT_S = 30.0
 """How long the coordinator waits for the answer to a statement. After that the statement is in doubt: it is repeated,
@@ -32,24 +32,24 @@ _MODE = (
     "STRICT_ALL_TABLES,ERROR_FOR_DIVISION_BY_ZERO,NO_ZERO_DATE,NO_ZERO_IN_DATE,NO_AUTO_VALUE_ON_ZERO,"
     "NO_BACKSLASH_ESCAPES,NO_ENGINE_SUBSTITUTION"
 )
-"""Strict, so that no value is changed to fit. A backslash and a zero are themselves."""
+"""Strict, so that no value is changed to fit. Backslashes and zeros have no special meaning."""
 
 _SETTINGS = """
     SET SESSION sql_mode = %s, innodb_lock_wait_timeout = %s, lock_wait_timeout = %s, time_zone = '+00:00',
         autocommit = 1, unique_checks = 1, foreign_key_checks = 1, sql_notes = 1, max_error_count = 65535,
         wait_timeout = 28800, completion_type = 0, sql_select_limit = 18446744073709551615, sql_safe_updates = 0
 """
-"""Of the last three, others would leave the driver's session in a transaction, hide rows from it, and keep it from
-deleting."""
+"""Other values of the last three would leave the driver's session in a transaction, hide rows from it, or prevent it
+from deleting."""
 
 _SETTINGS_OF_MARIADB = """
     SET SESSION idle_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, idle_write_transaction_timeout = 0,
         max_statement_time = 0, check_constraint_checks = 1
 """
-"""A task computes its next records meanwhile, and a write may take long."""
+"""No limits: a transaction is idle while its task computes more records, and a write may take long."""
 
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
-"""It takes no gap locks when records are added, for which transactions of one batch would wait."""
+"""With READ COMMITTED, inserts take no gap locks, for which transactions of the same batch would wait."""
 
 
 def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeout_s: float) -> Connection:
@@ -67,7 +67,7 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, CUT_OFF):
             raise pymysql.OperationalError(NO_TLS, error.args[-1]) from error
         raise
-    except OSError as error:  # from loading a certificate
+    except OSError as error:  # raised when a certificate can't be loaded
         number = NO_TLS if is_bad_certificate(error) else NO_CONNECTION
         raise pymysql.OperationalError(number, f"can't use a certificate or key of 'url': {error}") from error
     except RuntimeError as error:  # a package is not installed
@@ -85,19 +85,19 @@ def connect(arguments: Mapping[str, Any], *, lock_timeout_s: float, answer_timeo
 
 
 def ask(connection: Connection, statement: str, *values: Any, **named: Any) -> list[tuple[Any, ...]]:
-    """Run a statement and return its rows. ``values`` are for each ``%s``, or ``named`` for ``%(name)s``."""
+    """Run a statement and return its rows. ``values`` replace each ``%s``; or ``named`` replace each ``%(name)s``."""
     with connection.cursor() as cursor:
         cursor.execute(statement, named or values)
         return list(cursor.fetchall())
 
 
 def identifier(name: str) -> str:
-    """Return a name as it stands in a statement."""
+    """Quote a name for a statement."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def end(connection: Connection) -> None:
-    """Close a connection, which may be closed already. The server rolls back what is not prepared."""
+    """Close a connection, even if it is already closed. The server rolls back its transaction unless it is prepared."""
     with contextlib.suppress(pymysql.MySQLError):
         connection.close()
 

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from twopc.transactional_ids import TransactionId
 
 HELD_S = 2.0
-"""How long a commit waits for the session that has prepared the transaction, before it raises ``Retriable``. The server
-notices within milliseconds that a session has ended."""
+"""How long a commit waits for the session that prepared the transaction before it raises ``Retriable``. The server
+notices the end of a session within milliseconds."""
 
 LEFT_AFTER_S = 10
-"""After how many seconds the server ends the session of a prepared transaction whose task is silent, such as on a
-machine that is gone. Until then, nobody else can end the transaction."""
+"""After how many seconds the server ends the session of a prepared transaction if its task is silent, for example
+because its machine has failed. Until then, no other session can end the transaction."""
 
 LOSES_COMMITS = {"innodb_flush_log_at_trx_commit": ("0", "2"), "innodb_doublewrite": ("0", "OFF")}
 """Settings of the server → values with which a power failure can lose acknowledged commits."""
@@ -46,14 +46,14 @@ class MysqlTransaction(PreparedTransaction[Connection, Column]):
     """A live transaction and its connection.
 
     Attributes:
-        most_bytes: the longest statement that the server takes.
+        most_bytes: the longest statement that the server accepts.
     """
 
     most_bytes = 0
 
 
 class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
-    """Writes records to a table. A record's values go into the columns of the same names.
+    """Writes records to a table, matching columns by name.
 
     Args:
         options: ``url``: the server and how to reach it. ``table``: ``name`` or ``database.name``. ``upsert_by``: the
@@ -92,7 +92,7 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
 
     def _keep(self, transaction: MysqlTransaction, written: Sequence[str]) -> None:
         if written:
-            self._table.try_insert(transaction.connection, written)  # from here on, ALTER TABLE waits
+            self._table.try_insert(transaction.connection, written)  # from now on, ALTER TABLE waits
         else:
             self._table.try_delete(transaction.connection)
         [(transaction.most_bytes,)] = ask(transaction.connection, "SELECT @@max_allowed_packet")
@@ -108,14 +108,14 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
 
     def _prepare(self, transaction: MysqlTransaction) -> None:
         connection, name = transaction.connection, xid(transaction.id.exact)
-        ask(connection, "SET SESSION wait_timeout = %s", LEFT_AFTER_S)  # before the marker, which ``_left`` finds
+        ask(connection, "SET SESSION wait_timeout = %s", LEFT_AFTER_S)  # before the marker, for ``_left``
         self._table.mark(connection, transaction.id, self.transactional_ids.scope)
         ask(connection, f"XA END {name}")
         ask(connection, f"XA PREPARE {name}")
         end(connection)
 
     def discard(self, transaction: MysqlTransaction) -> None:
-        for request in ("XA END", "XA ROLLBACK"):  # so that no lock is held until the server notices the end
+        for request in ("XA END", "XA ROLLBACK"):  # releases locks before the server notices the end of the session
             with contextlib.suppress(pymysql.MySQLError):
                 ask(transaction.connection, f"{request} {xid(transaction.id.exact)}")
         end(transaction.connection)  # the server rolls back a transaction that is not prepared
@@ -229,8 +229,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         Upholds invariants 2 and 10.
 
         Raises:
-            Retriable: a session still holds the transaction, or another process is ending it: the server reports
-                XAER_NOTA, as for one that is gone, but lists it or has its marker.
+            Retriable: a session still holds the transaction, or another process is ending it. The server then reports
+                XAER_NOTA, as if the transaction were gone, but lists it or has its marker.
         """
         deadline = time.monotonic() + HELD_S
         while True:
@@ -241,8 +241,8 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             _wait_until(deadline, what)
 
     def _end_name(self, connection: Connection, verb: str, name: str, what: str, deadline: float) -> bool:
-        """End the transaction of this name. Return False if the server has none, or rolls it back. Raises like
-        ``_ended``."""
+        """End the transaction with this name. Return False if there is none, or if the server rolls it back. Raises
+        like ``_ended``."""
         while True:
             try:
                 ask(connection, f"XA {verb} {xid(name)}")
@@ -255,11 +255,11 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
             _wait_until(deadline, what)
 
     def _adopt(self, connection: Connection, verb: str, name: str, what: str, table: Table) -> None:
-        """Give the server the name of a prepared transaction again, so that an XA statement finds the transaction.
+        """Restore the name of a prepared transaction on the server, so that an XA statement finds it.
 
         Raises:
-            OutcomeUnknown: the server would answer XA COMMIT by a rollback, as it does if the transaction with the name
-                wrote nothing. A trial with another name has shown that.
+            OutcomeUnknown: the server would respond to XA COMMIT with a rollback, because the transaction with the
+                restored name wrote nothing. A trial with another name has shown that.
         """
         if verb == "COMMIT":  # the next start rolls back a trial that a crash has left
             trial = self.transactional_ids.allocate(Round(0, 0), 0, serial=uuid.uuid4().int >> 65).exact
@@ -272,19 +272,19 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         self._prepare_empty(name, table, writes=verb == "COMMIT")
 
     def _prepare_empty(self, name: str, table: Table, *, writes: bool) -> None:
-        """Prepare a transaction of which nothing is left but its name. ``writes``: whether the server takes it for one
-        that has written."""
+        """Prepare an empty transaction with this name. With ``writes``, the server treats it as one that has
+        written."""
         session = bounded(self._options.connection)
         try:
             if writes:
-                table.write_nothing(session)  # and within the transaction, where it finds the row
+                table.write_nothing(session)  # so that the insert below finds the row
             ask(session, f"XA START {xid(name)}")
             if writes:
                 table.write_nothing(session)
             ask(session, f"XA END {xid(name)}")
             ask(session, f"XA PREPARE {xid(name)}")
         except pymysql.MySQLError as error:
-            if number(error) != IS_NAMED:  # another process adopts it, or a session is about to prepare it
+            if number(error) != IS_NAMED:  # another process has adopted it, or a session is about to prepare it
                 raise
         finally:
             end(session)
@@ -294,19 +294,19 @@ class MysqlSink(PreparedSink[MysqlTransaction, Connection]):
         return prepared(connection)
 
     def _left(self, connection: Connection) -> list[str]:
-        """With those whose names the server has ended alone, as a crash may follow. A session may also be about to
-        prepare one."""
+        """Includes transactions of which the server has ended only the name, since a crash may bring them back, and
+        those that a session is about to prepare."""
         return sorted({*prepared(connection), *self._table.undecided(connection, self.transactional_ids.scope)})
 
 
 def _require_writable(connection: Connection, what: str) -> None:
-    """Raise Retriable if the server takes no commit. Tasks of a user with all rights may write to it all the same."""
+    """Raise Retriable if the server is read-only. Tasks of a user with all privileges could still write to it."""
     if is_read_only(connection):
         raise Retriable(f"{what}, and the server is read-only, as a replica is")
 
 
 def _wait_until(deadline: float, what: str) -> None:
-    """Wait a moment. Raises Retriable after the deadline, in the seconds of ``time.monotonic``."""
+    """Wait briefly. Raises Retriable after the deadline, given in seconds of ``time.monotonic``."""
     if time.monotonic() > deadline:
         raise Retriable(f"{what}, and another session of the server still holds the transaction")
     time.sleep(0.005)

@@ -1,7 +1,6 @@
-"""The sink's table and its marker table: all SQL of the sink.
+"""The sink's table and its marker table, with all SQL of the sink.
 
-For a transaction that is gone, the server reports only XAER_NOTA, whether it was committed before or rolled back by
-hand.
+For a transaction that has ended, the server reports only XAER_NOTA, whether it was committed or rolled back by hand.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from twopc_mysql.rows import conditions, rows, statements
 from twopc_mysql.sessions import Connection, ask, identifier
 
 FORMAT_ID = 0x32504331
-"""The format of our names, "2PC1": XA RECOVER lists the transactions of all databases and of all programs. MariaDB does
-not compare it in XA COMMIT and XA ROLLBACK, so a name must be unique without it."""
+"""The format id of the sink's names, "2PC1". It identifies them in XA RECOVER, which lists the transactions of all
+databases and programs. MariaDB ignores it in XA COMMIT and XA ROLLBACK, so a name must be unique without it."""
 
 LONGEST_PART = 64
-"""The server's limit for each of the two parts of a name, in bytes. Its first 64 bytes are the one part, and the rest
+"""The server's limit for each of the two parts of a name, in bytes. The first 64 bytes of a name are one part, the rest
 is the other."""
 
 _COLUMNS = """
@@ -62,7 +61,7 @@ _REPLACE = " ON DUPLICATE KEY UPDATE {changes}"
 
 
 KEYS_AT_ONCE = 500
-"""How many keys a DELETE has at most. With many more, a server would read the whole table."""
+"""The most keys in one DELETE. With many more, a server would scan the whole table."""
 
 
 class Table(MarkedTable[Connection]):
@@ -96,10 +95,10 @@ class Table(MarkedTable[Connection]):
     def insert(
         self, connection: Connection, batch: pa.RecordBatch, columns: Mapping[str, Column], most_bytes: int
     ) -> None:
-        """Write a record batch. Of records with the same key, the last one wins.
+        """Write a record batch. For each key, the last record wins.
 
         Raises:
-            RecordRefused: the server does not hold a value, or would change it.
+            RecordRefused: the server can't store a value, or would change it.
         """
         names = batch.schema.names
         head, tail = self._insert_statement(names)
@@ -116,7 +115,7 @@ class Table(MarkedTable[Connection]):
         """Delete rows by key.
 
         Raises:
-            RecordRefused: the server can't hold a value, or would change it.
+            RecordRefused: the server can't store a value, or would change it.
         """
         head = _DELETE.format(table=self._qualified())
         texts = conditions(keys, columns)
@@ -124,14 +123,14 @@ class Table(MarkedTable[Connection]):
             connection.query(statement)
 
     def try_delete(self, connection: Connection) -> None:
-        """Delete no row. The server checks privileges as for one, and from then on keeps the table's definition."""
+        """Run a DELETE of no row. The server checks privileges, and locks the table's definition."""
         connection.query(_DELETE.format(table=self._qualified()) + "FALSE")
 
     def _qualified(self, name: str = "") -> str:
         return f"{identifier(self._database)}.{identifier(name or self._name)}"
 
     def try_insert(self, connection: Connection, names: Sequence[str]) -> None:
-        """Write no record. The server checks privileges as for one."""
+        """Run an INSERT of no row. The server checks privileges."""
         head, tail = self._insert_statement(names)
         connection.query(head.removesuffix("VALUES ") + _NOTHING.format(values=", ".join(["NULL"] * len(names))) + tail)
 
@@ -145,8 +144,8 @@ class Table(MarkedTable[Connection]):
     # Markers. ---------------------------------------------------------------------------------------------------------
 
     _waiting = " LOCK IN SHARE MODE"
-    """Then "no row" is certain: the transaction is gone. A plain read would also find no row while another process is
-    committing it."""
+    """With this lock, "no row" is certain: the transaction is gone. A plain read would also find no row while another
+    process is committing it."""
 
     def _of_markers(self, connection: Connection, statement: str, **values: Any) -> list[tuple[Any, ...]]:
         parts = {name: f"%({name})s" for name in values}
@@ -157,25 +156,25 @@ class Table(MarkedTable[Connection]):
             self._of_markers(connection, _MAKE_MARKERS)
 
     def marker(self, connection: Connection, transaction_id: str) -> bool | None:
-        """Return whether a transaction's marker is visible, which proves that it is committed; None if it is written
-        and was not visible a moment before. Unlike ``is_committed``, this does not wait."""
+        """Return whether a transaction's marker is visible, which proves that it is committed; None if the marker is
+        written but was not visible a moment before. Unlike ``is_committed``, this does not wait."""
         visible, written = self._marked(connection, "transaction_id", transaction_id)
         return None if written > visible else bool(visible)
 
     def undecided(self, connection: Connection, scope: str) -> set[str]:
-        """Return the names of transactions that have written their marker, and whose marker is not visible."""
+        """Return the names of transactions whose marker is written but not visible."""
         visible, written = self._marked(connection, "scope", scope)
         return written - visible
 
     def _marked(self, connection: Connection, column: str, value: str) -> tuple[set[str], set[str]]:
-        """Return the names of markers that are committed, and of those that are there at all. None is there before the
-        first start, which makes the table."""
-        statement = f"SELECT transaction_id FROM {{markers}} WHERE {column} = {{value}}"  # noqa: S608  # ours
+        """Return the names of committed markers, and of all markers including uncommitted ones. Both are empty before
+        the first start creates the table."""
+        statement = f"SELECT transaction_id FROM {{markers}} WHERE {column} = {{value}}"  # noqa: S608  # a constant
         try:
             visible = {name for (name,) in self._of_markers(connection, statement, value=value)}
             if visible and column == "transaction_id":
                 return visible, visible
-            ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # of the next statement
+            ask(connection, "SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")  # applies to the next statement
             return visible, {name for (name,) in self._of_markers(connection, statement, value=value)}
         except pymysql.MySQLError as error:
             if number(error) != NO_TABLE:
@@ -183,14 +182,14 @@ class Table(MarkedTable[Connection]):
             return set(), set()
 
     def write_nothing(self, connection: Connection) -> None:
-        """Insert a row of no transaction into the marker table. If it is there, nothing is written, but the server
-        takes the transaction for one that writes."""
+        """Insert a row of no transaction into the marker table. If the row exists, nothing is written, but the server
+        treats the transaction as one that has written."""
         self._of_markers(
             connection, "INSERT IGNORE INTO {markers} (transaction_id, scope, batch_id) VALUES ('', '', 0)"
         )
 
     def prune_markers(self, connection: Connection, scope: str, before_batch_id: int) -> None:
-        """Each is deleted by its key: a scan would wait for the rows of prepared transactions."""
+        """Delete each marker by its key: a scan would wait for the rows of prepared transactions."""
         statement = "SELECT transaction_id, batch_id FROM {markers} WHERE scope = {scope} ORDER BY transaction_id"
         found = self._of_markers(connection, statement, scope=scope)
         newest = max((batch_id for _, batch_id in found), default=0)
@@ -206,12 +205,12 @@ class Table(MarkedTable[Connection]):
 
 
 def xid(name: str) -> str:
-    """Return a transaction's name as it stands in an XA statement."""
+    """Return a transaction's name as the xid of an XA statement."""
     return f"'{name[:LONGEST_PART]}', '{name[LONGEST_PART:]}', {FORMAT_ID}"
 
 
 def prepared(connection: Connection) -> list[str]:
-    """Return the names of all our transactions that are prepared on the server, in any database."""
+    """Return the names of all twopc transactions that are prepared on the server, in any database."""
     found = ask(connection, "XA RECOVER")
     return [
         name.decode("ascii", "replace") if isinstance(name, bytes) else name
@@ -221,20 +220,21 @@ def prepared(connection: Connection) -> list[str]:
 
 
 def _require_unchanged(connection: Connection, names: Sequence[str]) -> None:
-    """Refuse a value that strict mode changes with a mere note, such as spaces at the end of a text."""
+    """Refuse a value that strict mode changes with only a note, such as a text with trailing spaces."""
     for _, code, message in connection.show_warnings():
         if refused := rule_broken(code, message, names):
             raise refused
 
 
 def is_read_only(connection: Connection) -> bool:
-    """Return whether the server is a replica, or has been told to refuse writes. Newer ones answer by a word."""
+    """Return whether the server is a replica or otherwise read-only. Newer servers return a word instead of a
+    number."""
     [(is_read_only,)] = ask(connection, "SELECT @@global.read_only")
     return f"{is_read_only}" not in ("0", "OFF")
 
 
 def settings(connection: Connection) -> dict[str, str]:
-    """Return the server's version and the settings that decide what survives a crash, each as text."""
+    """Return the server's version and its durability settings, as text."""
     names = (
         "version",
         "log_bin",
@@ -248,6 +248,6 @@ def settings(connection: Connection) -> dict[str, str]:
 
 
 def can_prepare(version: str) -> bool:
-    """Return whether a prepared transaction outlives its session and the server, for certain."""
+    """Return whether a prepared transaction reliably survives its session and a restart of the server."""
     numbers = tuple(map(int, re.findall(r"\d+", version)[:3]))
     return numbers >= ((10, 5, 0) if "mariadb" in version.lower() else (8, 0, 29))

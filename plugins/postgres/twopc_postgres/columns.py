@@ -1,8 +1,7 @@
-"""Which Arrow types fit into which column types, as a table, and which columns a table needs. This module sends no
-request.
+"""Which Arrow types fit into which column types, and which columns an upsert needs. No I/O.
 
-A pair that the table does not have is refused. So is a value that a column of a pair would change, by one of
-``rows.refusals`` or by the server.
+Pairs of types that are not listed here are refused. So are values that a column would change: ``rows.refusals`` or the
+server refuses those.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ HOLDS: Mapping[pa.DataType, tuple[str, ...]] = {
     pa.string(): ("text", "json", "jsonb", "enum", "uuid", "macaddr"),
     pa.large_string(): ("text", "json", "jsonb", "enum", "uuid", "macaddr"),
 }
-"""Arrow type → the column types that hold all of its values, or of which the server refuses those that they don't
-hold. ``_fits`` handles parameters, lists and ``PROVEN``."""
+"""Arrow type → the column types that hold all of its values, or whose server-side checks refuse the others.
+``Column.keeps`` handles parameters, lists and ``PROVEN``."""
 
 EXACT_ENCODINGS = frozenset(
     (
@@ -53,24 +52,23 @@ EXACT_ENCODINGS = frozenset(
         *(f"WIN125{number}" for number in range(9)),
     )
 )
-"""Encodings of a database that keep each character or have the server refuse it. EUC_JP makes U+FFE4 of U+00A6 without
-a warning."""
+"""Database encodings with which the server either keeps or refuses each character. EUC_JP silently turns U+00A6 into
+U+FFE4."""
 
 OTHER = "other"
-"""Any base type that is none of ``pg_catalog``'s, such as ``citext`` and other types of extensions."""
+"""Any base type outside ``pg_catalog``, such as ``citext`` and other types of extensions."""
 
 _TIME = r"\d\d:[0-5]\d(:[0-5]\d(\.\d{1,6})?)?"
 
 PROVEN: Mapping[str, str | None] = {
     **dict.fromkeys(("varchar", "cidr", "macaddr8", "bit", "varbit", "interval", OTHER)),
-    "bpchar": ".*",  # PostgreSQL does not compare the blanks that it pads with
+    "bpchar": ".*",  # PostgreSQL ignores padding blanks in comparisons
     "inet": r"(\d+\.\d+\.\d+\.\d+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*)(/\d+)?",
     "time": _TIME,
     "timetz": _TIME + r"[+-]\d\d(:\d\d)?",
 }
-"""Column types that take text, and may change it: cut it, round it or spell it in another way → the pattern of the
-texts whose value counts, and not the spelling. The server is asked about each text before it is written. One that it
-would change is refused."""
+"""Column types that accept text but may truncate, round or respell it → the pattern of texts whose value matters rather
+than their spelling. The sink tries each text on the server before it is written, and refuses one that would change."""
 
 _EQUAL_IS_THE_SAME = frozenset(
     (
@@ -78,7 +76,7 @@ _EQUAL_IS_THE_SAME = frozenset(
         *("text", "varchar", "enum", "uuid", "inet", "cidr", "macaddr", "macaddr8"),
     )
 )
-"""Types of which no two different values are equal, unless the collation says so."""
+"""Types for which equal values are identical, unless the collation makes different values equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +85,15 @@ class Column:
 
     Attributes:
         type: the name of a type of ``pg_catalog``, such as ``int4``; ``enum`` for an enumeration; ``OTHER``; empty for
-            any other type, which takes nothing. Of an array, the type of its elements.
+            any other type, which accepts nothing. For an array, the type of its elements.
         modifier: the type's modifier, such as the length of a ``varchar``; None if it has none.
         is_array: whether it is an array, or a domain over one.
         described: the column's type as the table declares it.
-        element: the type of a single value as PostgreSQL writes it, with its modifier.
+        element: the type of a single value, with its modifier, in PostgreSQL's spelling.
         is_generated: whether PostgreSQL computes the values.
         is_required: whether the column is NOT NULL and has no default.
-        is_folded: with upserts, whether a collation of the column or of a unique index takes different texts for equal,
-            or such an index does not compare as PostgreSQL does.
+        is_folded: with upserts, whether a collation of the column or of a unique index treats different texts as equal,
+            or a unique index uses an operator class from outside ``pg_catalog``.
     """
 
     name: str
@@ -110,15 +108,16 @@ class Column:
 
     @property
     def needs_its_key(self) -> bool:
-        """Whether a record that replaces a row writes the key, too: the row's equal one may be another, such as 1.0 for
-        1.00. Otherwise PostgreSQL needs no right to change it, and locks no row that refers to it."""
-        is_padded = self.type in ("numeric", "bpchar") and self.modifier is not None  # to a scale, or to a length
+        """Whether a record that replaces a row must also write this key column, because the row's equal value may
+        differ from it, like 1.00 from 1.0. If it need not, PostgreSQL requires no privilege to change the key, and
+        locks no row that refers to it."""
+        is_padded = self.type in ("numeric", "bpchar") and self.modifier is not None  # padded to a scale or a length
         return self.is_folded or not (is_padded or self.type in _EQUAL_IS_THE_SAME)
 
     @property
     def digits(self) -> tuple[int, int] | None:
-        """The digits of a ``numeric`` before and after the point; None if it has no limit. The second may be negative:
-        such a column rounds to tens."""
+        """The digits of a ``numeric`` before and after the decimal point; None if it has no limit. The second may be
+        negative: such a column rounds to powers of ten."""
         if self.modifier is None:
             return None
         precision, scale = (self.modifier - 4) >> 16, ((self.modifier - 4) & 0x7FF ^ 1024) - 1024
@@ -126,7 +125,7 @@ class Column:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the server is asked about each text."""
+        """Whether each text must be tried on the server."""
         return self.type in PROVEN and not (self.type == "varchar" and self.modifier is None)
 
     @property
@@ -164,15 +163,15 @@ class Column:
 
 
 _SPELLED = ("interval", "jsonb", OTHER)
-"""Column types that may give back different texts that they take for equal, such as ``1 day`` and ``24:00:00``, or
-``a`` and ``A`` of citext."""
+"""Column types that treat values with different spellings as equal, such as ``1 day`` and ``24:00:00``, or ``a`` and
+``A`` in citext."""
 
 _ZEROS = "it takes 0.0 and -0.0 for one key: make it a numeric or a text"
 
 FOLDS = "it takes different texts for equal: make it a column of text with a deterministic collation"
 
 PROVEN_IN_KEYS = ("uuid", "macaddr")
-"""Further column types of which two spellings, as texts of a key, are for one row."""
+"""Further column types for which two spellings of a key identify the same row."""
 
 
 def check_upsert(
@@ -182,8 +181,8 @@ def check_upsert(
     unique: Collection[UniqueIndex],
     table: str,
 ) -> None:
-    """Make sure that a record with the columns ``names`` can replace a row. Raises like ``check_key``, and
-    SchemaMismatch if the table has the column of the upsert table."""
+    """Check that a record with the columns ``names`` can replace a row. Raises like ``check_key``, and SchemaMismatch
+    if the table has a column named ``ORDINAL``."""
     if not upsert_by:
         return
     if any(column.name == ORDINAL for column in columns):
@@ -199,7 +198,7 @@ _MADE_UP: Mapping[str, str] = {
         (*_INTEGERS, "numeric", "float4", "float8", "text", "varchar", "bpchar", "json", "jsonb", "bit"), "0"
     ),
     **dict.fromkeys(("date", "timestamp", "timestamptz"), "epoch"),
-    **dict.fromkeys(("inet", "cidr"), "0.0.0.0"),  # noqa: S104  # a value, and no address to listen at
+    **dict.fromkeys(("inet", "cidr"), "0.0.0.0"),  # noqa: S104  # a value, not an address to listen on
     **dict.fromkeys(("time", "timetz"), "00:00"),
     "bool": "f",
     "bytea": "",
@@ -210,7 +209,7 @@ _MADE_UP: Mapping[str, str] = {
 
 
 def made_up(columns: Sequence[Column]) -> dict[str, str]:
-    """Return columns, and a value for each, such as a rule of the table might allow."""
+    """Return a made-up row: columns, each with a value that the table's rules are likely to accept."""
     return {
         column.name: "{}" if column.is_array else _MADE_UP[column.type]
         for column in columns

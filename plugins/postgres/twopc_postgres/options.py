@@ -1,4 +1,4 @@
-"""The options of the PostgreSQL sink: their names, checks and defaults are defined here and nowhere else."""
+"""The options of the PostgreSQL sink, with their checks and defaults."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class PostgresOptions:
         if "service" in given:
             return None
         host, port = ((given.get(name) or "").partition(",")[0] for name in ("host", "port"))
-        if not host or host.startswith("/"):  # a folder of sockets
+        if not host or host.startswith("/"):  # the folder of a Unix socket
             host = (given.get("hostaddr") or "").partition(",")[0] or "localhost"
         database = given.get("dbname") or given["user"]
         return of_table("postgres", host, port or 5432, database, self.schema, self.table)

@@ -1,6 +1,6 @@
-"""What PostgreSQL's errors mean, by SQLSTATE, as tables. This module sends no request.
+"""What PostgreSQL's errors mean, by SQLSTATE. No I/O.
 
-An error that is in no table is neither temporary nor harmless: it stops the query, with the server's words.
+An unknown error is neither temporary nor harmless: it stops the query with the server's message.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ TEMPORARY: Mapping[str, str] = {
     "25P03": "the session was idle for too long, and has ended",
     "25P04": "the transaction took too long, and its session has ended",
     "55P03": "a lock was not obtained in time",
-    # Appendix A of PostgreSQL's documentation has these as errors of the system and of the server itself. The others of
-    # their classes, such as damaged data and a missing library, last until somebody repairs them.
+    # System errors and internal errors, by Appendix A of PostgreSQL's documentation. Others of their classes, such as
+    # damaged data and a missing library, are permanent.
     "58000": "system error, external to PostgreSQL",
     "58030": "I/O error, external to PostgreSQL",
     "XX000": "internal error, such as of a row or a definition that another session has just changed",
-    # Another row, or another session, decides these, and it may go away.
+    # Another row or session causes these, and it may go away.
     "23503": "a foreign key",
     "23505": "a unique key; or another session creates the marker table",
     "23P01": "an exclusion constraint",
@@ -64,7 +64,7 @@ CONFIGURATION: Mapping[str, str] = {
     "42P01": "Was a table dropped while the query ran? Start the query again. It creates the marker table if that is"
     " missing, and otherwise names the missing table.",
 }
-"""SQLSTATE or its class → what to do. The statement fails again until somebody does so."""
+"""SQLSTATE or its class → what an operator must do before the statement can succeed."""
 
 RECORD: Mapping[str, str] = {
     "22": "a value that the column's type does not have",
@@ -74,21 +74,20 @@ RECORD: Mapping[str, str] = {
     "54": "a value that is too large or too deep, such as for an index",
     "P0001": "a trigger has refused it",
 }
-"""SQLSTATE or its class → the rule that a record breaks, however often it is written."""
+"""SQLSTATE or its class → the rule that a record breaks whenever it is written."""
 
 _ENDED = ("FATAL", "PANIC")
-"""The severities of an error that has ended the session, whatever its SQLSTATE: the server has failed, or a pooler with
-codes of its own, and not the statement (table "Message Severity Levels" of PostgreSQL's documentation)."""
+"""The severities of errors that end the session, whatever the SQLSTATE: the server failed, or a pooler with codes of
+its own, but not the statement (see "Message Severity Levels" in PostgreSQL's documentation)."""
 
 
 def _found(table: Mapping[str, str], sqlstate: str | None) -> str | None:
-    """Return what a table has for an SQLSTATE, else for its class."""
+    """Return a table's entry for an SQLSTATE, or for its class."""
     return None if sqlstate is None else table.get(sqlstate, table.get(sqlstate[:2]))
 
 
 def is_temporary(error: psycopg.Error) -> bool:
-    """Return whether the statement may succeed later. A connection that could not be made, or was lost, has no
-    SQLSTATE."""
+    """Return whether the statement may succeed later. An error without SQLSTATE is a failed or lost connection."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and not is_login(error)
     if _found(TEMPORARY, error.sqlstate) is not None:
@@ -123,7 +122,7 @@ _ADVICE_FOR_A_BUSY_ONE = (
 )
 
 _REFUSED_COMMITS = ("0A000", "42501", "28", "3D")
-"""The transaction belongs to another database or role, or there is no login: it is still prepared."""
+"""The transaction belongs to another database or role, or the login failed: it is still prepared."""
 
 
 def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
@@ -140,7 +139,7 @@ def commit_failed(error: psycopg.Error, what: str) -> TwoPhaseCommitError:
 
 def write_failed(error: psycopg.Error, what: str, columns: Collection[str] | None) -> Refused | RoundAborted:
     """Return the error for a participant's failed write: its vote is no, and nothing of ``what`` is visible.
-    ``columns``: those of the records; None if no record is involved."""
+    ``columns`` are the records' columns; None if no record is involved."""
     if columns is not None and (rule := broken_rule(error)):
         place = _PLACE.search(error.diag.context or "")
         return RecordRefused(
@@ -159,13 +158,13 @@ def write_failed(error: psycopg.Error, what: str, columns: Collection[str] | Non
 
 
 def broken_rule(error: psycopg.Error) -> str | None:
-    """Return PostgreSQL's name for a rule that a record breaks however often it is written; None for other errors.
+    """Return PostgreSQL's name for a rule that a record breaks whenever it is written; None for other errors.
 
     The name is used because the server's message may quote the value. A missing partition doesn't count, because it can
     be created.
     """
     if isinstance(error, psycopg.DataError) and error.sqlstate is None:
-        return type(error).__name__  # psycopg sends no text with a NUL
+        return type(error).__name__  # psycopg refuses text with a NUL
     if error.diag.source_function == _POLICY_CHECK and error.sqlstate == "42501":
         return "row level security"
     if error.diag.source_function == _PARTITION_LOOKUP or error.sqlstate in CONFIGURATION:
@@ -181,10 +180,10 @@ bounds of a partition may raise the same error, and the message is translated, s
 distinguishes them."""
 
 _POLICY_CHECK = "ExecWithCheckOptions"
-"""The server function that reports a row that a policy does not allow, with the SQLSTATE of a missing right."""
+"""The server function that reports a row refused by a policy, with the SQLSTATE of a missing privilege."""
 
 _PLACE = re.compile(r"^COPY .*, line (?P<line>\d+)(, column (?P<column>[^:]+))?", re.MULTILINE)
-"""Where COPY has stopped. Only a server with English messages reports it so."""
+"""The position at which COPY stopped, as reported by servers with English messages."""
 
 WRITE_ADVICE: dict[str, str] = {
     "53200": "Raise max_prepared_transactions on the server if that is what ran out: it must be at least twice the"

@@ -1,4 +1,4 @@
-"""Records as the text that COPY reads, and which values PostgreSQL does not keep. This module sends no request."""
+"""Converts records to COPY's text format, and finds values that PostgreSQL would not keep. No I/O."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from twopc_postgres.columns import Column
 
 BYTES_AT_ONCE = 1 << 23
-"""How many bytes of a batch become text at once."""
+"""How many bytes of a batch are converted at a time."""
 
 _BYTES_EACH = 16
-"""How many bytes a value takes at least as text: Arrow's offset, and a few characters."""
+"""The least number of bytes that a value takes as text: Arrow's offset and a few characters."""
 
 _LEAST_EXPONENT = -16_383
-"""PostgreSQL keeps as many digits after the point."""
+"""PostgreSQL keeps this many digits after the decimal point."""
 
 
 def lines(batch: pa.RecordBatch) -> Iterator[bytes]:
@@ -39,7 +39,7 @@ def lines(batch: pa.RecordBatch) -> Iterator[bytes]:
 
 
 def _count(values: pa.Array) -> int:
-    """Return how many values a column has, with lists and their elements."""
+    """Return the number of values in a column, counting lists and their elements."""
     return len(values) + (_count(values.flatten()) if pa.types.is_nested(values.type) else 0)
 
 
@@ -52,7 +52,7 @@ def _escaped(values: pa.Array) -> pa.Array:
 
 
 def _texts(values: pa.Array) -> pa.Array:
-    """Return values as texts that PostgreSQL reads as what they are, whatever it prefers."""
+    """Return values as texts that PostgreSQL reads unambiguously under any settings."""
     type = values.type
     if is_string(type):
         return values.cast(BYTES)
@@ -79,8 +79,8 @@ def _texts_of_lists(lists: pa.Array) -> pa.Array:
 
 
 def refusals(type: pa.DataType, column: Column) -> Iterator[tuple[Callable[[pa.Array], bool], str]]:
-    """Yield what PostgreSQL would not keep: whether values of an Arrow type have none of it, and the reason for an
-    error."""
+    """Yield the checks for values that PostgreSQL would not keep: a predicate that is true for fine values, and the
+    reason for an error."""
     of_one = type.value_type if pa.types.is_nested(type) else type
     if is_string(of_one):
         yield are_utf8, "it is text that is not UTF-8"

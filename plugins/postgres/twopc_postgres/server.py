@@ -1,4 +1,5 @@
-"""What the sink and the log store ask of a server: what is prepared, what survives, and whether it is still the one."""
+"""Queries to a server for the sink and the log store: prepared transactions, durability, and whether the server is
+current."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _CANCEL_TIMEOUT_S = 5.0
 
 def prepared(connection: Connection, scope: str, *, by_others: bool = False) -> dict[str, float]:
     """Return the names of the transactions prepared in this database that start with ``scope`` → how many seconds ago
-    they were prepared. ``by_others``: also those that this role may not end."""
+    they were prepared. With ``by_others``, includes those that this role may not end."""
     ours = (
         " WHERE database = current_database() AND starts_with(gid, {scope}) AND ({by_others} OR owner = current_user"
         " OR (SELECT rolsuper FROM pg_catalog.pg_roles WHERE rolname = current_user))"

@@ -1,4 +1,4 @@
-"""Connections to servers. The coordinator's connections are kept between calls, and their waits are bounded.
+"""Connections to servers. The coordinator's connections are reused, and their waits are bounded.
 
 Nothing is set for a whole session, because a pooler may give the session to another client after each transaction. A
 task sets what it relies on for its own transaction, and the coordinator for each statement.
@@ -32,8 +32,8 @@ CONNECTION_DEFAULTS: Mapping[str, str] = {
 
 
 def completed_conninfo(given: Any) -> str:
-    """Return a connection string with the defaults above. Raises ValueError or TypeError if libpq does not take it, or
-    would mistake a part of a password for another part."""
+    """Return a connection string completed with the defaults above. Raises ValueError or TypeError if libpq rejects it,
+    or would misread a part of a password as another part."""
     if not isinstance(given, str):
         raise TypeError
     try:
@@ -44,7 +44,7 @@ def completed_conninfo(given: Any) -> str:
     # libpq finds these in a URL whose password contains '@' or '/', and would repeat parts of it in its errors.
     if any("@" in parts.get(name, "") for name in ("host", "dbname")) or not all(map(str.isdecimal, ports)):
         raise ValueError
-    return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts, "client_encoding": "UTF8"})  # Arrow's, and Python's
+    return make_conninfo("", **{**CONNECTION_DEFAULTS, **parts, "client_encoding": "UTF8"})  # as in Arrow and Python
 
 
 ANSWER_TIMEOUT_S = 30.0
@@ -67,7 +67,7 @@ _SETTINGS = {
     "statement_timeout": "0",
     "transaction_timeout": "0",
 }
-"""What a task's transaction relies on, whatever the role, the database or the server prefer."""
+"""Settings on which a task's transaction relies, overriding those of the role, the database and the server."""
 
 _SET_UP = """
     SELECT pg_catalog.set_config(name, CASE WHEN name = 'synchronous_commit' AND setting = 'remote_apply' THEN setting
@@ -85,7 +85,7 @@ SYNCHRONOUS = sql.SQL(
     "pg_catalog.set_config('synchronous_commit', 'on', true) AS waits,"
     " pg_catalog.set_config('client_min_messages', 'warning', true) AS reports_a_canceled_wait"
 )
-"""What follows FROM in a statement that waits for synchronous standbys whatever its session has set."""
+"""A FROM clause that makes a statement wait for synchronous standbys, overriding the session's settings."""
 
 ResultT = TypeVar("ResultT")
 
@@ -135,19 +135,19 @@ def connect(conninfo: str, *, autocommit: bool = False) -> Connection:
     Raises:
         psycopg.OperationalError: the connection can't be made.
     """
-    # Without prepared statements: a pooler may give the next transaction another session, and this one's names to
-    # another client.
+    # Without prepared statements: a pooler may run the next transaction in another session, and reuse this session's
+    # statement names for another client.
     connection = Connection.connect(conninfo, autocommit=autocommit, prepare_threshold=None)
     connection.add_notice_handler(connection.note_unreplicated)
-    # At a higher level, which a role may prefer, a transaction would read the columns as they were at its begin, not as
-    # they are when it locks them.
+    # At a higher level, which may be the role's default, a transaction would see the columns as of its begin, not as of
+    # when it locks them.
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return connection
 
 
 def set_up(connection: Connection, lock_timeout_s: float) -> None:
-    """Set what the open transaction relies on, until it ends. Bounds waits for locks, and waits for synchronous
-    standbys."""
+    """Set what the open transaction relies on until it ends. Waits for locks are bounded, and its commit waits for
+    synchronous standbys."""
     wanted = {**_SETTINGS, "lock_timeout": f"{lock_timeout_s * 1000:.0f}ms", "synchronous_commit": "on"}
     connection.execute(_SET_UP, ([*wanted], [*wanted.values()]))
 

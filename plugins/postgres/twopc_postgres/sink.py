@@ -47,12 +47,12 @@ class PostgresTransaction(PreparedTransaction[Connection, Column]):
         self.deletes = 0
 
     def written(self) -> list[Column]:
-        """Return the columns that the records have."""
+        """Return the columns of the records."""
         return [self.columns[name] for name in self.schema.names]
 
 
 class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
-    """Writes records to a table. A record's values go into the columns of the same names.
+    """Writes records to a table, matching columns by name.
 
     Args:
         options: ``conninfo``: libpq's connection string. ``table``: ``name`` or ``schema.name``. ``upsert_by``: the
@@ -98,7 +98,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
         transaction.ordinal += batch.num_rows
 
     def _remove(self, transaction: PostgresTransaction, keys: pa.RecordBatch) -> None:
-        """Write the keys to the upsert table. They have negative numbers there, down from ``-1``."""
+        """Write the keys to the upsert table, with negative ordinals from ``-1`` down."""
         transaction.deletes += keys.num_rows
         connection, upsert_table = transaction.connection, transaction.upsert_table
         self._table.copy(connection, keys, transaction.columns, upsert_table, -transaction.deletes)
@@ -110,7 +110,8 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
         return super().write_valid(transaction, batch)
 
     def _try_change(self, transaction: PostgresTransaction, batch: pa.RecordBatch, change: Change) -> None:
-        """Move the records or keys on from the upsert table, which has none of the table's rules."""
+        """Also apply the records or keys from the upsert table to the table, since only the table has the rules to
+        try."""
         ordinal, deletes = transaction.ordinal, transaction.deletes
         super()._try_change(transaction, batch, change)
         if transaction.upsert_table is None:
@@ -235,7 +236,7 @@ class PostgresSink(PreparedSink[PostgresTransaction, Connection]):
             yield self._check_triggers(columns, triggers)
 
     def _check_triggers(self, columns: Sequence[Column], triggers: Sequence[str]) -> CheckResult:
-        """Try the row triggers by a made-up row: some of what they may do fails only when it is prepared."""
+        """Try the row triggers with a made-up row, since some of their actions fail only in PREPARE TRANSACTION."""
         check = f"{self._options}: row triggers {', '.join(triggers)}"
         row = made_up(columns)
         try:

@@ -89,7 +89,8 @@ _ON_UPDATE, _ON_INSERT, _ON_DELETE = "2", "3", "4"
 """The events of rules in pg_rewrite."""
 
 _KEPT = "SELECT NOT EXISTS (SELECT FROM unnest(%s::text[]) v WHERE NOT ((pg_catalog.format('%%s', v::{0}) = v{1}){2}))"
-"""The output of a type, unlike a cast to text, has all that a reader finds, such as the blanks of a ``char(n)``."""
+"""Unlike a cast to text, a type's output includes everything that a reader sees, such as the blanks of a
+``char(n)``."""
 
 _UNLOGGED = """
     WITH RECURSIVE part AS (
@@ -138,12 +139,12 @@ class Table(MarkedTable[Connection]):
 
     def columns(self, connection: Connection) -> list[Column]:
         """Return the table's columns; an empty list if the table does not exist."""
-        folded = sql.SQL(_FOLDED if self._upsert_by else "false")  # it would take a quarter of the time
+        folded = sql.SQL(_FOLDED if self._upsert_by else "false")  # that expression takes a quarter of the time
         return [Column(*row) for row in self._of_catalog(connection, _COLUMNS, other=OTHER, folded=folded)]
 
     def programs(self, connection: Connection, deletes: bool = False) -> tuple[bool, list[str], list[str]]:
-        """Return what the server does on its own with the records of a table that exists, or with ``deletes``: whether
-        row level security holds for this role, the names of the rules, and those of the triggers for each row."""
+        """Return the table's programs for written rows, or for deleted ones with ``deletes``: whether row level
+        security applies to this role, the names of rules, and the names of row triggers. The table must exist."""
         events = [_ON_DELETE] if deletes else [_ON_INSERT, _ON_UPDATE] if self._upsert_by else [_ON_INSERT]
         [found] = self._of_catalog(connection, _PROGRAMS, events=events)
         has_policies, rules, triggers = found
@@ -155,7 +156,7 @@ class Table(MarkedTable[Connection]):
         return next((name for (name,) in self._of_catalog(connection, _UNLOGGED)), None)
 
     def unique_indexes(self, connection: Connection) -> list[UniqueIndex]:
-        """Return the indexes that refuse rows beside others."""
+        """Return the indexes that can refuse a row because of others."""
         found = self._of_catalog(connection, _UNIQUE_INDEXES)
         return [
             UniqueIndex(name, frozenset(columns), can_replace, dict.fromkeys(folded or (), FOLDS))
@@ -174,14 +175,14 @@ class Table(MarkedTable[Connection]):
     # Writing, within a transaction. -----------------------------------------------------------------------------
 
     def keep(self, connection: Connection) -> None:
-        """Keep the types of the columns as they are until the transaction ends: ALTER TABLE waits for it."""
+        """Lock the table's definition until the transaction ends: ALTER TABLE waits for it."""
         connection.ask("LOCK TABLE ONLY {table} IN ROW EXCLUSIVE MODE", table=self._table)
 
     def make_upsert_table(self, connection: Connection, transaction_id: TransactionId) -> sql.Identifier:
         """Create the upsert table: this transaction's own table for records that replace rows.
 
-        A temporary table would be simpler, but PostgreSQL does not prepare a transaction that has used one. Each
-        attempt has its own name for it. With a shared name, CREATE TABLE would wait for the other open attempt.
+        A temporary table would be simpler, but PostgreSQL can't prepare a transaction that has used one. The name is
+        unique to the attempt. With a shared name, CREATE TABLE would wait for the other open attempt.
         """
         upsert_table = sql.Identifier(
             self._schema, f"twopc_{hashlib.sha256(transaction_id.exact.encode()).hexdigest()[:32]}"
@@ -191,7 +192,7 @@ class Table(MarkedTable[Connection]):
         return upsert_table
 
     def index_upsert_table(self, connection: Connection, upsert_table: sql.Identifier) -> None:
-        """Let ``merge`` find the records of one batch without a look at all others."""
+        """Index the ordinals, so that ``merge`` finds the records of one batch without a full scan."""
         connection.ask("CREATE INDEX ON {upsert_table} ({ordinal})", upsert_table=upsert_table, ordinal=_ORDINAL)
 
     def copy(
@@ -202,10 +203,10 @@ class Table(MarkedTable[Connection]):
         upsert_table: sql.Identifier | None,
         ordinal: int,
     ) -> None:
-        """Write a record batch, to the upsert table if there is one. ``ordinal`` is its first record's number.
+        """Write a record batch, to the upsert table if there is one. ``ordinal`` is the first record's number.
 
         Raises:
-            RecordRefused: PostgreSQL would change a value, or a trigger leaves a record out.
+            RecordRefused: PostgreSQL would change a value, or a trigger skips a record.
         """
         for name, values in zip(batch.schema.names, batch.columns, strict=True):
             self._require_kept(connection, values, columns[name])
@@ -227,7 +228,7 @@ class Table(MarkedTable[Connection]):
             require(given, are_fine, why, column.name)
 
     def copy_rows(self, connection: Connection, batch: pa.RecordBatch, upsert_table: sql.Identifier | None) -> None:
-        """Write records that are known to be kept. Raises RecordRefused: a trigger leaves one out."""
+        """Write records whose values PostgreSQL keeps. Raises RecordRefused if a trigger skips one."""
         statement = sql.SQL("COPY {} ({}) FROM STDIN").format(upsert_table or self._table, _listed(batch.schema.names))
         with connection.cursor() as cursor:
             with cursor.copy(statement) as copy:
@@ -242,11 +243,11 @@ class Table(MarkedTable[Connection]):
         columns: Sequence[Column],
         ordinals: range | None = None,
     ) -> None:
-        """Write records of the upsert table into ``columns`` of the table: those with ``ordinals``, or all. Of records
-        with the same key, the last one wins. The records are sorted by key, so that two tasks don't deadlock.
+        """Write the upsert table's records to ``columns`` of the table: those with ``ordinals``, or all. For each key,
+        the last record wins. Records are sorted by key, so that tasks do not deadlock.
 
         Raises:
-            RecordRefused: a trigger leaves a record out.
+            RecordRefused: a trigger skips a record.
         """
         names = [column.name for column in columns]
         changed = [each.name for each in columns if each.name not in self._upsert_by or each.needs_its_key]
@@ -259,9 +260,9 @@ class Table(MarkedTable[Connection]):
             ),
             "upsert_table": upsert_table,
             "ordinal": _ORDINAL,
-            "those": sql.SQL("{} >= 0").format(_ORDINAL),  # the others are deletes
+            "those": sql.SQL("{} >= 0").format(_ORDINAL),  # negative ordinals are deletes
         }
-        if ordinals is not None:  # with both ends, so that PostgreSQL takes the index
+        if ordinals is not None:  # with both bounds, so that PostgreSQL uses the index
             between = sql.SQL("{} BETWEEN {} AND {}")
             parts["those"] = between.format(_ORDINAL, ordinals.start, ordinals.stop - 1)
         statement = sql.SQL(
@@ -276,10 +277,10 @@ class Table(MarkedTable[Connection]):
         self.require_all(connection, written, given)
 
     def require_all(self, connection: Connection, written: int, given: int) -> None:
-        """Make sure that PostgreSQL has written each record.
+        """Check that PostgreSQL has written each record.
 
         Raises:
-            RecordRefused: a trigger leaves a record out, or writes it to another table.
+            RecordRefused: a trigger skips a record, or writes it to another table.
         """
         if written != given:
             names = ", ".join(self.programs(connection)[2]) or "of a partition"
@@ -290,7 +291,7 @@ class Table(MarkedTable[Connection]):
             )
 
     def delete(self, connection: Connection, upsert_table: sql.Identifier, before: int = 0) -> None:
-        """Delete the rows of the keys that have numbers below ``before`` in the upsert table.
+        """Delete the rows of the keys whose ordinals in the upsert table are below ``before``.
 
         Raises:
             RecordRefused: a trigger keeps a row.
@@ -338,16 +339,15 @@ class Table(MarkedTable[Connection]):
 
 
 def _are_kept(connection: Connection, values: pa.Array, column: Column, is_key: bool) -> bool:
-    """Return whether the server gives texts back with the same values when they have been in ``column``, those of a key
-    in the one spelling that counts: two texts for one row would be two keys for who brings the records of a key
-    together."""
+    """Return whether texts keep their values when stored in ``column``. The texts of a key must also keep their
+    spelling: code that groups records by key would treat two spellings of one row's key as two keys."""
     element, is_padded = column.element.replace("%", "%%"), column.type == "bpchar"
     pattern = PROVEN[column.type] if is_padded or not is_key else None
     of_value = f" OR v ~ '^({pattern})$' AND v::pg_catalog.{column.type} = v::{element}" if pattern else ""
     ask = _KEPT.format(element, of_value, " AND v !~ ' $'" if is_key and is_padded else "").encode()
     try:
         [(are_kept,)] = connection.execute(ask, (single(values).unique().to_pylist(),))
-    except psycopg.errors.InternalError_ as error:  # the code of an error to which an extension has given none
+    except psycopg.errors.InternalError_ as error:  # the class of errors to which an extension assigns no code
         raise RecordRefused(
             f"the column's type, {column.element}, does not take it ({error.sqlstate}). {ADVICE}", column=column.name
         ) from error

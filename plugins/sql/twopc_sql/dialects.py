@@ -1,4 +1,4 @@
-"""What the sink must know of each database beyond SQLAlchemy. A database that is not here is refused."""
+"""What the sink must know about each database beyond SQLAlchemy. Other databases are refused."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 ANSWER_TIMEOUT_S = 300
-"""The longest wait for an answer, for drivers that have a limit. After it, the outcome of the statement is unknown. The
-statement that moves a batch must take less."""
+"""The longest wait for a response, for drivers with such a timeout. After it, the outcome of the statement is unknown.
+The statement that moves a batch must take less time."""
 
 
 def _insert(connection: sa.Connection, table: sa.TableClause, columns: Sequence[Sequence[Any]]) -> None:
@@ -26,31 +26,30 @@ class Dialect:
     """One database.
 
     Attributes:
-        scheme: the scheme of its URL, with the one driver that was tried.
-        insert: makes an INSERT of this database.
-        replace: adds to it what replaces rows: the columns of the key, the others.
+        scheme: the scheme of its URL, with the only tested driver.
+        insert: creates an INSERT in this dialect.
+        replace: makes an INSERT replace rows, given the columns of the key and the others.
         connect: arguments of the driver.
-        session: what each new connection begins with. ``{timeout_s}`` and ``{timeout_ms}`` are how long a lock may
-            take.
-        transaction: what each database transaction begins with, likewise.
-        isolation: the level of isolation; None for the only one that there is.
-        stage: makes ``{table}``, without its schema ``{name}``, with what ``{select}`` returns and a key of
-            ``{columns}``, or neither.
-        at_once: has the database check what it would only check at a commit; empty if it checks everything at once.
-        faults: yields what is wrong with a table, where the database does not report it by itself.
+        session: the statements that begin each connection. ``{timeout_s}`` and ``{timeout_ms}`` are the lock timeout.
+        transaction: the statements that begin each database transaction, likewise.
+        isolation: the isolation level; None if the database has only one.
+        stage: the statements that create ``{table}`` (``{name}`` without its schema) from ``{select}``, with a key of
+            ``{columns}``. Atomic.
+        at_once: the statement that makes deferred constraints immediate; empty if the database has none.
+        faults: yields problems of a table that the database does not report by itself.
         unique_keys: SQL for the columns of each unique key of ``:table`` in ``:schema``: the key's name, a column (null
-            for an expression, or if the key has a condition), and whether the column takes what is the same text for
-            equal alone.
-        tries_other_kinds: whether a column may keep some values of another kind, such as texts in a column of numbers.
-        any_replaces: whether it replaces the row of whichever unique key has an equal one.
+            for an expression, or if the key has a condition), and whether the column treats only identical texts as
+            equal.
+        tries_other_kinds: whether a column may keep values of another kind, such as texts in a numeric column.
+        any_replaces: whether a record replaces the row that matches any unique key, not just the one of ``upsert_by``.
         joins_deletes: whether a DELETE can join the table with another one.
-        counts_rows: whether an INSERT returns how many rows it has added or replaced. Triggers may leave some out.
-        numbers_null: whether null in a primary key may become a number.
-        merges_zeros: whether it may store 0.0 for a -0.0 that has a 0.0 beside it.
-        whole: the driver's code of a type with half the precision, of which it shows too few digits → what makes an
-            expression of a column that has all of them.
-        fill: inserts values into the columns of a table, in their order.
-        longest: SQL for how many bytes a statement may have, where a longer one ends the connection.
+        counts_rows: whether an INSERT returns the number of rows added or replaced, which triggers may reduce.
+        numbers_null: whether a null in a primary key may be replaced by a number.
+        merges_zeros: whether it may store -0.0 as 0.0 if the column also has a 0.0.
+        whole: the driver's code of a single-precision type, which it reads with too few digits → a function from a
+            column to an expression with all digits.
+        fill: inserts rows, given as one sequence of values per column of the table.
+        longest: SQL for the maximum length of a statement in bytes, if a longer one ends the connection.
     """
 
     scheme: str
@@ -85,8 +84,8 @@ def _on_duplicate_key(insert: Any, keys: Sequence[str], others: Sequence[str]) -
 
 
 def _copy_to_postgres(connection: sa.Connection, table: sa.TableClause, columns: Sequence[Sequence[Any]]) -> None:
-    """Insert records by COPY, which is several times as fast as an INSERT of each, whose statement is parsed each time.
-    One record goes in as many do: by INSERT, PostgreSQL would convert its values in other ways."""
+    """Insert records by COPY, several times as fast as an INSERT per record, which is parsed each time. Even a single
+    record goes by COPY, since PostgreSQL converts the values of an INSERT differently."""
     from psycopg import sql
 
     described = connection.execute(sa.select(*table.c).where(sa.false())).cursor.description
@@ -104,15 +103,15 @@ _WHOLE_IN_POSTGRES = (20, 21, 23, 1005, 1007, 1016)  # bigint, smallint, integer
 
 
 def _whole(value: Any) -> Any:
-    """Return a value as a column of whole numbers reads it, which takes 1, but not 1.0."""
+    """Return a whole number as an int: an integer column accepts 1, but not 1.0."""
     if isinstance(value, list):
         return [*map(_whole, value)]
     return int(value) if isinstance(value, float | Decimal) and int(value) == value else value
 
 
 def copy(cursor: Any, statement: str, parameters: Any, context: Any) -> bool:  # noqa: ARG001  # SQLAlchemy gives all
-    """Run a COPY, as SQLAlchemy's listener ``do_execute``, so that errors are SQLAlchemy's. Return whether it was
-    one."""
+    """Run a COPY. A listener for SQLAlchemy's event ``do_execute``, so that SQLAlchemy wraps the errors. Return whether
+    the statement was a COPY."""
     if not statement.startswith("COPY "):
         return False
     with cursor.copy(statement) as copied:
@@ -176,7 +175,7 @@ _KEYS_IN_SQLITE = """
     SELECT 'PRIMARY KEY', name, 1 FROM pragma_table_info(:table, coalesce(:schema, 'main')) WHERE pk > 0
 """
 
-# Its catalog has collations only in the statement that would create the table.
+# DuckDB's catalog shows collations only in the text of CREATE TABLE.
 _KEYS_IN_DUCKDB = """
     SELECT found.name, c.column_name, NOT EXISTS (
         SELECT 1 FROM duckdb_tables() t, (VALUES ('('), (', ')) AS before(mark),
@@ -209,7 +208,8 @@ DIALECTS: Mapping[str, Dialect] = {
         "postgresql+psycopg",
         postgresql.insert,
         _on_conflict,
-        # In seconds, but the second in milliseconds. Otherwise a dead host would block a commit for fifteen minutes.
+        # In seconds, except tcp_user_timeout in milliseconds, without which a dead host would block a commit for
+        # fifteen minutes.
         {
             "connect_timeout": 10,
             "tcp_user_timeout": 30_000,
@@ -219,7 +219,7 @@ DIALECTS: Mapping[str, Dialect] = {
             "prepare_threshold": None,
         },
         isolation="READ COMMITTED",
-        # Not for the session: a pooler may give it to another client after the transaction.
+        # Not set for the session: a pooler may give it to another client after the transaction.
         transaction=(_LOCAL_TO_POSTGRES,),
         at_once="SET CONSTRAINTS ALL IMMEDIATE",
         unique_keys=_KEYS_IN_POSTGRES,
@@ -235,8 +235,9 @@ DIALECTS: Mapping[str, Dialect] = {
         "mysql+pymysql",
         mysql.insert,
         _on_duplicate_key,
-        # Without strict mode, the server cuts what does not fit, and only warns. It would number a row that has 0.
-        # SQLAlchemy looks by the mode how names are quoted, so it is set before.
+        # Without strict mode, the server truncates values with only a warning. Without NO_AUTO_VALUE_ON_ZERO, it
+        # replaces 0 by the next number. Set here, because SQLAlchemy derives its quoting from the mode when it
+        # connects.
         {
             "connect_timeout": 10,
             "read_timeout": ANSWER_TIMEOUT_S,
@@ -254,7 +255,7 @@ DIALECTS: Mapping[str, Dialect] = {
         faults=_faults_in_mysql,
         unique_keys=_KEYS_IN_MYSQL,
         any_replaces=True,
-        # FLOAT, which older servers can't cast to DOUBLE.
+        # FLOAT. Older servers can't cast it to DOUBLE.
         whole={4: lambda column: sa.type_coerce(column, sa.Double()) * sa.literal_column("1e0")},
         longest="SELECT @@max_allowed_packet",
     ),
@@ -270,9 +271,9 @@ DIALECTS: Mapping[str, Dialect] = {
         counts_rows=True,
         numbers_null=True,
     ),
-    # Its storage keeps one value for a column of zeros, whatever their signs.
+    # DuckDB may store a column of zeros as a single value, ignoring their signs.
     "duckdb": Dialect(
         "duckdb+duckdb_engine", postgresql.insert, _on_conflict, unique_keys=_KEYS_IN_DUCKDB, merges_zeros=True
     ),
 }
-"""The URL's database → what to know of it. MariaDB is under ``mysql``."""
+"""Backend name in the URL → dialect. MariaDB is under ``mysql``."""

@@ -1,4 +1,4 @@
-"""The options of the SQL sink: their names, checks and defaults are defined here and nowhere else."""
+"""The options of the SQL sink, with their checks and defaults."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ class SqlOptions:
 
     @property
     def dataset(self) -> Dataset | None:
-        """The table in its database, on the first server of several. A table of PostgreSQL without a schema counts as
-        one of ``public``. None if a service file or an option file names the server."""
+        """The table in its database, on the first of several servers. In PostgreSQL, the default schema counts as
+        ``public``. None if a service file or an option file names the server."""
         url, backend = self.url, self.url.get_backend_name()
         database = url.database or url.username or ""
         if not url.host and {"service", "read_default_file"} & url.query.keys():
@@ -121,7 +121,8 @@ class SqlOptions:
 
     @property
     def _server(self) -> tuple[str, int | str | None]:
-        """Host and port of a URL of PostgreSQL, which may have them as parameters: ``?host=one:5433&host=two``."""
+        """The first host and port of a PostgreSQL URL, which may have them as parameters:
+        ``?host=one:5433&host=two``."""
         if self.url.host:
             return self.url.host, self.url.port
         given = self.url.normalized_query

@@ -1,4 +1,4 @@
-"""Records on their way into a database, and the proof that it has changed none of them."""
+"""Prepares records for a database, and verifies that it has changed none of them."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from twopc.refusals import is_bytes, is_list, is_string
 
 
 def written_as(field: pa.Field) -> sa.ColumnClause[Any]:
-    """Return the column for an INSERT and a SELECT. SQLAlchemy passes times to drivers that do not take them from
-    Python."""
+    """Return the column for an INSERT and a SELECT. Dates and times have SQLAlchemy's types, since not every driver
+    accepts Python's values."""
     if pa.types.is_timestamp(field.type):
         return sa.column(field.name, sa.DateTime(timezone=field.type.tz is not None))
     return sa.column(field.name, sa.Date() if pa.types.is_date(field.type) else sa.types.NullType())
@@ -39,21 +39,21 @@ _KINDS: Sequence[tuple[type, Callable[[pa.DataType], bool]]] = (
     (list, is_list),
     (dict, lambda kind: pa.types.is_struct(kind) or pa.types.is_map(kind)),
 )
-"""Python's types of values, and the Arrow types of each. A type comes before those that it is derived from."""
+"""Python types and their Arrow types. Subclasses come before their base classes."""
 
 
 def check_kinds(schema: pa.Schema, columns: Mapping[str, Any], table: str) -> None:
-    """Refuse a column of which the table's column would keep no value but null. ``columns``: SQLAlchemy's types.
-    Raises SchemaMismatch, which names the column."""
+    """Refuse a column if the table's column could keep none of its values except null. ``columns`` has SQLAlchemy's
+    types. Raises SchemaMismatch, which names the column."""
     for field in schema:
         column = columns[field.name]
         while hasattr(column, "data_type"):  # a DOMAIN
             column = column.data_type
         of_values = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         of_column: type = object
-        with contextlib.suppress(NotImplementedError):  # SQLAlchemy 2.0 knows no values of some types
+        with contextlib.suppress(NotImplementedError):  # SQLAlchemy 2.0 has no Python type for some types
             of_column = next((kind for kind, _ in _KINDS if issubclass(column.python_type, kind)), object)
-        if of_column is dict:  # of JSON, whose column takes other values, too
+        if of_column is dict:  # a JSON column, which also accepts other values
             of_column = object
         of_records = next((kind for kind, has in _KINDS if has(of_values)), object)
         if of_records is not of_column and object not in (of_records, of_column):
@@ -64,15 +64,16 @@ def check_kinds(schema: pa.Schema, columns: Mapping[str, Any], table: str) -> No
 
 
 def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
-    """Return the values of each column, with times in UTC. Raises RecordRefused for one that Python can't hold."""
+    """Return the values of each column, with times in UTC. Raises RecordRefused for a value that Python can't
+    represent."""
     values = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         has_zone = pa.types.is_timestamp(column.type) and column.type.tz
         held = column.cast(pa.timestamp(column.type.unit, "UTC")) if has_zone else column
         if pa.types.is_float16(column.type):
-            held = column.cast(pa.float32())  # older versions of pyarrow return NumPy's numbers, which no driver takes
+            held = column.cast(pa.float32())  # older versions of pyarrow return NumPy scalars, which drivers reject
         why = "it is text that is not UTF-8, or a time outside of the years 1 to 9999"
-        if "[ns]" in str(held.type):  # of which pyarrow may drop a part without an error
+        if "[ns]" in str(held.type):  # pyarrow may silently drop the nanoseconds
             require(held, are_held, why, name)
         try:
             values[name] = held.to_pylist()
@@ -83,7 +84,7 @@ def values_of(batch: pa.RecordBatch) -> dict[str, list[Any]]:
 
 
 def has_minus_zero(value: Any) -> bool:
-    """Return whether a value is -0.0, or has one in a list, map or struct."""
+    """Return whether a value is or contains -0.0."""
     match value:
         case float():
             return value == 0.0 and math.copysign(1.0, value) < 0.0
@@ -95,10 +96,10 @@ def has_minus_zero(value: Any) -> bool:
 
 
 def require_unchanged(written: Mapping[str, Sequence[Any]], found: Sequence[Sequence[Any]]) -> None:
-    """Make sure that a database has the values that were written.
+    """Check that a database has kept the written values.
 
     Raises:
-        RecordRefused: it changed one, such as a text that it cut, or a time without its fraction of a second.
+        RecordRefused: it changed a value, for example by truncating a text or the fraction of a second.
     """
     for (name, values), kept in zip(written.items(), zip(*found, strict=True), strict=True):
         if _are_known_to_be_same(values, [*kept]):
@@ -116,7 +117,7 @@ _SAME_IF_EQUAL = {bool, int, str, bytes, float, Decimal, date, datetime, type(No
 
 
 def _are_known_to_be_same(written: Sequence[Any], found: Sequence[Any]) -> bool:
-    """Return True for values of a column of which a quick look shows that ``_are_same`` holds for each pair."""
+    """Return whether a fast check already shows that ``_are_same`` holds for all pairs of values."""
     types = {*map(type, written)}
     if datetime in types:
         written, found = [*map(_instant, written)], [*map(_instant, found)]
@@ -127,11 +128,11 @@ def _are_known_to_be_same(written: Sequence[Any], found: Sequence[Any]) -> bool:
 
 
 def _are_same(written: Any, found: Any) -> bool:
-    """Return whether a value is the one that was written, and not only equal to it, also within lists and structs."""
+    """Return whether a value is identical to the written one, not just equal, including inside of lists and structs."""
     if isinstance(found, bool) and not isinstance(written, bool):
         return False
     match written:
-        case float():  # by their texts, NaN is NaN, and -0.0 is not 0.0
+        case float():  # as texts, NaN equals NaN, and -0.0 differs from 0.0
             return isinstance(found, float | int | Decimal) and repr(float(found)) == repr(written)
         case list() | tuple():
             is_alike = type(found) is type(written) and len(found) == len(written)
@@ -146,6 +147,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def _instant(value: Any) -> Any:
-    """Return a time with a zone as what has passed since 1970, and another value as it is. Times themselves do not
-    compare as instants: in the hour that a zone repeats, those of one zone are equal, and those of two are not."""
+    """Return a time with a zone as the time since 1970, and other values unchanged. Python does not compare such times
+    as instants: the two passes of an hour that a zone repeats are equal within the zone, and unequal to any time of
+    another zone."""
     return value - _EPOCH if isinstance(value, datetime) and value.tzinfo else value

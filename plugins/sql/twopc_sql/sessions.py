@@ -1,5 +1,5 @@
-"""Connections to the database. Each call has its own, which is closed after it: an idle one may be dead, and SQLite and
-DuckDB let others in between."""
+"""Connections to the database. Each call opens and closes its own: an idle connection may break, and in between, SQLite
+and DuckDB admit other processes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from twopc_sql.options import SqlOptions
 
 @functools.cache
 def engine(options: SqlOptions) -> sa.Engine:
-    """Return the engine for these options. Its messages have no values of records."""
+    """Return the engine for these options. Its error messages contain no values of records."""
     dialect = options.dialect
     isolation = {"isolation_level": dialect.isolation} if dialect.isolation else {}
     made = sa.create_engine(
@@ -45,7 +45,7 @@ def engine(options: SqlOptions) -> sa.Engine:
     def connect(of: sa.Dialect, record: object, given: Any, named: Any) -> Any:  # noqa: ARG001  # SQLAlchemy gives all
         try:
             return of.connect(*given, **named)
-        except OSError as error:  # from loading a certificate
+        except OSError as error:  # raised when a certificate can't be loaded
             number = _NO_TLS if is_bad_certificate(error) else _NO_CONNECTION
             raise of.loaded_dbapi.OperationalError(number, f"can't use a certificate or key: {error}") from error
         except RuntimeError as error:
@@ -71,7 +71,7 @@ def engine(options: SqlOptions) -> sa.Engine:
 
 
 _NO_CONNECTION, _NO_TLS, _NO_METHOD = 2003, 2026, 2061
-"""PyMySQL: there is no connection, it can't be encrypted, or the user's authentication method is missing."""
+"""PyMySQL's numbers: the connection failed, it can't be encrypted, or the user's authentication method is missing."""
 
 _TEMPORARY_IN_POSTGRES = (
     *("08", "40", "53000", "53100", "53200", "53300", "57", "25006", "25P02", "25P03", "25P04", "55P03"),
@@ -89,18 +89,18 @@ _WORDS_OF_DUCKDB = (
     *("Stale file handle", "Too many open files", "Cannot allocate memory", "Connection timed out", "Host is down"),
     *("Transport endpoint is not connected", "Resource temporarily unavailable"),
 )
-"""What may succeed later, such as a lock, a restart or a full disk: SQLSTATEs and their classes, error numbers, how a
-message begins, DuckDB's classes, and what an IOException of it says."""
+"""Errors that may go away, such as a lock, a restart or a full disk: SQLSTATEs and their classes, error numbers, starts
+of messages, DuckDB's exception classes, and texts of its IOException."""
 
 _OF_ANOTHER_ROW = ("23503", "23505", "23P01", 1062, 1216, 1217, 1451, 1452, 1586)
 _WORDS_FOR_ANOTHER_ROW = re.compile(
     r"^((UNIQUE|FOREIGN KEY) constraint failed|Constraint Error: (Duplicate|Violates|PRIMARY KEY) )"
 )
-"""Conflicts with another row, which may go away: SQLSTATEs, error numbers, texts of SQLite and DuckDB."""
+"""Conflicts with another row, which may go away: SQLSTATEs and error numbers, then texts of SQLite and DuckDB."""
 
 
 def is_temporary(error: DBAPIError) -> bool:
-    """Return whether the statement may succeed later. What no table has is not temporary."""
+    """Return whether the statement may succeed later. Unknown errors are not temporary."""
     original = error.orig
     if error.connection_invalidated or original is None:
         return True
@@ -126,7 +126,7 @@ def is_temporary(error: DBAPIError) -> bool:
 
 _VALUES_OF_MYSQL = (1118, 1292, 1644, 1690, 3140, 3150, 3151, 3157, 3819, 4025)
 _VALUES_OF_PYMYSQL = "can not be used with MySQL"  # NaN and infinity
-_VALUES_OF_POSTGRES = ("54", "P0001")  # too large or too deep, and what a trigger refuses
+_VALUES_OF_POSTGRES = ("54", "P0001")  # too large or too deep, or refused by a trigger
 
 
 _RIGHTS = "Grant the rights that the sink's README lists."
@@ -143,17 +143,17 @@ _ADVICE: Mapping[str | int, str] = {
     _NO_TLS: _ENCRYPTION,
     _NO_METHOD: "Give the user a method of authentication that PyMySQL has here, or install the package that it names.",
 }
-"""SQLSTATE, or its class, or error number → what to do about what the database refuses."""
+"""SQLSTATE, its class, or error number → what to do about the refusal."""
 
 _WORDS_FOR_ADVICE = (
     (re.compile("unable to open database file|^IO Error: |readonly database|read-only mode"), _FILE),
     (re.compile("certificate|private key|SSL"), _ENCRYPTION),
 )
-"""The same, by the words of errors without a code."""
+"""The same by text, for errors without a code."""
 
 
 def advice(error: DBAPIError) -> str:
-    """Return what to do about what the database refuses."""
+    """Return what to do about the database's refusal."""
     answer, words = _answer(error), str(error.orig)
     for code in (answer, f"{answer}"[:2]):
         if code in _ADVICE:
@@ -164,12 +164,12 @@ def advice(error: DBAPIError) -> str:
 
 
 def is_refusal(error: DBAPIError) -> bool:
-    """Return whether the database refuses the statement for good, such as for a missing table or right."""
+    """Return whether the refusal is permanent, such as for a missing table or privilege."""
     return not is_temporary(error) and not _is_of_another_row(error)
 
 
 def _is_of_another_row(error: DBAPIError) -> bool:
-    """Return whether the cause is a row with the same key, or no row for a foreign key."""
+    """Return whether the cause is a row with the same key, or a missing row for a foreign key."""
     return _answer(error) in _OF_ANOTHER_ROW or _WORDS_FOR_ANOTHER_ROW.search(str(error.orig)) is not None
 
 
@@ -180,7 +180,7 @@ def _answer(error: DBAPIError) -> Any:
 
 
 def request_failed(error: DBAPIError, what: str) -> TwoPhaseCommitError:
-    """Return the error for a failed request of the coordinator, which may have been carried out."""
+    """Return the error for a failed request of the coordinator. The request may have been executed."""
     if is_refusal(error):
         return OperatorRequired(
             f"{what}: the database refuses: {first_line(error)}. {advice(error)} Then start again. Recovery continues"
@@ -219,7 +219,7 @@ def write_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
 
 
 def staging_failed(error: DBAPIError, what: str) -> Refused | RoundAborted:
-    """Return the error for records that could not be written to a staging table, which has no keys but its own."""
+    """Return the error for records that could not be written to a staging table, whose only key is the sink's own."""
     first = next(iter(error.orig.args), None) if error.orig else None
     sqlstate = getattr(error.orig, "sqlstate", None) or ""
     is_value = first in _VALUES_OF_MYSQL or _VALUES_OF_PYMYSQL in str(first) or sqlstate.startswith(_VALUES_OF_POSTGRES)

@@ -1,12 +1,12 @@
 """The SQL sink: tasks write to staging tables, and one database transaction moves a decided batch into the table.
 
-It needs nothing of a database but transactions:
+It requires nothing of a database except transactions:
 
-- A task reads back what it has staged, and refuses a record that the database has changed.
-- Before the decision, the batch is moved, and the database transaction is rolled back. So a table that refuses the
-  batch refuses it then.
-- A commit moves the batch and writes its mark. A repeated commit finds the mark. A missing row of
-  ``twopc_transactions`` means that a transaction was rolled back.
+- A task reads its staged records back, and refuses a record that the database has changed.
+- Before the decision, the batch is moved in a database transaction that is rolled back. So a table that refuses the
+  batch does so before the decision.
+- A commit moves the batch and sets the mark, which a repeated commit finds. A transaction without a row in
+  ``twopc_transactions`` was rolled back.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from Python 3.11 on
 
 _TABLE = "table"
-"""The part of a committable's handle that names the table for which it was decided."""
+"""The key in a committable's handle of the table for which it was written."""
 
 
 class SqlTransaction(Transaction):
     """A live transaction.
 
     Attributes:
-        columns: the names of its records' columns, sorted; empty before the first.
-        staged: the name of the staging table that has them.
-        deletes: the name of the staging table that has the keys of rows to delete; empty before the first.
+        columns: the sorted names of its records' columns; empty before the first record.
+        staged: the name of the staging table for its records.
+        deletes: the name of the staging table for the keys of rows to delete; empty before the first key.
         ordinal: the number of the next record or key.
     """
 
@@ -82,7 +82,7 @@ class SqlTransaction(Transaction):
 
 
 class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
-    """Writes records to a table of a database. A record's values go into the columns of the same names.
+    """Writes records to a database table, matching columns by name.
 
     Args:
         options: ``url``: SQLAlchemy's URL. ``table``: ``name`` or ``schema.name``. ``upsert_by``: the columns by which
@@ -128,7 +128,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         self._stage(transaction, keys, deletes=transaction.deletes)
 
     def _stage(self, transaction: SqlTransaction, batch: pa.RecordBatch, **staged: str) -> None:
-        """Write records or keys to a staging table, which the transaction's row names from then on."""
+        """Record the staging table in the transaction's row, and write records or keys to it."""
         [table], name = staged.values(), transaction.id.exact
         with self._writing(transaction.id, OPEN) as connection:
             self._tables.change(connection, name, **staged)
@@ -140,7 +140,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         return written_by_halves(lambda some: self.delete(transaction, some), keys)
 
     def _staging_of(self, transaction_id: TransactionId, columns: Sequence[str], deletes: bool = False) -> str:
-        """Return the name of a staging table that is there. Other tasks may be creating it at the same time."""
+        """Return the name of a staging table, created if missing. Other tasks may be creating it at the same time."""
         for attempt in (1, 2):
             try:
                 with self._connected(transaction_id.exact) as connection, connection.begin():
@@ -160,7 +160,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
     @contextlib.contextmanager
     def _writing(self, transaction_id: TransactionId, state: str | None = None) -> Iterator[sa.Connection]:
-        """Lend a database transaction. With ``state``, the transaction's row must have it, and is locked."""
+        """Lend a database transaction. With ``state``, lock the transaction's row, which must have that state."""
         name = transaction_id.exact
         failing = mapped(DBAPIError, write_failed, f"transaction {name} to {self._options}")
         with failing, self._connected(name) as connection, connection.begin():
@@ -171,7 +171,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             yield connection
 
     def _connected(self, name: str) -> sa.Connection:
-        """Return a connection. Waits as long as for a lock: DuckDB's file is open in one process at a time."""
+        """Return a connection. Waits for up to the lock timeout: only one process at a time can open a DuckDB file."""
 
         def connect() -> sa.Connection:
             with mapped(DBAPIError, connect_failed, f"connecting to write {name}"):
@@ -189,8 +189,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
         Raises:
             ConfigurationError: the names of the transactions would be too long.
-            LogMismatch: the mark is older than the last batch that the log has as committed.
-            Retriable: the database does not answer.
+            LogMismatch: the mark is older than the last batch that the log records as committed.
+            Retriable: the database does not respond.
         """
         scope = self.transactional_ids.scope
         if len(scope) > LONGEST_SCOPE:
@@ -203,13 +203,13 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         self._require_last_batch()
 
     def _require_last_batch(self) -> None:
-        """Upholds: no batch follows one that is gone, as in a database that was restored while the query was stopped.
-        Without a mark, it may be another database than that of the log's batches: the log knows the sink's name alone.
+        """Upholds: no batch follows a lost one, for example after the database was restored while the query was
+        stopped. A database without a mark may not be the one of the log's batches: the log knows only the sink's name.
         """
         last = self.last_committed_batch_id
         mark = None if last is None else self._mark()
         if last is not None and mark is not None and mark < last:
-            mark = self._mark(lock=True)  # a replica, which may be behind, refuses the lock
+            mark = self._mark(lock=True)  # a replica, which may lag, refuses the lock
         if last is None or mark is None or mark >= last:
             self._lag.end()
             return
@@ -247,7 +247,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             return self._tables.columns(connection, self._options.table)
 
     def _try(self, columns: Sequence[str]) -> None:
-        """Make sure that the database accepts the statement of a commit."""
+        """Check that the database accepts the statement of a commit."""
         with self._mapping(f"looking at {self._options}"), self._engine.connect() as connection:
             faults = [*self._options.dialect.faults(connection, self._options.schema, self._options.table)]
             self._check_key(connection, columns)
@@ -285,10 +285,11 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         yield CheckResult.of("trial of a commit's statement", lambda: self._try(columns))
 
     def seal(self, committables: Sequence[Committable], age_s: float) -> Sequence[Committable]:  # noqa: ARG002
-        """Move the batch, and roll the database transaction back.
+        """Move the batch in a database transaction that is rolled back.
 
         Raises:
-            LogMismatch: the database has this batch, which the log has not decided: it is older than the database.
+            LogMismatch: the database has this batch although the log has not decided it: the log is older than the
+                database.
         """
         if not committables:
             return committables
@@ -312,8 +313,8 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
             self._commit(connection, batch_id, committables)
 
     def _commit(self, connection: sa.Connection, batch_id: int, committables: Sequence[Committable]) -> None:
-        """Make a batch visible with the database transaction. Upholds: the mark, the records and the rows of their
-        transactions change together, so a repeated or late commit finds all of it or nothing."""
+        """Make a batch visible in the given database transaction. Upholds: the mark, the records and the rows of their
+        transactions change together, so a repeated or late commit finds either all of that or none of it."""
         scope = self.transactional_ids.scope
         mark = self._tables.mark(connection, scope, lock=True)
         if mark is not None and mark >= batch_id:
@@ -321,7 +322,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         what = f"batch {batch_id} of {len(committables)} transactions to {self._options} is decided"
         try:
             self._move(connection, committables, mark, what)
-        except OutcomeUnknown:  # no mark could be locked, and another process may have committed the batch meanwhile
+        except OutcomeUnknown:  # there was no mark to lock, so another process may have committed the batch meanwhile
             if (mark := self._tables.mark(connection, scope)) is None or mark < batch_id:
                 raise
             return
@@ -364,7 +365,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
         self._tables.forget(connection, [*found.values()])
 
     def _lost(self, missing: Sequence[str], mark: int | None, what: str) -> TransactionLost | OutcomeUnknown:
-        """Return the error for transactions that are not prepared, where the mark is of an older batch."""
+        """Return the error for transactions that are not prepared although the mark does not include their batch."""
         what += f", but {len(missing)} of them are not prepared, such as {missing[0]}"
         advice = (
             "If 'url' or 'table' was changed, set it back. If the database was restored from a backup, or rows of"
@@ -384,7 +385,7 @@ class SqlSink(WholeBatchSink[SqlTransaction], KeyedSink[SqlTransaction]):
 
     @classmethod
     def commit_together(cls, batch_id: int, due: Mapping[Self, Sequence[Committable]]) -> None:
-        """Move the batch into several tables with one database transaction."""
+        """Move the batch to several tables in one database transaction."""
         first = next(iter(due))
         with first._requesting(f"committing batch {batch_id} to {len(due)} tables") as connection:  # noqa: SLF001
             for sink, committables in due.items():

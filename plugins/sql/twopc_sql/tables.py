@@ -1,10 +1,10 @@
-"""The sink's own tables: all statements of the sink.
+"""The sink's own tables, with all of its statements.
 
-- ``twopc_transactions`` has a row for each transaction that is not committed: open, or prepared.
-- A staging table has the records of such transactions. Its columns are copies of the table's.
-- ``twopc_batches`` has the mark of each query: its newest batch that is committed.
+- ``twopc_transactions`` has a row for each uncommitted transaction, open or prepared.
+- A staging table has the records of such transactions. Its columns are copies of the target table's.
+- ``twopc_batches`` has the mark of each query: its newest committed batch.
 
-A row is locked by an UPDATE that changes nothing: each database has it, but not SELECT FOR UPDATE.
+Rows are locked by an UPDATE without effect, since not every database has SELECT FOR UPDATE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from twopc_sql.options import SqlOptions
 from twopc_sql.records import has_minus_zero, require_unchanged, values_of, written_as
 
 NAME = sa.String(255).with_variant(mysql.VARCHAR(255, charset="ascii", collation="ascii_bin"), "mysql")
-"""The name of a transaction, or the start of all names of a sink. By default, MySQL takes A and a for equal."""
+"""The type of transaction names, and of their common prefix per sink. By default, MySQL would treat A and a as
+equal."""
 
 LONGEST_SCOPE = 200
 """The longest scope of a sink, so that a name has room for its five numbers."""
@@ -39,21 +40,21 @@ _FOLDS = (
 )
 
 _AT_ONCE = 500
-"""How many names a statement has at most. Databases bound the parameters of one."""
+"""The most names in one statement. Databases limit the number of parameters."""
 
 _HEAD = 1 << 16
-"""More bytes than the start of an INSERT has."""
+"""An upper bound for the bytes of an INSERT before its values."""
 
 _KEY, _ORDINAL, _NEWEST = "twopc_key", "twopc_ordinal", "twopc_newest"
 OURS: dict[str, sa.types.TypeEngine[Any]] = {_KEY: sa.String(64), _ORDINAL: sa.BigInteger()}
-"""The columns of a staging table that say whose its records are, and in which order they came."""
+"""The extra columns of a staging table: a record's transaction, and its place in the order of arrival."""
 
 RESERVED = (*OURS, _NEWEST)
-"""Names that no column of the records may have."""
+"""Column names that records may not use."""
 
 
 class Tables:
-    """The tables beside the one that the options name. The methods raise SQLAlchemy's errors."""
+    """The sink's tables beside the target table. The methods raise SQLAlchemy's errors."""
 
     def __init__(self, options: SqlOptions) -> None:
         self._options = options
@@ -76,8 +77,8 @@ class Tables:
                     raise
 
     def columns(self, connection: sa.Connection, table: str) -> dict[str, Any]:
-        """Return the columns of a table, each with all that the database reports of its type."""
-        if connection.dialect.name == "duckdb":  # SQLAlchemy can't read its catalog
+        """Return the columns of a table, each with everything that the database reports about its type."""
+        if connection.dialect.name == "duckdb":  # SQLAlchemy can't read DuckDB's catalog
             nothing = sa.select(sa.text("*")).select_from(self._table(table)).where(sa.false())
             with connection.execute(nothing) as result:
                 return {name: rest for name, *rest in result.cursor.description}
@@ -88,7 +89,7 @@ class Tables:
         return {each["name"]: each["type"] for each in found}
 
     def writable(self, connection: sa.Connection) -> list[str]:
-        """Return the table's columns that the database does not generate. DuckDB does not report which it does."""
+        """Return the table's columns, without generated ones. DuckDB does not report which columns are generated."""
         generated = set[str]()
         if connection.dialect.name != "duckdb":
             for each in sa.inspect(connection).get_columns(self._options.table, self._options.schema):
@@ -109,7 +110,7 @@ class Tables:
         connection.execute(self._transactions.insert().values(name=name, scope=scope, state=OPEN))
 
     def locked(self, connection: sa.Connection, names: Sequence[str]) -> dict[str, sa.Row[Any]]:
-        """Lock the rows of transactions until the database transaction ends. Return those that are there."""
+        """Lock the rows of transactions until the database transaction ends. Return the existing rows, by name."""
         for some in _some(names):
             same = self._transactions.update().values(scope=self._transactions.c.scope)
             connection.execute(same.where(self._transactions.c.name.in_(some)))
@@ -121,11 +122,11 @@ class Tables:
         connection.execute(self._transactions.update().where(self._transactions.c.name == name).values(**values))
 
     def of_scope(self, connection: sa.Connection, scope: str) -> list[str]:
-        """Return the names of the transactions that are not committed."""
+        """Return the names of the uncommitted transactions of a sink."""
         return [*connection.scalars(sa.select(self._transactions.c.name).where(self._transactions.c.scope == scope))]
 
     def forget(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> None:
-        """Remove the rows of transactions, and what they have staged."""
+        """Remove the rows of transactions, and their staged records and keys."""
         for some in _some([row.name for row in rows]):
             connection.execute(self._transactions.delete().where(self._transactions.c.name.in_(some)))
         for staged, names in (*_by(rows, "staged"), *_by(rows, "deletes")):
@@ -137,14 +138,14 @@ class Tables:
     # Marks. -----------------------------------------------------------------------------------------------------
 
     def mark(self, connection: sa.Connection, scope: str, lock: bool = False) -> int | None:
-        """Return the newest batch that is committed; None if there is no mark."""
+        """Return the newest committed batch; None if there is no mark."""
         of_scope = self._batches.c.scope == scope
         if lock:
             connection.execute(self._batches.update().where(of_scope).values(batch_id=self._batches.c.batch_id))
         return connection.scalar(sa.select(self._batches.c.batch_id).where(of_scope))
 
     def set_mark(self, connection: sa.Connection, scope: str, batch_id: int, is_first: bool) -> None:
-        """Write the mark. Two processes that write a first mark collide, so only one of them commits."""
+        """Write the mark. If two processes write the first mark, they conflict, and only one of them commits."""
         if is_first:
             connection.execute(self._batches.insert().values(scope=scope, batch_id=batch_id))
         else:
@@ -168,14 +169,14 @@ class Tables:
         return name
 
     def _staging_name(self, connection: sa.Connection, columns: Sequence[str], deletes: bool = False) -> str:
-        """A name for these columns of the table, in any order, and for the types that they have now."""
+        """Return a name that is unique to these columns of the table, in any order, and to their current types."""
         types = self.columns(connection, self._options.table)
         what = [self._options.qualified, *(f"{name} {types.get(name)!r}" for name in sorted(columns))]
         kind = "deletes" if deletes else "staged"
         return f"twopc_{kind}_{hashlib.sha256(chr(0).join(what).encode()).hexdigest()[:32]}"
 
     def stage(self, connection: sa.Connection, staged: str, name: str, first: int, batch: pa.RecordBatch) -> None:
-        """Write records into a staging table. ``first`` is the ordinal of the first.
+        """Write records to a staging table. ``first`` is the ordinal of the first record.
 
         Raises:
             RecordRefused: Python or the database would change a value.
@@ -199,7 +200,7 @@ class Tables:
             staged_columns = [*written.values(), [key] * batch.num_rows, range(first, last)]
             self._options.dialect.fill(connection, table, staged_columns)
             found = self._found(connection, table, columns, ours)
-        except (OverflowError, TypeError, ValueError) as error:  # a driver can't pass a value, or read it back
+        except (OverflowError, TypeError, ValueError) as error:  # a driver can't send a value or read it back
             raise RecordRefused(
                 f"the database does not take a value ({type(error).__name__}). {ADVICE} Or cast the column."
             ) from None
@@ -208,11 +209,11 @@ class Tables:
     def _require_short(
         self, connection: sa.Connection, written: Mapping[str, Sequence[Any]], written_bytes: int
     ) -> None:
-        """Refuse a record that is longer than a statement may be: the server ends the connection, as in an outage."""
+        """Refuse a record that is too long for a statement: the server would end the connection, as in an outage."""
         most = connection.scalar(sa.text(self._options.dialect.longest)) or 0
-        if 2 * (written_bytes + _HEAD) < most:  # a literal has at most two bytes for each of the value
+        if 2 * (written_bytes + _HEAD) < most:  # a literal has at most two bytes per byte of the value
             return
-        cursor: Any = connection.connection.cursor()  # PyMySQL's
+        cursor: Any = connection.connection.cursor()  # PyMySQL's cursor
         for record, values in enumerate(zip(*written.values(), strict=True)):
             long = [value for value in values if isinstance(value, str | bytes)]
             if 4 * sum(map(len, long)) + _HEAD < most / 2:  # a character has at most four bytes
@@ -233,7 +234,7 @@ class Tables:
         columns: Sequence[sa.ColumnElement[Any]],
         ours: sa.ColumnElement[bool],
     ) -> Sequence[sa.Row[Any]]:
-        """Return values that a staging table has, with each digit of their numbers."""
+        """Return the values in a staging table, with all digits of numbers."""
         select = sa.select(*columns).select_from(table).where(ours).order_by(table.c[_ORDINAL])
         result = connection.execute(select)
         whole = [self._options.dialect.whole.get(code) for _, code, *_ in result.cursor.description]
@@ -244,16 +245,16 @@ class Tables:
         return connection.execute(select.with_only_columns(*all_digits)).all()
 
     def move(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]], is_trial: bool) -> tuple[int, int]:
-        """Delete what transactions delete, and copy their records from the staging tables into the table. Of records
-        with one key, the last that a transaction has written wins.
+        """Apply the transactions' deletes, and copy their records from the staging tables to the target table. For each
+        key, the last record that a transaction has written wins.
 
         Returns:
-            How many records and deletes the staging tables had, without records that a trigger has left out. Once
-            decided, upserts all count: a trigger may leave out what another writer has made equal since the trial.
-            And how many of the deleted keys the table has.
+            The number of records and deletes in the staging tables, without records that a trigger has skipped; and the
+            number of deleted keys that the table still has. After the decision, all upserts count: a trigger may skip a
+            row that another writer has made equal since the trial.
 
         Raises:
-            OperatorRequired: the table's columns have other types now, which could change a value.
+            OperatorRequired: the types of the table's columns have changed, which could change a value.
         """
         deleted = [self._delete(connection, *each) for each in _by(rows, "deletes")]
         inserted = [self._insert(connection, *each, is_trial) for each in _by(rows, "staged")]
@@ -262,12 +263,12 @@ class Tables:
         return sum(inserted) + sum(keys for keys, _ in deleted), sum(left for _, left in deleted)
 
     def staged(self, connection: sa.Connection, rows: Sequence[sa.Row[Any]]) -> int:
-        """Return how many records and deletes the staging tables have of transactions."""
+        """Return the number of records and deletes of transactions in the staging tables."""
         tables = ((self._staging(name), names) for name, names in _by(rows, "staged") + _by(rows, "deletes"))
         return sum(_count(connection, ours, table) for table, names in tables for ours in _ours(table, names))
 
     def _insert(self, connection: sa.Connection, staged: str, names: Sequence[str], is_trial: bool) -> int:
-        """Copy the records of transactions that have one staging table."""
+        """Copy the records of transactions that share a staging table. Return their number, as ``move`` counts it."""
         columns, moved, key = self._staged_columns(connection, staged), 0, [*self._options.upsert_by]
         table = self._staging(staged, map(sa.column, columns))
         newest_first = table.c[_KEY].desc(), table.c[_ORDINAL].desc()
@@ -277,14 +278,13 @@ class Tables:
             written = connection.execute(copy, execution_options={"preserve_rowcount": True}).rowcount
             moved += count
             is_counted = self._options.dialect.counts_rows and (is_trial or not key)
-            if is_counted and written < count:  # a trigger has left some out, or keys are equal
+            if is_counted and written < count:  # a trigger has skipped some, or keys are equal
                 keys = sa.select(*(table.c[name] for name in key or OURS)).where(ours).distinct().subquery()
                 moved -= _count(connection, sa.true(), keys) - written
         return moved
 
     def _delete(self, connection: sa.Connection, staged: str, names: Sequence[str]) -> tuple[int, int]:
-        """Delete the rows whose keys transactions have staged. Return the number of keys, and of those that the table
-        has afterwards."""
+        """Delete the rows of staged keys. Return the number of keys, and how many of them the table still has."""
         key, deleted, left = self._staged_columns(connection, staged, deletes=True), 0, 0
         table, keys = self._table(self._options.table, key), self._staging(staged, map(sa.column, key))
         same = sa.and_(*(table.c[name] == keys.c[name] for name in key))
@@ -299,8 +299,8 @@ class Tables:
         return deleted, left
 
     def _staged_columns(self, connection: sa.Connection, staged: str, deletes: bool = False) -> list[str]:
-        """Return the columns that a staging table has of the table. Raises OperatorRequired if the table's are others
-        now."""
+        """Return the target table's columns in a staging table. Raises OperatorRequired if the target table has changed
+        since."""
         columns = [name for name in self.columns(connection, staged) if name not in OURS]
         if staged != self._staging_name(connection, columns, deletes):
             raise OperatorRequired(
@@ -310,7 +310,7 @@ class Tables:
         return columns
 
     def unique_indexes(self, connection: sa.Connection) -> list[UniqueIndex]:
-        """Return the indexes of the table that refuse rows beside others."""
+        """Return the table's indexes that can refuse a row because of others."""
         columns, inexact = defaultdict[str, set[str | None]](set), defaultdict[str, dict[str, str]](dict)
         table = {"schema": self._options.schema, "table": self._options.table}
         for name, column, is_exact in connection.execute(sa.text(self._options.dialect.unique_keys), table):
@@ -344,7 +344,7 @@ class Tables:
 
 
 def _by(rows: Sequence[sa.Row[Any]], staged: str) -> list[tuple[str, list[str]]]:
-    """Return each staging table that a column of the rows names, with the names of its transactions."""
+    """Return each staging table that a column of the rows names, with the names of the transactions in it."""
     found: dict[str, list[str]] = {}
     for row in rows:
         if (table := getattr(row, staged)) is not None:
@@ -353,12 +353,12 @@ def _by(rows: Sequence[sa.Row[Any]], staged: str) -> list[tuple[str, list[str]]]
 
 
 def _key(name: str) -> str:
-    """Return what stands for a transaction in staging tables, whose text may have any collation."""
+    """Return a transaction's key in staging tables: safe under any collation, unlike its name."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
 def _ours(staged: sa.TableClause, names: Sequence[str]) -> Iterator[sa.ColumnElement[bool]]:
-    """Yield conditions for what transactions have in a staging table, each for some of them."""
+    """Yield conditions that together select the rows of transactions in a staging table."""
     for some in _some(names):
         yield staged.c[_KEY].in_(map(_key, some))
 

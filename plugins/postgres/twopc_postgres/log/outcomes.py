@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean for a commit log, by SQLSTATE, as tables. This module sends no request."""
+"""What PostgreSQL's errors mean for a commit log, by SQLSTATE. No I/O."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def log_request_failed(error: psycopg.Error, url: str) -> TwoPhaseCommitError:
 
 
 _LOG_REFUSALS = frozenset(("0A", "22", "23", "28", "3D", "3F", "42", "44", BUSY, "P0"))
-"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has done nothing. Any
-other, such as one that a pooler makes up, may follow a commit whose answer was lost: the entry is looked for."""
+"""SQLSTATEs and classes with which the server itself refuses a login or a statement, which then has had no effect.
+After any other, such as one made up by a pooler, a commit may have happened without a response: the log then looks for
+the entry."""
 
 _TAKEN = "23505"
-"""unique_violation. While the log's index is rebuilt (REINDEX CONCURRENTLY), ON CONFLICT may raise it, too, so it is no
-permanent refusal."""
+"""unique_violation. Not a permanent refusal: ON CONFLICT may raise it while the log's index is being rebuilt (REINDEX
+CONCURRENTLY)."""
 
 LOG_ADVICE: dict[str, str] = {
     "": "Are user, database and password right?",
@@ -44,7 +45,7 @@ LOG_ADVICE: dict[str, str] = {
     "42501": "Grant this role USAGE on the schema, and SELECT, INSERT, UPDATE and DELETE on twopc_log",
     "42P01": "Something else than twopc has dropped the table: restore it from a backup",
 }
-"""SQLSTATE → advice for a commit log that is refused."""
+"""SQLSTATE → advice for a refused commit log."""
 
 _OF_ANOTHER_TABLE = (
     "Is it a table (log text, slot numeric(20), entry bytea NOT NULL, PRIMARY KEY (log, slot))? Otherwise use another"

@@ -3,8 +3,8 @@
 The unique index decides between two writers: an insert waits for a concurrent one, and then either takes its place or
 finds its row.
 
-A row counts when the synchronous standbys have it. Its own writer waits for them. Whoever finds the row of another
-session can't know whether that one has waited, so it commits an empty transaction and waits for that.
+A row counts once the synchronous standbys have it. Its writer waits for them. A session that finds another session's
+row can't know whether that session has waited, so it commits an empty transaction and waits for that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class PostgresLogStore:
         with self._asked() as connection:
             slots = self._table.slots(connection)
             if server.synchronous_standbys(connection):
-                # A server that a standby has replaced may still list what it had, but can't commit any more.
+                # A server that a standby has replaced may still list old entries, but can no longer commit.
                 server.prove_current(connection)
         return slots
 
@@ -85,7 +85,7 @@ class PostgresLogStore:
             return self._table.read(connection, NOTICE) or b""
 
     def check(self) -> Iterator[CheckResult]:
-        """Yield the checks of the server and of the rights on the table. Raises like the other methods."""
+        """Yield checks of the server and of the privileges on the table. Raises like the other methods."""
         with self._asked() as connection:
             with connection.transaction(force_rollback=True):
                 self._try(connection)
@@ -95,9 +95,9 @@ class PostgresLogStore:
             server.prove_current(connection)
 
     def _try(self, connection: Connection) -> None:
-        """Use every right that a log needs, on a row that is no entry."""
+        """Use every privilege that a log needs, on a row that is not an entry."""
         self._require_table(connection)
-        self._is_checked = False  # it may be created once more, as this transaction is rolled back
+        self._is_checked = False  # the rollback also undoes the creation of the table
         table = self._table
         if [table.insert(connection, TRIAL, data) for data in (b"first", b"second")] != [True, False]:
             raise ConfigurationError(f"a commit log can't be kept at {self.url}: {table} does not take a row just once")
@@ -135,7 +135,7 @@ class PostgresLogStore:
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Connection]:
-        """Lend a connection, and map its errors."""
+        """Lend a connection, and map psycopg's errors."""
         with mapped(psycopg.Error, log_request_failed, self.url), session(self._place.conninfo) as connection:
             yield connection
 

@@ -1,4 +1,4 @@
-"""The table of commit logs: all SQL of it. One row per entry, and one per log for the notice."""
+"""The table of commit logs, with all of its SQL. One row per entry, and one per log for the notice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOTICE = -1
 """The slot of the notice. Entries count from 0."""
 
 TRIAL = -2
-"""The slot that a trial creates and rolls back."""
+"""The slot of a row that a trial creates and rolls back."""
 
 _KIND = """
     SELECT pg_catalog.pg_is_in_recovery(), c.relkind = 'r' AND c.relpersistence = 'p',
@@ -47,7 +47,7 @@ _CREATED_MEANWHILE = (
     psycopg.errors.DuplicateTable,
     psycopg.errors.DuplicateObject,  # the table's type
 )
-"""What CREATE TABLE raises if another session creates the table at the same moment, by how far that one is."""
+"""The errors of CREATE TABLE if another session is creating the table at the same moment, depending on its progress."""
 
 
 class LogTable:
@@ -61,9 +61,9 @@ class LogTable:
         return f"{self._schema}.{TABLE}"
 
     def kind(self, connection: Connection) -> tuple[bool, bool] | None:
-        """Return whether what has the table's name is a table that survives a crash, as an UNLOGGED one does not; and
-        whether it has, or once had, triggers or rules, or row security, by which a row could be changed or hidden. None
-        if nothing has the name."""
+        """Return whether the relation with the table's name is an ordinary table that survives a crash (not UNLOGGED),
+        and whether it has, or once had, triggers, rules or row security, which could change or hide rows. None if it
+        does not exist."""
         is_ordinary, does_more = _of_no_standby(connection.ask(_KIND, schema=self._schema, name=TABLE))
         return None if is_ordinary is None else (is_ordinary, does_more)
 
@@ -73,7 +73,7 @@ class LogTable:
             connection.ask(_CREATE, table=self._table)
 
     def slots(self, connection: Connection) -> list[int]:
-        """Return the numbers of the entries, ascending; none if there is no table."""
+        """Return the slots of the entries in ascending order; none if there is no table."""
         try:
             [slots] = _of_no_standby(self._ask(connection, _SLOTS))
         except psycopg.errors.UndefinedTable:
@@ -82,7 +82,7 @@ class LogTable:
         return [int(slot) for slot in slots]
 
     def read(self, connection: Connection, slot: int) -> bytes | None:
-        """Return a row's data, or None if there is no such row."""
+        """Return a row's data; None if it does not exist."""
         try:
             [data] = _of_no_standby(self._ask(connection, _READ, slot))
         except psycopg.errors.UndefinedTable:
@@ -91,12 +91,13 @@ class LogTable:
         return None if data is None else bytes(data)
 
     def _require_absence(self, connection: Connection) -> None:
-        """Raise an error that may be repeated, unless a server that is no standby reports that there is no table."""
+        """Raise a retriable error, unless a server that is not a standby confirms that the table does not exist."""
         if self.kind(connection) is not None:
             raise psycopg.errors.ReadOnlySqlTransaction("the table was created meanwhile, or a standby lacks it")
 
     def insert(self, connection: Connection, slot: int, data: bytes) -> bool:
-        """Create a row if there is none, and return whether it is new. Wait for a session that creates it just now."""
+        """Create a row if it does not exist, and return whether it is new. Waits for a session that is just creating
+        it."""
         return bool(self._ask(connection, _INSERT, slot, data))
 
     def replace(self, connection: Connection, slot: int, data: bytes) -> None:
@@ -104,7 +105,7 @@ class LogTable:
         self._ask(connection, _REPLACE, slot, data)
 
     def delete(self, connection: Connection, slot: int) -> None:
-        """Delete a row, or do nothing where there is none."""
+        """Delete a row, ignoring a missing one."""
         with contextlib.suppress(psycopg.errors.UndefinedTable):
             self._ask(connection, _DELETE, slot)
 
@@ -115,10 +116,10 @@ class LogTable:
 
 
 def _of_no_standby(answer: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    """Return the values of the one row after its first, which is whether the server is a standby.
+    """Return the only row of a result without its first value, which is whether the server is a standby.
 
     Raises:
-        psycopg.errors.ReadOnlySqlTransaction: it is one. Its rows may be old.
+        psycopg.errors.ReadOnlySqlTransaction: the server is a standby. Its rows may be stale.
     """
     [(is_standby, *values)] = answer
     if is_standby:

@@ -1,4 +1,4 @@
-"""The URL of a commit log in PostgreSQL. This module sends no request."""
+"""Parses the URL of a commit log in PostgreSQL. No I/O."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twopc.errors import ConfigurationError
 from twopc_postgres.sessions import completed_conninfo
 
 SERVES_CURRENT_READS = ("read-write", "primary")
-"""The values of ``target_session_attrs`` that select no standby, whose rows may be old."""
+"""The values of ``target_session_attrs`` that never select a standby, whose rows may be stale."""
 
 _SECRET_KEYS = ("scram_client_key", "scram_server_key")
 """Secrets that libpq does not mark as passwords."""
@@ -34,7 +34,7 @@ class LogPlace:
         conninfo: libpq's connection string, which may hold a password.
         schema: the schema of the table.
         log: the log's name in the table.
-        url: the URL of server, database and log as they are used, without other parameters, for messages.
+        url: the effective server, database and log as a URL without other parameters, for messages.
     """
 
     conninfo: str = field(repr=False)
@@ -77,7 +77,7 @@ class LogPlace:
 
 
 def _named(log: str) -> tuple[str, str]:
-    """Return schema and name. A dot within one of them is written as %2E."""
+    """Return the schema and the log's name. A dot within one of them is written as %2E."""
     parts = [_decoded(part) for part in log.split(".")]
     if len(parts) > 2 or not all(map(_is_plain, parts)):
         raise ConfigurationError(
@@ -89,7 +89,7 @@ def _named(log: str) -> tuple[str, str]:
 
 
 def _decoded(part: str) -> str:
-    """Return the text that is percent-encoded; empty if it is not."""
+    """Decode percent-encoded text; empty if the encoding is invalid."""
     try:
         return unquote(part, errors="strict") if _ESCAPED.fullmatch(part) else ""
     except UnicodeDecodeError:
@@ -113,7 +113,7 @@ def _parsed(url: str) -> str:
 
 
 def _secrets(conninfo: str) -> list[str]:
-    """Return the names of the parameters that hold a secret. libpq marks passwords by an asterisk."""
+    """Return the names of the parameters that contain a secret. libpq marks passwords with an asterisk."""
     given = [option for option in psycopg.pq.Conninfo.parse(conninfo.encode()) if option.val]
     return [
         option.keyword.decode()
@@ -123,7 +123,7 @@ def _secrets(conninfo: str) -> list[str]:
 
 
 def _refuse_twice(before_query: Mapping[str, Any], query: str, parameters: Mapping[str, Any]) -> None:
-    """Refuse a parameter of the URL that hides what the URL says before it, and another database in the options."""
+    """Refuse a query parameter that would override an earlier part of the URL, and a database in the options."""
     in_query = {unquote(given.partition("=")[0]) for given in query.split("&")}
     if twice := [name for name in _BEFORE_QUERY if name in before_query and name in in_query]:
         raise ConfigurationError(
@@ -145,7 +145,7 @@ def _with(conninfo: str, parameters: Mapping[str, Any]) -> str:
 def _shown(given: Mapping[str, str], schema: str, log: str) -> str:
     hosts = (given.get("host") or given.get("hostaddr", "")).split(",")
     ports = given.get("port", "").split(",")
-    if len(ports) < len(hosts):  # libpq takes one port for all hosts
+    if len(ports) < len(hosts):  # libpq uses a single port for all hosts
         ports *= len(hosts)
     servers = ",".join(
         f"{f'[{host}]' if ':' in host else _encoded(host)}{port and f':{port}'}"
