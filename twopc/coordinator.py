@@ -196,7 +196,7 @@ class Coordinator:
             if decision is None:
                 try:
                     already_decided()
-                except RoundAborted as error:  # which would say that nothing of the batch is visible
+                except RoundAborted as error:  # its message would deny that the batch is visible
                     raise NotComputedAgain(
                         f"batch {batch_id} is decided and committed, and was not evaluated again: {error.message}"
                     ) from error
@@ -325,7 +325,7 @@ class Coordinator:
             if self._turns.is_mine:
                 raise
             failed: Exception = error
-            if isinstance(error, RoundAborted):  # which would say that nothing of a batch is visible
+            if isinstance(error, RoundAborted):  # its message is about a batch
                 failed = NotComputedAgain(f"no batch was begun: {error.message}")
                 failed.__cause__ = error
             try:
@@ -394,7 +394,7 @@ class Coordinator:
 
     @property
     def _life(self) -> Life:
-        """The newest incarnation of this process. Raises ConfigurationError: there is none."""
+        """The newest incarnation of this process. Raises ConfigurationError if there is none."""
         if self.incarnation is None:
             raise ConfigurationError("this coordinator has opened no incarnation yet: call recover first")
         return self._performer.life

@@ -369,7 +369,7 @@ def write_again(sink: TwoPhaseCommitSink[Any], lost: Committable, round: Round) 
 
 
 def _failure(error: Exception, lost: Committable, round: Round, url: str) -> Exception | None:
-    """Return what ``error`` means for a decided transaction, or None if it means the same as anywhere else."""
+    """Return the error to raise in place of ``error``, because the transaction is decided; None to raise it as is."""
     what = (
         f"transaction {lost.transaction_id} ({lost.records} records) of {round} is decided and was rolled back by its"
         " target system"

@@ -226,7 +226,7 @@ class PreparedSink(KeyedSink[PreparedT], Generic[PreparedT, ConnectionT]):
         self._change(transaction, keys, self._remove)
 
     def write_valid(self, transaction: PreparedT, batch: pa.RecordBatch) -> Iterator[RecordRefused]:
-        self._require_columns(transaction, batch.schema)  # a savepoint would give the table's lock back
+        self._require_columns(transaction, batch.schema)  # not within a savepoint, whose rollback frees the lock
         return written_by_halves(lambda records: self._change_or_undo(transaction, records, self._insert), batch)
 
     def delete_valid(self, transaction: PreparedT, keys: pa.RecordBatch) -> Iterator[RecordRefused]:

@@ -52,7 +52,7 @@ class Turns:
                 raise ConfigurationError(f"{what} came while a batch runs: call it when the batch has ended")
             self.batch_or_rest.take()
             try:
-                if performer.phase is not Phase.IDLE:  # an interrupt may have come before an error was noted
+                if performer.phase is not Phase.IDLE:  # an interrupt may have come before ``fail``
                     performer.phase = Phase.CLOSED
                     performer.waits.given_up.set()
                 performer.waits = Waits(performer.owner)  # only now: a rest still uses the earlier ones

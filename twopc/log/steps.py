@@ -93,7 +93,7 @@ def _opened(url: str, owner: str, sinks: Mapping[str, str] | None) -> Steps[LogV
         noted = None if tail is None else (yield Noted(tail))
         entry = yield from _appended(url, slot + 1, opened(tail, owner, sinks, noted), after=tail)
     except Fenced:
-        raise Changed from None  # another coordinator opened at the same moment; the newer of the two goes on
+        raise Changed from None  # another coordinator opened at the same moment; the newer one wins
     # While a query is refused at each start it decides nothing, and its repair needs the older decisions.
     has_stopped_at_once = tail is not None and tail.kind == "open"
     yield from _prune(url, slot + 1, ENTRIES_KEPT * (STARTS_KEPT if has_stopped_at_once else 1))

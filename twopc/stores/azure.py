@@ -53,7 +53,7 @@ class AzureClient(AzureBlobFileSystem):  # type: ignore[misc]  # adlfs has no ty
             blob = self._blob(path)
             # In one request. Azure's client would send 64 MiB or more in blocks, and two writers would replace each
             # other's blocks.
-            config = blob._config  # noqa: SLF001  # adlfs does not pass the client's option on
+            config = blob._config  # noqa: SLF001  # adlfs does not pass on the client's option
             config.max_single_put_size = max(config.max_single_put_size, len(value))
             await blob.upload_blob(value, overwrite=mode != "create", **self._timeout_kwargs, **keywords)
 

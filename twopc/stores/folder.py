@@ -54,7 +54,7 @@ class Folder(ABC):
 
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
-        """Create or replace the file, whole. On a disk, a power cut may bring the old one back."""
+        """Create or replace the whole file. On a disk, a power cut may bring back the old one."""
 
     @abstractmethod
     def remove(self, name: str) -> None:

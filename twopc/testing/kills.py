@@ -225,7 +225,7 @@ class _WarmParent:
     def call(self, function: Callable[..., int], orders: Orders, *arguments: object) -> int:
         """Call ``function(orders, *arguments)`` in the parent, after it has imported the sink's module."""
         with self._lock:
-            if self._files.setdefault(orders.module, orders.file) != orders.file:  # another module of that name
+            if self._files.setdefault(orders.module, orders.file) != orders.file:  # another module of the same name
                 self._end()
                 self._files[orders.module] = orders.file
             self._process = self._process or subprocess.Popen(  # noqa: S603  # this Python, and text of this module
